@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from videotune.config.resolve import resolve
 from videotune.latent_cache.batches import StepBatch
-from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find

@@ -27,8 +27,7 @@ from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
-from videotune.toy.detect import detect
-from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
+from videotune.toy.shapes import DIRECTIONS, caption, detect, draw_clip, phrase
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.components import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.logging.journal import read_journal

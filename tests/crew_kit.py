@@ -12,14 +12,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from tests import forked
+from tests.read_runs import steps_of
 from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
 
 STEPS = 4
@@ -44,10 +43,6 @@ def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     return Overrides(
         data=str(clips), sets=(*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
     )
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    return [line for line in read_journal(run) if line["kind"] == "step"]
 
 
 def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3) -> None:
@@ -78,15 +73,11 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def processes(
-    count: int, folder: Path, words: Sequence[str], fault: str = "", more: dict[str, str] | None = None
-) -> Ended:
+def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -> Ended:
     """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
-    crowd = [
-        forked.start(one, rank, count, port, list(words), str(logs[rank]), fault, more or {}) for rank in range(count)
-    ]
+    crowd = [forked.start(one, rank, count, port, list(words), str(logs[rank]), fault) for rank in range(count)]
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:
@@ -98,7 +89,7 @@ def processes(
     return Ended(tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs))
 
 
-def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str, more: dict[str, str]) -> None:
+def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str) -> None:
     """One of the processes, from its start to its end."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -106,7 +97,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    os.environ.update({name: str(value) for name, value in told.items()} | place | more)
+    os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
     if fault:
         FAULTS[fault](rank)
@@ -155,7 +146,4 @@ def without_room_once(rank: int) -> None:
     pieces._write_own = full  # type: ignore[assignment]
 
 
-FAULTS = {
-    "killed in the second save": killed_in_the_second_save,
-    "no room once": without_room_once,
-}
+FAULTS = {"killed in the second save": killed_in_the_second_save, "no room once": without_room_once}

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -30,6 +31,13 @@ def problem_of(path: Path) -> ClipProblem:
     with pytest.raises(ClipProblem) as caught:
         probe(path)
     return caught.value
+
+
+def silence() -> av.AudioFrame:
+    """A frame of sound."""
+    frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+    frame.sample_rate = 44100
+    return frame
 
 
 def info_of(frames: int, fps: float, keyframes: tuple[int, ...] = (0,)) -> MediaInfo:

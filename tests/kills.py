@@ -9,20 +9,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-OURS = (
-    "latent_cache/store.py",
-    "latent_cache/maintenance.py",
-    "videotune/files.py",
-)
-SAVING = (
-    "trainer/checkpoint.py",
-    "trainer/checkpoint_writer.py",
-    "trainer/rollback.py",
-    "trainer/resume.py",
-    "trainer/logging/journal.py",
-    "videotune/files.py",
-    "/shutil.py",
-)
+OURS = ("latent_cache/store.py", "videotune/files.py")
+TRAINER = ("checkpoint", "checkpoint_writer", "rollback", "resume", "logging/journal")
+SAVING = (*(f"trainer/{name}.py" for name in TRAINER), "videotune/files.py", "/shutil.py")
 """With shutil's own lines, since it takes a folder away file by file."""
 
 Work = Callable[[Path], None]

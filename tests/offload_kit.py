@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,7 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
-from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import Streams, stream_blocks
-from videotune.models.registry import find
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
 from videotune.trainer.updates import MasterWeights
@@ -48,10 +48,6 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS) -> Path:
             path.unlink()
         net.save_pretrained(part)
     return folder
-
-
-def open_family(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return find(name)(folder, CPU, dtype)
 
 
 def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
@@ -83,7 +79,7 @@ class Rig:
     losses: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
-    def steps(self, batch: Batch, count: int = 3, parts: int = 1, prior: bool = False, micro: int | None = None) -> Rig:
+    def steps(self, batch: Batch, count: int = 3, parts: int = 1, prior: bool = False) -> Rig:
         """Take real steps; gradients are those that the optimizer is given."""
 
         def keep(*_: Any) -> None:
@@ -100,7 +96,7 @@ class Rig:
             noise = torch.randn(batch.x0.shape, generator=generator)
             shown = replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch)))) if prior else batch
             prepared = StepBatch(step, batch.window_ids, batch.captions, t, 0, shown, noise)
-            settings = StepSettings(self.family, loss, parts, 1.0, 7, micro)
+            settings = StepSettings(self.family, loss, parts, 1.0, 7, None)
             record = train_step(settings, self.net, self.trainable, prepared, Clock(CPU), step).read()
             self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
         handle.remove()
@@ -111,14 +107,12 @@ class Rig:
 
 
 def rig(
-    family: Any,
-    settings: tuple[float, str] | None,
-    method: str = "LORA",
-    dropout: float = 0.0,
-    isolate: bool = False,
-    host_weights: HostWeights | None = None,
+    family: Any, settings: Any, method: str = "LORA", dropout: float = 0.0, isolate: bool = False, **how: Any
 ) -> Rig:
-    """A network of the family with an adapter that already does something, or all of it training."""
+    """A network of the family with an adapter that already does something, or all of it training.
+
+    ``settings``: what fraction of its blocks is streamed and how it is checkpointed; ``how``: more for ``stream_blocks``.
+    """
     net = family.denoiser(family.spec.experts[-1].name)
     family.isolate_frames(net, isolate)
     if method == "LORA":
@@ -132,15 +126,12 @@ def rig(
     streams = None
     if settings is not None:
         resident = held.values() if method == "LORA" else ()
-        streams = stream_blocks(net, family.spec.blocks, CPU, *settings, list(resident), host_weights)
+        streams = stream_blocks(net, family.spec.blocks, CPU, *settings, list(resident), **how)
         held = streams.parameters(held)
     masters = MasterWeights(held)
-    trainable = Trainable(
-        masters.parameters,
-        make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer()),
-        {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)},
-        masters if masters.apart else None,
-    )
+    optimizer = make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer())
+    rates = {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)}
+    trainable = Trainable(masters.parameters, optimizer, rates, masters if masters.apart else None)
     return Rig(family, net, trainable, streams)
 
 
@@ -162,3 +153,14 @@ def resident_bytes(streams: Streams) -> int:
     streamed = {id(tensor) for tensors in buffers.tensors for tensor in tensors} if buffers else set()
     own = [t for t in (*streams.net.parameters(), *streams.net.buffers()) if id(t) not in streamed]
     return sum(t.nbytes for t in own) + sum(slot.flat.numel() for slot in (buffers.slots if buffers else ()))
+
+
+@contextmanager
+def no_host_sync() -> Iterator[None]:
+    """An error where the host waits for the device within."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,9 +1,11 @@
 """The commands as the command line runs them, in this process: what they print, and their exit codes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from videotune.cli.main import app
 from videotune.cli.train import show_training
@@ -11,6 +13,11 @@ from videotune.commands import train as training
 from videotune.commands.sample import SampleOptions
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
+
+Bases = Callable[..., Path]
+"""What the fixture tiny_bases gives."""
+Patch = pytest.MonkeyPatch
+Printed = pytest.CaptureFixture[str]
 
 FLAGS = {"as_json": "json", "every": "all"}
 
@@ -61,14 +68,14 @@ def sample(words: SampleOptions, out: Path) -> int:
     return run("sample", *([words.run] if words.run else []), out=out, **many, **named)
 
 
-def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None, image: Path | None = None) -> int:
-    return run("compare", folder, prompt=prompt, seed=seed, out=out, image=image)
+def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None) -> int:
+    return run("compare", folder, prompt=prompt, seed=seed, out=out)
 
 
 def export(
     folder: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None, merge: bool = False
 ) -> int:
-    return run("export", folder, format=list(formats), step=step, out=out, merge=merge)
+    return run("export", folder, format=list(formats), out=out, merge=merge)
 
 
 def train(words: Overrides, out: Path, *, resume: Resume | None = None, **options: Any) -> int:

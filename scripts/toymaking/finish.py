@@ -17,8 +17,7 @@ from toymaking.recipe import Recipe
 from videotune.files import write_whole
 from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT
-from videotune.toy.detect import detect
-from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption
+from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption, detect
 
 GUIDANCE, STEPS = 2.0, 20
 AT_ONCE = 12

@@ -1,4 +1,7 @@
-"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike."""
+"""LoRA's kin: each kind begins as the base, does what its definition says, and is shared, switched off and counted alike.
+
+And what patterns name: modules that an adapter is put into.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +11,7 @@ import torch
 
 from videotune.adapters.effect import change, new_weight, rotations, updates
 from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
-from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, share
+from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, matching, share
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 
@@ -127,9 +130,8 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
     numbers = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
     for size, tolerance in ((0.01, 1e-6), (0.1, 1e-2)):
         turned = rotations(size * numbers)
-        torch.testing.assert_close(
-            turned @ turned.transpose(1, 2), torch.eye(4).double().expand(3, 4, 4), rtol=0, atol=tolerance
-        )
+        own = torch.eye(4).double().expand(3, 4, 4)
+        torch.testing.assert_close(turned @ turned.transpose(1, 2), own, rtol=0, atol=tolerance)
     assert side_of(6) == 4
     with pytest.raises(VideotuneError, match="no rotation has 7 numbers"):
         side_of(7)
@@ -138,9 +140,7 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
 def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:
     """PEFT would take another size with a warning."""
     family = tiny_family("wan")
-    with pytest.raises(
-        VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0\..* has 24; take one of .*6"
-    ):
+    with pytest.raises(VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0.* has 24; take one of .*6"):
         inject(family.denoiser(), family.spec, Lora(rank=5, variant="OFT"))
 
 
@@ -162,3 +162,27 @@ def test_dropout_is_on_while_training_alone_and_keeps_the_mean(kind: str, tiny_f
     if kind in ("LORA", "LOHA", "LOKR"):
         torch.testing.assert_close(mean - base, plain - base, rtol=0.2, atol=0.05)
     assert torch.equal(layer.eval()(x), plain)
+
+
+def test_targets(tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    net = family.skeleton()
+    assert len(matching(net, family.spec, "attention")) == 2 * 2 * 4
+    assert len(matching(net, family.spec, "linear")) == 2 * (2 * 4 + 2)
+    assert matching(net, family.spec, ["attn2.to_k"]) == ["blocks.0.attn2.to_k", "blocks.1.attn2.to_k"]
+    assert matching(net, family.spec, [r"blocks\.1\..*\.to_q"]) == ["blocks.1.attn1.to_q", "blocks.1.attn2.to_q"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        (["attn2.to_w"], "matches no Linear module of the blocks, such as blocks.0.attn1.to_q"),
+        (["proj_out"], "matches no"),
+        (["attn(("], "not a valid pattern"),
+    ],
+)
+def test_targets_that_hit_nothing_are_errors(targets: Any, words: str, tiny_family: Open) -> None:
+    family = tiny_family("wan")
+    with pytest.raises(VideotuneError, match=r"lora\.targets") as caught:
+        matching(family.skeleton(), family.spec, targets)
+    assert words in str(caught.value)

@@ -112,9 +112,8 @@ def imported(*words: str | Path) -> tuple[int, set[str]]:
         "except SystemExit as end: code = end.code or 0\n"
         "print(json.dumps([code, sorted({name.split('.')[0] for name in sys.modules})]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True, encoding="utf-8", check=True
-    )
+    command = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
     code, modules = json.loads(done.stdout.splitlines()[-1])
     return code, set(modules)
 

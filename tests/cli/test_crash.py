@@ -69,11 +69,8 @@ def test_a_report_has_the_config_without_its_secrets(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_an_end_that_nobody_can_read_is_still_an_end(tmp_path: Path, stream: str) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "videotune", "plan", "--config", str(tmp_path / "none.json")],
-            check=False,
-            **{stream: full},
-        )
+        words = ("plan", "--config", str(tmp_path / "none.json"))
+        done = subprocess.run([sys.executable, "-m", "videotune", *words], check=False, **{stream: full})
     assert done.returncode == 1
 
 

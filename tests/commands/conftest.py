@@ -1,35 +1,26 @@
 """Settings of a run that takes a second, and finished runs of them."""
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make
-from tests.shell import train
+from tests.commands.safety_kit import Finished, Make, Work
+from tests.shell import Bases, train
 from videotune.errors import DONE
 from videotune.trainer.resolve_config import Overrides
 
 
 @pytest.fixture(scope="session")
-def overrides(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Make:
+def overrides(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Make:
     """Settings of a run on a tiny base (its family and variant) and the small clips (or others), over one cache."""
     cache = tmp_path_factory.getbasetemp() / "cache"
+    quiet = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0", "warmup_steps=0")
+    fixed = (f"cache_dir={cache}", "resolution=32x32", "learning_rate=0.01", "lora.rank=2", *quiet)
 
     def make(*sets: str, data: Path | None = None, base: tuple[str, ...] = ("wan",)) -> Overrides:
-        fixed = (
-            f"base_model_name={tiny_bases(*base)}",
-            f"cache_dir={cache}",
-            "resolution=32x32",
-            "learning_rate=0.01",
-            "lora.rank=2",
-            "sample_after=0",
-            "validate_every=0",
-            "sample_metrics.budget=0",
-            "dataloader_threads=0",
-            "warmup_steps=0",
-        )
-        return Overrides(data=str(data or small_clips), sets=(*fixed, *sets))
+        model = f"base_model_name={tiny_bases(*base)}"
+        return Overrides(data=str(data or small_clips), sets=(model, *fixed, *sets))
 
     return make
 
@@ -47,6 +38,17 @@ def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finis
         return runs[name]
 
     return get
+
+
+@pytest.fixture
+def clips(small_clips: Path, tmp_path: Path) -> Path:
+    """The small clips, for one test alone."""
+    return shutil.copytree(small_clips, tmp_path / "data" / "clips", ignore=shutil.ignore_patterns(".videotune-cache"))
+
+
+@pytest.fixture
+def work(overrides: Make, finished: Finished, tmp_path: Path) -> Work:
+    return Work(overrides, finished, tmp_path)
 
 
 @pytest.fixture(scope="session")

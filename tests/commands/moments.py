@@ -90,12 +90,8 @@ def _within(callback: str, method: str, step: int, where: str) -> None:
 
 def in_save(number: int) -> None:
     """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
-    met = nth(number)
-    before(
-        "trainer.checkpoint_writer:write_tensors",
-        lambda: pause("saving"),
-        lambda path, _: path.name == "optimizer.safetensors" and met(),
-    )
+    met, write = nth(number), "trainer.checkpoint_writer:write_tensors"
+    before(write, lambda: pause("saving"), lambda path, _: path.name == "optimizer.safetensors" and met())
 
 
 def in_step(step: int) -> None:

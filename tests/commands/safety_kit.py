@@ -1,10 +1,11 @@
-"""What the tests of crash safety share: finished runs, what to compare of two runs, and real processes.
+"""What the tests of runs share: a place to work in, resumes, and real processes.
 
 A process (``tests/forked.py``) is the command line as a user starts it: ``videotune.cli.main.main`` with its arguments,
 signals and exit code.
 """
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,19 +19,41 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests import forked
+from tests.read_runs import listing, steps_of
 from tests.shell import train
-from videotune.errors import VideotuneError
-from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
-from videotune.trainer.logging.journal import read_journal
+from videotune.errors import DONE, VideotuneError
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
 
 Make = Callable[..., Overrides]
 Finished = Callable[..., Path]
 KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Work:
+    """Settings of a run that takes a second, finished runs of them, and a place of the test's own."""
+
+    overrides: Make
+    finished: Finished
+    tmp: Path
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run that the test is about."""
+        return self.tmp / "run"
+
+    def train(self, *sets: str, **more: Any) -> Path:
+        """Train a run of these settings to its end."""
+        assert train(self.overrides(*sets, **more), self.run) == DONE
+        return self.run
+
+    def copy(self, *sets: str, **more: Any) -> Path:
+        """A copy of the finished run of these settings."""
+        return shutil.copytree(self.finished(*sets, **more), self.run)
+
 
 PATIENCE = 60.0
 """Seconds after which a process that should have ended or said something is taken for hung."""
@@ -97,11 +120,7 @@ def _run(
 
 
 def start(
-    settings: Overrides,
-    run: Path,
-    *more: str,
-    first: Callable[..., None] | None = None,
-    given: tuple[Any, ...] = (),
+    settings: Overrides, run: Path, *more: str, first: Callable[..., None] | None = None, given: tuple[Any, ...] = ()
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
     reader, writer = forked.CONTEXT.Pipe(duplex=False)
@@ -122,57 +141,9 @@ def start(
     return Running(process, run, parts, thread)
 
 
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    return [line for line in read_journal(run) if line["kind"] == "step"]
-
-
-def of_kind(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in read_journal(run) if line["kind"] == kind]
-
-
-def warnings_of(run: Path) -> list[str]:
-    return [line["text"] for line in of_kind(run, "warning")]
-
-
-def facts_of(run: Path, until: int | None = None) -> list[Any]:
-    """What must be equal in two runs that are the same, step by step: all but times."""
-    names = ("step", "loss", "mse", "by_t", "lr", "grad_norm", "window_ids", "captions")
-    return [[line[name] for name in names] for line in steps_of(run) if until is None or line["step"] <= until]
-
-
-def state(run: Path, step: int) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, by part and name."""
-    folder = run / "checkpoints" / f"step-{step}"
-    found = read_checkpoint(folder)
-    assert isinstance(found, Checkpoint), found
-    return {
-        f"{path.stem}/{name}": value
-        for path in sorted(folder.glob("*.safetensors"))
-        for name, value in load_file(path).items()
-    }
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    """The same names, and the same bits."""
-    return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def assert_same_run(run: Path, other: Path, *steps: int) -> None:
-    """Two runs measured the same in each step, and saved the same bits at these."""
-    assert facts_of(run) == facts_of(other)
-    for step in steps:
-        assert equal(state(run, step), state(other, step)), f"step {step}"
-
-
 def resume(run: Path, *sets: str, **how: Any) -> int:
     """``train --resume``, with ``Resume``'s flags."""
     return train(Overrides(sets=sets), run, resume=Resume(**how))
-
-
-def listing(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder but for a run's lock and heartbeat."""
-    names = (".lock", "heartbeat.json")
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
 
 
 def refusal(run: Path, *sets: str, **how: Any) -> str:
@@ -182,24 +153,3 @@ def refusal(run: Path, *sets: str, **how: Any) -> str:
         resume(run, *sets, **how)
     assert listing(run) == before
     return str(caught.value)
-
-
-def complete(run: Path) -> list[int]:
-    """The steps of complete checkpoints."""
-    return [one.step for one in complete_checkpoints(run)]
-
-
-def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest difference of weights, relative to the largest weight."""
-    names = [name for name in a if name.startswith("weights/")]
-    assert names
-    assert set(a) == set(b)
-    return max(float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names)
-
-
-def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference of ΔW, relative to each module's largest entry; modules that only ours has are zero."""
-    assert set(ours) >= set(theirs)
-    assert any(bool(value.any()) for value in theirs.values())
-    assert not any(bool(ours[name].any()) for name in set(ours) - set(theirs))
-    return max(float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs)

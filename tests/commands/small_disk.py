@@ -102,11 +102,9 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
     saving.save_checkpoint = save_and_fill
 
 
-def in_the_middle_of_the_second_save(fill: Callable[[], None]) -> None:
+def in_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
-    before(
-        "trainer.checkpoint_writer:write_tensors", fill, nth(4)
-    )  # weights, optimizer; weights: this is the optimizer again
+    before("trainer.checkpoint_writer:write_tensors", fill, nth(4))  # weights, optimizer, weights, and this optimizer
 
 
 def before_the_export(fill: Callable[[], None]) -> None:

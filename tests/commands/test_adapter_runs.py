@@ -1,27 +1,22 @@
-"""Runs of each kind: optimizers, adapters, layers, rounded weights; resumed to the bit, begun from, drawn from, merged."""
+"""Runs of each kind: optimizers, adapters, layers, rounded weights; resumed to the bit, begun from another run's weights
+under a fresh optimizer (--init-from), drawn from, merged.
+"""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    largest_difference,
-    of_kind,
-    resume,
-    state,
-)
+from tests.commands.safety_kit import Finished, Make, Work, resume
+from tests.exporter.export_kit import read_back
+from tests.read_runs import assert_same_run, complete, equal, largest_difference, of_kind, state, steps_of
 from tests.runs import open_run, prepare
-from tests.shell import export, plan, sample, train
+from tests.shell import Bases, Printed, export, plan, sample, train
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.sample import SampleOptions, open_sampler, render
@@ -30,8 +25,11 @@ from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.planner.plan import bytes_a_parameter
 from videotune.trainer.checkpoint import last_checkpoint
+from videotune.trainer.checkpoint_writer import entry_of
+from videotune.trainer.components import open_models
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.run_dir import read_run_config
 
 FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
 
@@ -51,18 +49,18 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, finished: Finished, tmp_path: Path) -> None:
-    straight = finished(*KINDS[kind], "steps=4", "save_every=2")
-    run = shutil.copytree(straight, tmp_path / "run")
+def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, work: Work) -> None:
+    straight = work.finished(*KINDS[kind], "steps=4", "save_every=2")
+    run = shutil.copytree(straight, work.run)
     assert resume(run, step=2) == DONE
     assert_same_run(run, straight, 2, 4)
 
 
-def test_several_processes_cannot_update_within_backward(overrides: Make, tmp_path: Path) -> None:
+def test_several_processes_cannot_update_within_backward(work: Work) -> None:
 
-    job = open_run(overrides("optimizer.step_in_backward=true"), tmp_path / "run", None).job
+    job = open_run(work.overrides("optimizer.step_in_backward=true"), work.run, None).job
     with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
-        prepare(job, tmp_path / "run", dist=DistributedContext(0, 2))
+        prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
 @pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON"])
@@ -86,10 +84,9 @@ def straight(finished: Finished) -> Path:
     return finished("steps=4", *QUANTIZED)
 
 
-def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, overrides: Make, tmp_path: Path) -> None:
+def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, work: Work) -> None:
     """Quantizing anew gives the same bits; another place for the weights too; another dtype is refused."""
-    run = tmp_path / "run"
-    assert train(overrides("steps=2", *QUANTIZED), run) == DONE
+    run = work.train("steps=2", *QUANTIZED)
     assert resume(run, "steps=4", "layer_offload_fraction=1") == DONE
     assert_same_run(run, straight, 4)
     for key in ("weight_dtype", "text_encoder.weight_dtype"):
@@ -111,7 +108,7 @@ def test_validation_and_samples_are_of_the_quantized_base(straight: Path, finish
 
 
 def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
-    straight: Path, tiny_bases: Callable[..., Path], tmp_path: Path
+    straight: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     """Not the rounded ones: what the adapter does not change is the base's to the bit, and what it does is near it."""
     assert export(straight, out=tmp_path / "whole", merge=True) == DONE
@@ -138,28 +135,20 @@ def settings_of(kind: str) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def of_variant(finished: Finished) -> Callable[[str], Path]:
+def of_variant(finished: Finished) -> Bases:
     """A run of four steps of a variant, exported in each format that it has."""
 
     def get(variant: str) -> Path:
-        forms = {"LORA": '["diffusers"]', "DORA": '["diffusers"]', "OFT": '["peft"]'}.get(
-            variant, '["peft", "comfyui"]'
-        )
+        named = {"LORA": '["diffusers"]', "DORA": '["diffusers"]', "OFT": '["peft"]'}
+        forms = named.get(variant, '["peft", "comfyui"]')
         return finished("steps=4", "save_every=2", f"output_model_format={forms}", *settings_of(variant))
 
     return get
 
 
-def begun(overrides: Overrides, run: Path) -> dict[str, torch.Tensor]:
-    """What a run's weights are before its first step."""
-    trainer = prepare(open_run(overrides, run, None).job, run, False)
-    trainer.journal.close()
-    return {name: value.detach().clone() for name, value in trainer.parameters.items()}
-
-
 @pytest.mark.parametrize("kind", KIN)
 def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
-    kind: str, of_variant: Callable[[str], Path], overrides: Make, tmp_path: Path
+    kind: str, of_variant: Bases, work: Work
 ) -> None:
     """Exactly: ΔW in float64, also under another alpha; DoRA's magnitudes too."""
     run = of_variant(kind)
@@ -168,13 +157,11 @@ def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
     more = settings_of(kind) if kind == "OFT" else (*settings_of(kind), "lora.alpha=2")
     sources = [checkpoint, *(run / line["path"] for line in read_json(run / "exports.json"))]
     for index, source in enumerate(sources):
-        ours = begun(overrides("steps=2", *more, f"init_from={source}"), tmp_path / str(index))
+        ours = begun(work.overrides("steps=2", *more, f"init_from={source}"), work.tmp / str(index)).parameters
         assert largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted) < 1e-6, source
 
 
-def test_kinds_are_not_mixed_and_shapes_must_fit(
-    of_variant: Callable[[str], Path], overrides: Make, tmp_path: Path
-) -> None:
+def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) -> None:
     loha, lora = (of_variant(kind) / "checkpoints" / "step-4" for kind in ("LOHA", "LORA"))
     for source, sets, words in (
         (loha, ("lora.rank=4", "lora.targets=linear"), "is LOHA, and lora.variant is LORA"),
@@ -183,7 +170,7 @@ def test_kinds_are_not_mixed_and_shapes_must_fit(
         (loha, (*settings_of("LOHA"), "lora.targets=attention"), "4 modules that do not train here"),
     ):
         with pytest.raises(VideotuneError, match=words):
-            train(overrides("steps=2", *sets, f"init_from={source}"), tmp_path / "run")
+            train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
 
 
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.guidance=1")
@@ -195,12 +182,8 @@ def rendered(**words: Any) -> np.ndarray:
     return frames.astype(int)
 
 
-@pytest.mark.parametrize(
-    "kind", ["DORA", "LOKR", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("LOHA", "OFT"))]
-)
-def test_a_run_its_files_and_its_merged_model_draw_the_same(
-    kind: str, of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path]
-) -> None:
+@pytest.mark.parametrize("kind", ["DORA", "LOKR", *(pytest.param(k, marks=pytest.mark.long) for k in ("LOHA", "OFT"))])
+def test_a_run_its_files_and_its_merged_model_draw_the_same(kind: str, of_variant: Bases, tiny_bases: Bases) -> None:
     run, base = of_variant(kind), str(tiny_bases("wan"))
     wanted = rendered(run=run)
     files = [line for line in read_json(run / "exports.json") if line["format"] != "merged"]
@@ -212,16 +195,11 @@ def test_a_run_its_files_and_its_merged_model_draw_the_same(
     assert np.abs(rendered(base=str(merged)) - wanted).max() <= 1
     assert np.abs(rendered(base=base) - wanted).max() > 1
     facts = read_json(merged / "videotune.json")
-    assert (facts["merged"], facts["step"], facts["use"]) == (
-        kind,
-        4,
-        "pipe = WanPipeline.from_pretrained(THIS_FOLDER)",
-    )
+    assert (facts["merged"], facts["step"]) == (kind, 4)
+    assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
 
 
-def test_kinds_without_degrees_have_no_strength(
-    of_variant: Callable[[str], Path], tiny_bases: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_kinds_without_degrees_have_no_strength(of_variant: Bases, tiny_bases: Bases, tmp_path: Path) -> None:
     for kind in ("OFT", "DORA"):
         with pytest.raises(VideotuneError, match=f"--strength: {kind} cannot be scaled"):
             sample(SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE), tmp_path)
@@ -230,22 +208,18 @@ def test_kinds_without_degrees_have_no_strength(
     assert np.abs(off - rendered(base=str(tiny_bases("wan")))).max() <= 1
 
 
-def test_merging_what_has_no_adapter_is_refused(
-    of_variant: Callable[[str], Path], finished: Finished, overrides: Make
-) -> None:
+def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -> None:
     with pytest.raises(VideotuneError, match="--merge writes a folder in diffusers layout: it goes without --format"):
         export(of_variant("LORA"), ["comfyui"], merge=True)
     with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
-        export(finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
+        export(work.finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
 
 
 # ---- plan
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_the_plan_counts_what_trains(
-    kind: str, of_variant: Callable[[str], Path], overrides: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_counts_what_trains(kind: str, of_variant: Bases, overrides: Make, capsys: Printed) -> None:
     weights = load_file(of_variant(kind) / "checkpoints" / "step-4" / "weights.safetensors")
     capsys.readouterr()
     assert plan(overrides("steps=4", *settings_of(kind)), as_json=True) == DONE
@@ -265,7 +239,7 @@ def test_the_plan_counts_what_trains(
     ],
 )
 def test_the_plan_lists_modules_by_pattern(
-    sets: tuple[str, ...], listed: str, overrides: Make, capsys: pytest.CaptureFixture[str]
+    sets: tuple[str, ...], listed: str, overrides: Make, capsys: Printed
 ) -> None:
     assert plan(overrides(*sets)) == DONE
     assert listed in capsys.readouterr().out
@@ -275,9 +249,7 @@ def test_the_plan_lists_modules_by_pattern(
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_chosen_layers_are_exported_in_the_whole_model(
-    dtype: str, finished: Finished, tiny_bases: Callable[[str], Path]
-) -> None:
+def test_chosen_layers_are_exported_in_the_whole_model(dtype: str, finished: Finished, tiny_bases: Bases) -> None:
     run = finished("steps=4", "save_every=2", *LAYERS, f"train_dtype={dtype}")
     saved = load_file(run / "checkpoints" / "step-4" / "weights.safetensors")
     assert {name.split(".")[2] for name in saved} == {"attn1", "norm2"}
@@ -289,3 +261,141 @@ def test_chosen_layers_are_exported_in_the_whole_model(
         assert torch.equal(value, saved.get(name, base[name]).to(value.dtype)), name
     with pytest.raises(VideotuneError, match=r"transformer\.layers"):
         resume(run, 'transformer.layers=["blocks.0"]')
+
+
+# ---- --init-from
+
+
+ALPHA = 3.0
+
+
+LORA = ("lora.rank=4", f"lora.alpha={ALPHA}", 'output_model_format=["diffusers", "comfyui"]')
+WHOLE = ("training_method=FINE_TUNE", "learning_rate=0.001")
+
+
+@pytest.fixture
+def adapter(finished: Finished) -> Path:
+    """A run of three steps with an alpha of its own, exported in both forms."""
+    return finished("steps=3", *LORA)
+
+
+def begun(overrides: Overrides, run: Path) -> Any:
+    """A run before its first step."""
+    trainer = prepare(open_run(overrides, run, None).job, run, False)
+    trainer.journal.close()
+    return trainer
+
+
+FILES = ["run-step-3.safetensors", "run-step-3-comfyui.safetensors", "checkpoint"]
+
+
+def place(run: Path, name: str) -> Path:
+    return run / "checkpoints" / "step-3" if name == "checkpoint" else run / "export" / name
+
+
+def delta_of(run: Path, name: str, overrides: Overrides, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """What the file does to each weight, by diffusers' own loader; of a checkpoint by its run's rank and alpha."""
+    if name != "checkpoint":
+        job = open_run(overrides, tmp_path / "none", None).job
+        return read_back(open_models(job.spec, job.base, job.config), place(run, name))
+    return updates(load_file(place(run, name) / "weights.safetensors"), ALPHA / 4)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("rank", "alpha"), [(4, 1.5), (8, None)])
+def test_the_run_begins_with_what_the_file_does(
+    name: str, rank: int, alpha: float | None, adapter: Path, work: Work
+) -> None:
+    """Exactly: ΔW in float64, whatever the rank and alpha of the new run are. Rows of A that the file does not fill keep
+    their draw, so that they can learn."""
+    more = ("steps=2", f"lora.rank={rank}", *([f"lora.alpha={alpha}"] if alpha else []), "ema.decay=0.9")
+    wanted = delta_of(adapter, name, work.overrides(*more), work.tmp)
+    plain = begun(work.overrides(*more), work.tmp / "plain").parameters
+    trainer = begun(work.overrides(*more, f"init_from={place(adapter, name)}"), work.run)
+    assert largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
+    assert equal(dict(trainer.result), dict(trainer.parameters)), "the average begins at the same weights"
+    assert not any(trainer.pool.trainable.optimizer.state.values()), "a fresh optimizer"
+    for key, value in trainer.parameters.items():
+        assert not bool(value[:, 4:].any()) if ".lora_B." in key else torch.equal(value[4:], plain[key][4:])
+        assert rank == 4 or ".lora_B." in key or bool(value[4:].any())
+
+
+def test_the_file_is_reported_and_kept_in_the_config(adapter: Path, work: Work, capsys: Printed) -> None:
+    file, settings = place(adapter, FILES[0]), ("steps=2", "lora.rank=4", "validate_every=2")
+    work.train(*settings, f"init_from={file}")
+    printed = capsys.readouterr().err
+    assert f"beginning with the weights of {file} (" in printed
+    assert "fresh optimizer, step 0" in printed
+    assert read_run_config(work.run)["settings"]["init_from"] == str(file)
+    first, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (work.run, work.finished(*settings)))
+    assert first != other, "the first validation is of the weights it began with"
+    assert [line["step"] for line in steps_of(work.run)] == [1, 2]
+
+
+WHOLE_RUN = ("steps=3", *WHOLE, "train_dtype=FLOAT_32")
+REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
+    **{f"rank of {name}": (name, ("lora.rank=2",), r"rank 4 in .*: set lora\.rank") for name in FILES},
+    "modules": ("checkpoint", ("lora.rank=4", 'lora.targets=["to_q"]'), r"changes \d+ modules that do not train here"),
+    "wide file": ("wide.safetensors", ("lora.rank=4",), r"wide\.safetensors"),
+    "wide checkpoint": ("step-3", ("lora.rank=4",), "was made for another base: .* differs in size"),
+    "missing": ("nothing", (), "no such file or folder"),
+    "text": ("text.safetensors", (), "is no LoRA"),
+    "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
+    "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
+    "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
+    "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),
+    "file for full": (FILES[0], WHOLE, "is a file; FINE_TUNE begins from a checkpoint's folder"),
+}
+"""For each case what the run begins from, its settings, and what the error names."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> None:
+    name, sets, named = REFUSED[case]
+    (work.tmp / "text.safetensors").write_text("hello")
+    for folder in ("empty", "step-9"):
+        (work.tmp / folder).mkdir()
+    checkpoint = shutil.copytree(place(adapter, "checkpoint"), work.tmp / "step-3")
+    for source, wide in (
+        (place(adapter, FILES[0]), work.tmp / "wide.safetensors"),
+        (checkpoint / "weights.safetensors", checkpoint / "weights.safetensors"),
+    ):
+        tensors = load_file(source).items()
+        save_file({key: torch.cat([value, value], 1 if ".lora_A." in key else 0) for key, value in tensors}, wide)
+    marker = read_json(checkpoint / "COMPLETE")
+    marker["files"]["weights.safetensors"] = entry_of(checkpoint / "weights.safetensors")
+    (checkpoint / "COMPLETE").write_text(json.dumps(marker))
+    if name == "full":
+        source = place(work.finished(*WHOLE_RUN), "checkpoint")
+    else:
+        source = place(adapter, name) if name in FILES else work.tmp / name
+    with pytest.raises(VideotuneError, match=named):
+        train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
+    assert not (work.run / "config.json").exists()
+
+
+@pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
+def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -> None:
+    folder = place(work.finished("steps=3", *WHOLE, f"train_dtype={dtype}"), "checkpoint")
+    trainer = begun(work.overrides("steps=2", *WHOLE, f"train_dtype={dtype}", f"init_from={folder}"), work.tmp / dtype)
+    saved = load_file(folder / "weights.safetensors")
+    assert equal({name: value.detach() for name, value in trainer.parameters.items()}, saved)
+    held = dict(trainer.net.named_parameters())
+    assert all(torch.equal(held[name], value.to(held[name].dtype)) for name, value in saved.items())
+
+
+def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(adapter: Path, work: Work) -> None:
+    """A rollback to the beginning begins with the file, not with the base."""
+    file, run = work.tmp / "file.safetensors", work.run
+    shutil.copy(place(adapter, FILES[0]), file)
+    assert train(work.overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run) == DONE
+    straight = shutil.copytree(run, work.tmp / "straight")
+    file.rename(work.tmp / "away.safetensors")
+    assert resume(run, step=2) == DONE
+    with pytest.raises(VideotuneError, match="init_from: no such file or folder"):
+        resume(run, step=0)
+    assert complete(run) == [2, 4], "nothing was set aside yet"
+    (work.tmp / "away.safetensors").rename(file)
+    assert resume(run, step=0) == DONE
+    assert_same_run(run, straight, 4)
+    assert export(run, ["comfyui"]) == DONE

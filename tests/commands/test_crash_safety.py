@@ -13,19 +13,9 @@ from typing import Any
 import pytest
 
 from tests.commands import moments
-from tests.commands.safety_kit import (
-    KILLED,
-    Finished,
-    Make,
-    Running,
-    assert_same_run,
-    complete,
-    of_kind,
-    resume,
-    start,
-    steps_of,
-)
-from tests.shell import train
+from tests.commands.safety_kit import KILLED, Running, Work, resume, start
+from tests.read_runs import assert_same_run, complete, of_kind, steps_of
+from tests.shell import Patch, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import LATE, life, read_json
 from videotune.reporter.build import page
@@ -63,23 +53,21 @@ def heartbeat(run: Path) -> dict[str, Any]:
 
 
 @EACH
-def test_a_signal_in_a_step_lets_it_finish_and_saves_it(
-    number: int, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run, settings = tmp_path / "run", ("steps=4", "save_every=0")
-    running = start(overrides(*settings), run, first=in_short_step)
+def test_a_signal_in_a_step_lets_it_finish_and_saves_it(number: int, work: Work) -> None:
+    run, settings = work.run, ("steps=4", "save_every=0")
+    running = start(work.overrides(*settings), run, first=in_short_step)
     asked(running, "step", number)
     assert complete(run) == [3]
     assert end_of(run) == ("end", 3, "interrupted")
     assert "continue with: videotune train --out" in running.stderr
     assert resume(run) == DONE
-    assert_same_run(run, finished(*settings), 4)
+    assert_same_run(run, work.finished(*settings), 4)
 
 
 def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step_saved(
-    overrides: Make, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, monkeypatch: Patch
 ) -> None:
-    run, cache, files, clip, met = tmp_path / "run", tmp_path / "cache", {}, step.clip, moments.nth(3)
+    run, cache, files, clip, met = work.run, work.tmp / "cache", {}, step.clip, moments.nth(3)
 
     def damage(*given: Any) -> Any:
         """In the third step; nothing of the cache stays in memory."""
@@ -93,14 +81,14 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
     monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
     monkeypatch.setattr(step, "clip", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
-        train(overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
+        train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
     last = steps_of(run)[-1]["step"]
     assert last >= 3
     assert complete(run) == [last]
     for path, content in files.items():
         path.write_bytes(content)
     assert resume(run) == DONE
-    assert_same_run(run, finished("steps=8", "save_every=0"), 8)
+    assert_same_run(run, work.finished("steps=8", "save_every=0"), 8)
 
 
 def in_short_step() -> None:
@@ -117,17 +105,17 @@ BETWEEN = ("save_every=0", "validate_every=2", "sample_after=2", "samples=1", "s
     [("Validation", 2, signal.SIGINT), ("Previews", 2, signal.SIGTERM), ("Validation", 0, signal.SIGTERM)],
 )
 def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
-    moment: str, step: int, number: int, overrides: Make, finished: Finished, tmp_path: Path
+    moment: str, step: int, number: int, work: Work
 ) -> None:
     """Weights are put back before they are saved, where averages have taken their place; a resume makes up for it."""
-    run, settings = tmp_path / "run", ("steps=4", *BETWEEN)
+    run, settings = work.run, ("steps=4", *BETWEEN)
     first = moments.in_validation if moment == "Validation" else moments.in_preview
-    running = start(overrides(*settings), run, first=first, given=(step,))
+    running = start(work.overrides(*settings), run, first=first, given=(step,))
     assert asked(running, moment, number) < 5
     assert complete(run) == ([step] if step else [])
     assert end_of(run) == ("end", step, "interrupted")
     assert resume(run) == DONE
-    straight = finished(*settings)
+    straight = work.finished(*settings)
     assert_same_run(run, straight, 4)
     names = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (run, straight)]
     assert names[0] == names[1]
@@ -136,8 +124,8 @@ def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     assert losses[0] == losses[1]
 
 
-def test_a_terminal_that_closes_may_say_so_twice(overrides: Make, tmp_path: Path) -> None:
-    running = start(overrides("steps=6", "save_every=2"), tmp_path / "run", first=moments.in_save, given=(2,))
+def test_a_terminal_that_closes_may_say_so_twice(work: Work) -> None:
+    running = start(work.overrides("steps=6", "save_every=2"), work.run, first=moments.in_save, given=(2,))
     running.until_printed("at: saving")
     running.send(signal.SIGHUP)
     running.until_printed("stopping after this step")
@@ -147,9 +135,9 @@ def test_a_terminal_that_closes_may_say_so_twice(overrides: Make, tmp_path: Path
     assert running.ended(2) == INTERRUPTED
 
 
-def test_a_run_that_was_started_to_ignore_a_closed_terminal_goes_on(overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    running = start(overrides("steps=4"), run, first=under_nohup)
+def test_a_run_that_was_started_to_ignore_a_closed_terminal_goes_on(work: Work) -> None:
+    run = work.run
+    running = start(work.overrides("steps=4"), run, first=under_nohup)
     running.until_printed("at: step")
     running.send(signal.SIGHUP)
     assert running.ended() == DONE
@@ -161,12 +149,10 @@ def under_nohup() -> None:
     in_short_step()
 
 
-def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
-    overrides: Make, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(work: Work, monkeypatch: Patch) -> None:
     """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
-    run, settings = tmp_path / "run", ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
-    straight, swap, calls = finished(*settings), Ema._swap, []
+    run, settings = work.run, ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
+    straight, swap, calls = work.finished(*settings), Ema._swap, []
 
     def torn(self: Ema) -> None:
         calls.append(1)
@@ -185,7 +171,7 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(Ema, "_swap", torn)
-        assert train(overrides(*settings), run) == INTERRUPTED
+        assert train(work.overrides(*settings), run) == INTERRUPTED
     assert len(calls) == 4
     assert complete(run) == [2], "saved after it"
     assert resume(run) == DONE
@@ -195,13 +181,11 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 @pytest.mark.parametrize(
     ("number", "background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)]
 )
-def test_a_signal_before_the_first_step_ends_at_once(
-    number: int, background: bool, overrides: Make, tmp_path: Path
-) -> None:
+def test_a_signal_before_the_first_step_ends_at_once(number: int, background: bool, work: Work) -> None:
     """But for a Ctrl-C where a script began the run in the background: that is for what runs in front."""
-    run = tmp_path / "run"
+    run = work.run
     first = moments.in_encoding_in_the_background if background else moments.in_encoding
-    running = start(overrides("steps=4"), run, first=first)
+    running = start(work.overrides("steps=4"), run, first=first)
     if background and number == signal.SIGINT:
         running.until_printed("at: encoding")
         running.send(number)
@@ -211,12 +195,12 @@ def test_a_signal_before_the_first_step_ends_at_once(
     assert "stopped at once" in running.stderr
     assert not (run / "config.json").exists()
     assert not heartbeat(run)["alive"]
-    assert train(overrides("steps=4"), run) == DONE, "the folder holds no run yet"
+    assert train(work.overrides("steps=4"), run) == DONE, "the folder holds no run yet"
 
 
-def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    running = start(overrides("steps=2"), run, first=moments.in_export)
+def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(work: Work) -> None:
+    run = work.run
+    running = start(work.overrides("steps=2"), run, first=moments.in_export)
     assert asked(running, "export", signal.SIGINT) < 3
     assert complete(run) == [2]
     assert not (run / "exports.json").exists()
@@ -228,12 +212,10 @@ def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(overrid
 # ---- a second signal
 
 
-def test_a_second_signal_ends_at_once_in_the_middle_of_saving(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_a_second_signal_ends_at_once_in_the_middle_of_saving(work: Work) -> None:
     number = signal.SIGINT
-    run, settings = tmp_path / "run", ("steps=6", "save_every=2")
-    running = start(overrides(*settings), run, first=moments.in_save, given=(2,))
+    run, settings = work.run, ("steps=6", "save_every=2")
+    running = start(work.overrides(*settings), run, first=moments.in_save, given=(2,))
     running.until_printed("at: saving")
     running.send(number)
     assert running.ended(0.5) is None, "one signal lets it finish"
@@ -244,18 +226,16 @@ def test_a_second_signal_ends_at_once_in_the_middle_of_saving(
     assert (run / "checkpoints" / ".step-4.part").is_dir()
     assert not heartbeat(run)["alive"]
     assert resume(run) == DONE
-    assert_same_run(run, finished(*settings), 6)
+    assert_same_run(run, work.finished(*settings), 6)
     assert list((run / "checkpoints").glob(".*")) == [], "the resume has swept what was unfinished"
 
 
 # ---- kills
 
 
-def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_resume(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run, settings = tmp_path / "run", ("steps=6", "save_every=2")
-    running = start(overrides(*settings), run, first=moments.in_step, given=(4,))
+def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_resume(work: Work) -> None:
+    run, settings = work.run, ("steps=6", "save_every=2")
+    running = start(work.overrides(*settings), run, first=moments.in_step, given=(4,))
     running.until_printed("at: ")
     assert heartbeat(run)["alive"]
     assert f"(process {running.pid} on " in page(read_run(run))
@@ -270,18 +250,16 @@ def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_re
     assert resume(run) == DONE
     for line in (run / "journal.jsonl").read_bytes().splitlines():
         json.loads(line)
-    assert_same_run(run, finished(*settings), 2, 4, 6)
+    assert_same_run(run, work.finished(*settings), 2, 4, 6)
     assert (heartbeat(run)["state"], heartbeat(run)["alive"]) == ("ended", False)
 
 
 # ---- the heartbeat
 
 
-def test_the_heartbeat_has_each_state_of_a_run(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heartbeat_has_each_state_of_a_run(work: Work, monkeypatch: Patch) -> None:
     """Beats at each change; what the file says then."""
-    run, seen = tmp_path / "run", []
+    run, seen = work.run, []
 
     def beating(change: Callable[..., None]) -> Callable[..., None]:
         def changed(self: Heartbeat, *given: Any) -> None:
@@ -293,7 +271,7 @@ def test_the_heartbeat_has_each_state_of_a_run(
 
     monkeypatch.setattr(Heartbeat, "set", beating(Heartbeat.set))
     monkeypatch.setattr(Heartbeat, "progress", beating(Heartbeat.progress))
-    assert train(overrides("steps=3", f"cache_dir={tmp_path / 'cache'}"), run) == DONE
+    assert train(work.overrides("steps=3", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
     states = [state for state, _ in itertools.groupby(one["state"] for one in seen)]
     named = ["encoding", "loading", "training", "saving", "training", "exporting", "reporting", "ended"]
     assert states[-len(named) :] == named
@@ -305,7 +283,7 @@ def test_the_heartbeat_has_each_state_of_a_run(
     assert [one["alive"] for one in seen] == [True] * (len(seen) - 1) + [False]
 
 
-def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypatch: Patch) -> None:
     """On a full disk the file stays the old one; its process is none the less alive."""
 
     def full(*_: Any, **__: Any) -> None:
@@ -340,10 +318,10 @@ def test_a_heartbeat_of_another_machine_is_judged_by_its_age(tmp_path: Path) -> 
 # ---- requests
 
 
-def test_requests_are_met_after_the_step_in_which_they_come(overrides: Make, tmp_path: Path) -> None:
+def test_requests_are_met_after_the_step_in_which_they_come(work: Work) -> None:
     """And a second process in the folder is one too many."""
-    run, control = tmp_path / "run", tmp_path / "run" / "control.json"
-    running = start(overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run)
+    run, control = work.run, work.run / "control.json"
+    running = start(work.overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run)
     running.until_step(2)
     control.write_text(json.dumps({"save": True, "sample": True}))
     running.until(lambda: of_kind(run, "save") and of_kind(run, "sample"), "the checkpoint and the preview")
@@ -361,15 +339,12 @@ def test_requests_are_met_after_the_step_in_which_they_come(overrides: Make, tmp
     assert complete(run) == [step, end_of(run)[1]]
 
 
-def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(overrides: Make, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    words = overrides("steps=1", f"cache_dir={cache}")
-    assert (
-        start(words, tmp_path / "run", first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)).ended()
-        == KILLED
-    )
+def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(work: Work) -> None:
+    cache = work.tmp / "cache"
+    words = work.overrides("steps=1", f"cache_dir={cache}")
+    assert start(words, work.run, first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)).ended() == KILLED
     there = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
     assert sum("latents" in path.parts for path in there) == 2
-    assert train(words, tmp_path / "run") == DONE
+    assert train(words, work.run) == DONE
     assert {path: path.stat().st_mtime_ns for path in there} == there
     assert sum("latents" in path.parts for path in cache.rglob("*.safetensors")) > 2

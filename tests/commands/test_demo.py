@@ -5,19 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.shell import Patch, Printed
 from videotune.cli.demo import show_demo
-from videotune.commands.demo import (
-    BATCH,
-    CLIPS,
-    CONTROLS,
-    KNOWN_CLIPS,
-    SEEDS,
-    STEPS,
-    demo,
-    picture,
-    refuse_other,
-    settings_of,
-)
+from videotune.commands import demo
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.toy.dataset import write_dataset
@@ -40,39 +30,37 @@ RESULT = {
 
 
 def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_together() -> None:
-    assert len(SEEDS) * len(DIRECTIONS) >= 24
-    assert len(CONTROLS) >= 24
-    assert set(CONTROLS) <= set(HELD_OUT)
-    assert not set(CONTROLS) & set(KNOWN)
+    assert len(demo.SEEDS) * len(DIRECTIONS) >= 24
+    assert len(demo.CONTROLS) >= 24
+    assert set(demo.CONTROLS) <= set(HELD_OUT)
+    assert not set(demo.CONTROLS) & set(KNOWN)
 
 
 def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "clips", concept_clips=CLIPS, reminder_clips=0)
-    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS)
-    write_json(tmp_path / "config.json", settings_of(tmp_path, 0))
+    write_dataset(tmp_path / "clips", concept_clips=demo.CLIPS, reminder_clips=0)
+    write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=demo.KNOWN_CLIPS)
+    write_json(tmp_path / "config.json", demo.settings_of(tmp_path, 0))
     job = open_job(*resolve_config(Overrides(preset="toy", config=tmp_path / "config.json")))
     kept = [clip for clip in job.library.clips if clip.kind == "regularization"]
     assert {clip.target for clip in kept} == {"base"}
-    assert len(kept) == KNOWN_CLIPS
+    assert len(kept) == demo.KNOWN_CLIPS
     assert len(job.library.held_out_windows) >= 2
     shown = {clip.id: clip.repeats for clip in job.library.clips}
     assert 0.4 < len(kept) / sum(shown[window.clip_id] for window in job.library.windows) < 0.5
-    assert (job.steps, job.config.batch_size) == (STEPS, BATCH)
+    assert (job.steps, job.config.batch_size) == (demo.STEPS, demo.BATCH)
     assert not any("regularization takes" in note for note in job.notes)
     assert {prompt.split()[1] for prompt in job.config.samples} > {"zorble"}  # type: ignore[union-attr]
 
 
 def test_another_seed_is_another_demo(tmp_path: Path) -> None:
-    refuse_other(tmp_path / "config.json", 1)
-    write_json(tmp_path / "config.json", settings_of(tmp_path, 0))
-    refuse_other(tmp_path / "config.json", 0)
+    demo.refuse_other(tmp_path / "config.json", 1)
+    write_json(tmp_path / "config.json", demo.settings_of(tmp_path, 0))
+    demo.refuse_other(tmp_path / "config.json", 0)
     with pytest.raises(VideotuneError, match="holds the demo of seed 0"):
-        demo(tmp_path, 1)
+        demo.demo(tmp_path, 1)
 
 
-def test_the_result_is_a_short_table_and_the_place_of_the_report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_result_is_a_short_table_and_the_place_of_the_report(capsys: Printed, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out
@@ -87,7 +75,7 @@ def test_the_picture_shows_before_on_the_left_and_after_on_the_right(tmp_path: P
     from PIL import Image
 
     dark, bright = np.zeros((17, 64, 64, 3), np.float32), np.ones((17, 64, 64, 3), np.float32)
-    picture(tmp_path / "x.png", ["one", "two"], [dark, dark], [bright, bright])
+    demo.picture(tmp_path / "x.png", ["one", "two"], [dark, dark], [bright, bright])
     pixels = np.asarray(Image.open(tmp_path / "x.png"))
     assert pixels[22 + 32, 200 + 32].tolist() == [0, 0, 0]
     assert pixels[22 + 32, -50].tolist() == [255, 255, 255]

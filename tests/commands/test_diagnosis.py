@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import Make
+from tests.commands.safety_kit import Work
+from tests.shell import Printed, train
 from tests.shell import run as shell
-from tests.shell import train
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings
@@ -24,12 +24,11 @@ def step(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def validation(number: int, held_out: float, train: float) -> dict[str, Any]:
-    values = {"held_out": held_out, "train": train}
-    parts = {
-        part: {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
-        for part, x in values.items()
-    }
-    return {"kind": "validation", "step": number, "validation": "one"} | parts
+    def part(x: float) -> dict[str, Any]:
+        return {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
+
+    line = {"kind": "validation", "step": number, "validation": "one"}
+    return line | {"held_out": part(held_out), "train": part(train)}
 
 
 def warning(text: str) -> dict[str, Any]:
@@ -114,18 +113,14 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
     assert "batch_size=1" in one.do
 
 
-@pytest.mark.parametrize(
-    ("rate", "line"), [("3", "Poor quality: the rate is too high"), ("1e-9", "Poor quality: nothing is learnt")]
-)
-def test_a_real_run_at_a_wrong_rate_is_found_out(
-    rate: str, line: str, overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("rate", "why"), [("3", "the rate is too high"), ("1e-9", "nothing is learnt")])
+def test_a_real_run_at_a_wrong_rate_is_found_out(rate: str, why: str, work: Work, capsys: Printed) -> None:
     """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
     sets = ("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0")
-    train(overrides(*sets), tmp_path / "run")
+    train(work.overrides(*sets), work.run)
     capsys.readouterr()
-    assert shell("doctor", tmp_path / "run", json=True) == 0
+    assert shell("doctor", work.run, json=True) == 0
     lines = {one["line"] for one in json.loads(capsys.readouterr().out)}
     rates = {"Poor quality: the rate is too high", "Poor quality: nothing is learnt"}
-    assert lines & rates == {line}
+    assert lines & rates == {f"Poor quality: {why}"}
     assert not lines & {"Out of memory", "The run has not come to its end", "Loss or gradient not finite"}

@@ -11,7 +11,9 @@ import torch
 from diffusers import WanTransformer3DModel
 
 from tests.commands import moments
-from tests.commands.safety_kit import KILLED, equal, of_kind, start, state
+from tests.commands.safety_kit import KILLED, start
+from tests.read_runs import equal, of_kind, state
+from tests.shell import Bases
 from videotune.errors import DONE
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
@@ -32,17 +34,12 @@ METHODS = {
     "tokens": ("training_method=EMBEDDING", "embedding.vectors=2"),
     "text encoder": ("training_method=FINE_TUNE", "learning_rate=0.001", "text_encoder.train=true"),
 }
-STATES = {
-    "plain": (),
-    "EMA": ("ema=0.7",),
-    "8-bit": ("optimizer=ADAMW_8BIT",),
-    "EMA, 8-bit": ("ema=0.7", "optimizer=ADAMW_8BIT"),
-}
+EMA, SMALL = "ema=0.7", "optimizer=ADAMW_8BIT"
+STATES = {"plain": (), "EMA": (EMA,), "8-bit": (SMALL,), "EMA, 8-bit": (EMA, SMALL)}
 TEXT_IN_THE_STEP = [("save", "tokens", "EMA", 2), ("mid-accumulation", "text encoder", "EMA, 8-bit", 0)]
 """New tokens are too few for moments of 8 bits, which begin at 4096 numbers."""
-ALL = [
-    one for one in itertools.product(MOMENTS, METHODS, STATES, (0, 2)) if not (one[1] == "tokens" and "8-bit" in one[2])
-]
+EVERY = itertools.product(MOMENTS, METHODS, STATES, (0, 2))
+ALL = [one for one in EVERY if not (one[1] == "tokens" and "8-bit" in one[2])]
 PAIRWISE = [
     ("mid-accumulation", "adapter", "plain", 0),
     ("mid-accumulation", "full", "EMA, 8-bit", 2),
@@ -58,7 +55,7 @@ PAIRWISE = [
 
 @pytest.fixture(scope="module")
 def straight(
-    server: None, small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    server: None, small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Overrides, Path]]:
     """(settings, folder) of the run that never stops, made once for each method and state; its batches come without
     threads."""
@@ -68,16 +65,9 @@ def straight(
     torch.manual_seed(0)  # weights of 6144 numbers: bitsandbytes keeps moments of 4096 and more in 8 bits
     WanTransformer3DModel.from_config({**config, "ffn_dim": 256}).save_pretrained(base / "transformer")
     fixed = (f"base_model_name={base}", f"cache_dir={home / 'cache'}", "resolution=32x32", "learning_rate=0.01")
-    often = (
-        f"steps={STEPS}",
-        "save_every=2",
-        "validate_every=2",
-        "validation_windows=24",
-        "sample_after=2",
-        "sample.steps=1",
-        "samples=1",
-    )
+    often = (f"steps={STEPS}", "save_every=2", "validate_every=2", "sample_after=2", "sample.steps=1", "samples=1")
     step = ("gradient_accumulation_steps=2", "warmup_steps=3", "learning_rate_scheduler=COSINE", "caption_dropout=0.3")
+    step += ("validation_windows=24",)
 
     def get(method: str, state: str) -> tuple[Overrides, Path]:
         settings = Overrides(data=str(small_clips), sets=(*fixed, *often, *step, *METHODS[method], *STATES[state]))
@@ -116,14 +106,11 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     assert (torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}) == ("8-bit" in kind)
 
 
-@pytest.mark.parametrize(
-    ("moment", "method", "kind", "threads"),
-    [
-        *PAIRWISE,
-        *TEXT_IN_THE_STEP,
-        *(pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in (*PAIRWISE, *TEXT_IN_THE_STEP)),
-    ],
-)
+CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP]
+REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
+
+
+@pytest.mark.parametrize(("moment", "method", "kind", "threads"), [*CHOSEN, *REST])
 def test_killed_and_resumed_is_one_run(
     moment: str, method: str, kind: str, threads: int, straight: Any, tmp_path: Path
 ) -> None:

@@ -22,28 +22,10 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.commands import small_disk
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    Running,
-    assert_same_run,
-    complete,
-    equal,
-    facts_of,
-    of_kind,
-    resume,
-    start,
-    state,
-    warnings_of,
-)
-from tests.commands.small_disk import (
-    after_step_three,
-    after_the_first_save,
-    before_the_export,
-    in_the_middle_of_the_second_save,
-    make_room,
-)
-from tests.shell import train
+from tests.commands.safety_kit import Running, Work, resume, start
+from tests.commands.small_disk import after_step_three, after_the_first_save, before_the_export, in_the_second_save
+from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind, state, warnings_of
+from tests.shell import Patch, Printed, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
 from videotune.trainer import saving
@@ -73,7 +55,7 @@ class Disk:
         self.running.until_printed("paused: ")
 
     def room(self) -> None:
-        make_room(self.running.pid, self.home, self.kept)
+        small_disk.make_room(self.running.pid, self.home, self.kept)
 
     @property
     def after(self) -> Path:
@@ -85,16 +67,16 @@ class Disk:
     ("when", "limited", "saved"),
     [
         (after_the_first_save, False, [2]),
-        (in_the_middle_of_the_second_save, False, [2]),
-        (in_the_middle_of_the_second_save, True, [2]),
+        (in_the_second_save, False, [2]),
+        (in_the_second_save, True, [2]),
         (before_the_export, False, [2, 4, 6]),
     ],
 )
 def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
-    when: Callable[..., None], limited: bool, saved: list[int], overrides: Make, finished: Finished, tmp_path: Path
+    when: Callable[..., None], limited: bool, saved: list[int], work: Work
 ) -> None:
     settings = ("steps=6", "save_every=2", "ema.decay=0.9")
-    straight, disk = finished(*settings), Disk(tmp_path, overrides(*settings), limited, when)
+    straight, disk = work.finished(*settings), Disk(work.tmp, work.overrides(*settings), limited, when)
     disk.paused()
     assert complete(disk.run) == saved
     assert equal(state(disk.run, 2), state(straight, 2)), "the older one is whole"
@@ -113,14 +95,12 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
 
 
 @LIMITED
-def test_a_disk_without_room_for_the_journal_loses_no_line(
-    limited: bool, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: Work) -> None:
     """TensorBoard's curves never end a run; whether they have a gap is the disk's choice, and is reported if so."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = ("steps=20", "save_every=0")
-    disk = Disk(tmp_path, overrides(*settings, "tensorboard=true"), limited, after_step_three)
+    disk = Disk(work.tmp, work.overrides(*settings, "tensorboard=true"), limited, after_step_three)
     disk.paused()
     whole = (disk.run / "journal.jsonl").read_bytes()
     assert whole.endswith(b"\n"), "the file ends with a whole line while the run waits"
@@ -128,7 +108,7 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(
     disk.room()
     assert disk.running.ended() == DONE, disk.running.stderr
     assert "Traceback" not in disk.running.stderr
-    assert facts_of(disk.after) == facts_of(finished(*settings))
+    assert facts_of(disk.after) == facts_of(work.finished(*settings))
     curves = EventAccumulator(str(disk.after / "tensorboard"))
     curves.Reload()
     seen = [event.step for event in curves.Scalars("train/loss")]
@@ -137,30 +117,22 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(
     assert sum("curves for TensorBoard" in text for text in warnings_of(disk.after)) == gap
 
 
-def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(overrides: Make, tmp_path: Path) -> None:
+def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(work: Work) -> None:
     """What a run begins with cannot be written: the file is named, and nothing waits."""
-    running = start(overrides("steps=1", f"cache_dir={tmp_path / 'cache'}"), tmp_path / "run", first=no_long_files)
+    running = start(work.overrides("steps=1", f"cache_dir={work.tmp / 'cache'}"), work.run, first=no_long_files)
     assert running.ended() == FAILED
     assert "Traceback" not in running.stderr
-    assert str(tmp_path) in running.stderr.splitlines()[-1], "which file it was"
+    assert str(work.tmp) in running.stderr.splitlines()[-1], "which file it was"
 
 
 def no_long_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize(
-    ("how", "when"),
-    [
-        ("SIGINT", after_the_first_save),
-        ("control", before_the_export),
-    ],
-)
-def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
-    how: str, when: Callable[..., None], overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("how", "when"), [("SIGINT", after_the_first_save), ("control", before_the_export)])
+def test_a_run_that_waits_for_room_can_be_ended_and_resumed(how: str, when: Callable[..., None], work: Work) -> None:
     settings, exporting = ("steps=6", "save_every=2"), when is before_the_export
-    disk = Disk(tmp_path, overrides(*settings), True, when)
+    disk = Disk(work.tmp, work.overrides(*settings), True, when)
     disk.paused()
     if how == "control":
         (disk.run / "control.json").write_text('{"stop": true}')
@@ -172,15 +144,15 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
     assert f"stopped while the disk was full: {lost}" in disk.running.stderr
     assert exporting or "--resume" in last
     assert "Traceback" not in disk.running.stderr
-    run = shutil.copytree(disk.home / "run", tmp_path / "again" / "run")
+    run = shutil.copytree(disk.home / "run", work.tmp / "again" / "run")
     assert resume(run) == DONE
     assert (run / "export" / "run-step-6.safetensors").is_file()
-    assert equal(state(run, 6), state(finished(*settings), 6))
+    assert equal(state(run, 6), state(work.finished(*settings), 6))
 
 
 @pytest.mark.parametrize("room", [False, True])
-def test_an_interrupted_run_waits_to_save_until_a_second_signal(room: bool, overrides: Make, tmp_path: Path) -> None:
-    disk = Disk(tmp_path, overrides("steps=100000", "save_every=2"), True, asked_then_full)
+def test_an_interrupted_run_waits_to_save_until_a_second_signal(room: bool, work: Work) -> None:
+    disk = Disk(work.tmp, work.overrides("steps=100000", "save_every=2"), True, asked_then_full)
     disk.paused()
     if room:
         disk.room()
@@ -208,64 +180,63 @@ def asked_then_full(fill: Callable[[], None]) -> None:
 
 
 def test_room_for_two_checkpoints_is_required_and_for_all_of_them_advised(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    usage, settings = shutil.disk_usage(tmp_path), overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
+    usage = shutil.disk_usage(work.tmp)
+    settings = work.overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
     with monkeypatch.context() as patch:
         patch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000))
         with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"):
-            train(settings, tmp_path / "run")
-    assert not (tmp_path / "run").exists(), "nothing was begun"
-    assert train(settings, tmp_path / "first") == DONE
+            train(settings, work.run)
+    assert not (work.run).exists(), "nothing was begun"
+    assert train(settings, work.tmp / "first") == DONE
     assert "checkpoints and the export need" not in capsys.readouterr().err
-    needed = read_json(tmp_path / "first" / "plan.json")["disk"]["run_bytes"]
+    needed = read_json(work.tmp / "first" / "plan.json")["disk"]["run_bytes"]
     monkeypatch.setattr(saving, "SPARE", 0)
     monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    assert train(settings, tmp_path / "run") == DONE
+    assert train(settings, work.run) == DONE
     assert "6 checkpoints and the export need" in capsys.readouterr().err
 
 
 def test_room_is_looked_for_before_each_checkpoint_so_that_none_is_begun_in_vain(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, monkeypatch: Patch
 ) -> None:
-    usage, looks = shutil.disk_usage(tmp_path), []
+    usage, looks = shutil.disk_usage(work.tmp), []
 
     def look(_: Path) -> Any:
-        looks.append(list((tmp_path / "run" / "checkpoints").glob(".step-*")))
+        looks.append(list((work.run / "checkpoints").glob(".step-*")))
         return usage._replace(free=usage.free if len(looks) not in (2, 3) else saving.SPARE)
 
     monkeypatch.setattr(saving, "TRY_AGAIN", 0.01)
     monkeypatch.setattr(saving, "refuse_small_disk", lambda *_: None)
     monkeypatch.setattr("videotune.commands.train.refuse_small_disk", lambda *_: None)
     monkeypatch.setattr(saving.shutil, "disk_usage", look)
-    assert train(overrides("steps=4", "save_every=2"), tmp_path / "run") == DONE
+    work.train("steps=4", "save_every=2")
     assert len(looks) == 4, "at step 2, and at step 4 until there is room"
     assert looks == [[], [], [], []], "and nothing was begun"
-    text = next(text for text in warnings_of(tmp_path / "run") if "no room" in text)
+    text = next(text for text in warnings_of(work.run) if "no room" in text)
     assert "are needed" in text
     assert "free" in text
 
 
-def test_a_broken_disk_is_not_waited_for(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_disk_is_not_waited_for(work: Work, monkeypatch: Patch) -> None:
     def broken(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    run = shutil.copytree(finished("steps=3"), tmp_path / "run")
+    run = work.copy("steps=3")
     monkeypatch.setattr(saving, "save_checkpoint", broken)
     with pytest.raises(VideotuneError, match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with"):
         resume(run, "steps=5")
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(work: Work, monkeypatch: Patch) -> None:
     def held(_: Path) -> None:
         raise PermissionError(13, "somebody has it open")
 
     monkeypatch.setattr(saving, "remove", held)
-    assert train(overrides("steps=3", "save_every=1", "save_keep=1"), tmp_path / "run") == DONE
-    assert any("step-1 cannot be taken away" in text for text in warnings_of(tmp_path / "run"))
-    assert complete(tmp_path / "run") == [1, 2, 3]
+    work.train("steps=3", "save_every=1", "save_keep=1")
+    assert any("step-1 cannot be taken away" in text for text in warnings_of(work.run))
+    assert complete(work.run) == [1, 2, 3]
 
 
 def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., Any]) -> None:
@@ -280,21 +251,19 @@ def log_on_the_disk(home: Path, kept: Path, limited: bool, when: Callable[..., A
     os.dup2(os.open(home / "train.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
 
 
-def test_a_full_disk_that_also_holds_the_log_pauses_the_run(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    home, kept = tmp_path / "disk", tmp_path / "kept"
+def test_a_full_disk_that_also_holds_the_log_pauses_the_run(work: Work) -> None:
+    home, kept = work.tmp / "disk", work.tmp / "kept"
     home.mkdir()
     kept.mkdir()
     given = (home, kept, False, small_disk.after_the_first_save)
-    running = start(overrides("steps=6", "save_every=2"), home / "run", first=log_on_the_disk, given=given)
+    running = start(work.overrides("steps=6", "save_every=2"), home / "run", first=log_on_the_disk, given=given)
     disk = small_disk.seen(running.pid, home)
     running.until((disk / small_disk.FILLER).is_file, "the full disk")
     assert running.ended(2) is None, "it waits"
     assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step-2"]
     small_disk.make_room(running.pid, home, kept)
     assert running.ended() == DONE
-    assert_same_run(kept / "copy" / "run", finished("steps=6", "save_every=2"), 6)
+    assert_same_run(kept / "copy" / "run", work.finished("steps=6", "save_every=2"), 6)
 
 
 def unwritable(how: str) -> None:
@@ -312,18 +281,17 @@ def unwritable(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["full", "no reader", "closed"])
-def test_an_unwritable_standard_error_does_not_end_a_run(how: str, overrides: Make, tmp_path: Path) -> None:
-    assert start(overrides("steps=3"), tmp_path / "run", first=unwritable, given=(how,)).ended() == DONE
-    assert (tmp_path / "run" / "report.html").is_file()
+def test_an_unwritable_standard_error_does_not_end_a_run(how: str, work: Work) -> None:
+    assert start(work.overrides("steps=3"), work.run, first=unwritable, given=(how,)).ended() == DONE
+    assert (work.run / "report.html").is_file()
 
 
 def test_closed_descriptors_are_not_given_to_files_of_the_run() -> None:
     """Started by a shell with 2>&-: the next file that is opened would otherwise get what libraries print."""
     code = "from videotune.console import echo, guard_stderr; guard_stderr(); echo('x'); "
     code += "f = open('/dev/null'); print(f.fileno())"
-    ended = subprocess.run(
-        ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-'], capture_output=True, text=True, check=False
-    )
+    command = ["bash", "-c", f'exec "{sys.executable}" -c "{code}" 2>&-']
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == DONE
     assert int(ended.stdout) > 2
 

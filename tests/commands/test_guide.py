@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, assert_same_run, of_kind, state, steps_of
+from tests.commands.safety_kit import Make, Work
+from tests.read_runs import assert_same_run, of_kind, state, steps_of
 from tests.shell import train
 from videotune.errors import DONE
 from videotune.files import read_json
@@ -34,17 +35,12 @@ PRESETS: dict[str, tuple[dict[str, float], Parts]] = {
 ON, OFF = {"train": True}, {"train": False}
 SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
     "LORA": (
-        {"batch_size": 2, "learning_rate": 0.0003, "transformer": ON, "text_encoder": OFF},
-        {"transformer": 0.0003},
+        {"batch_size": 2, "learning_rate": 3e-4, "transformer": ON, "text_encoder": OFF},
+        {"transformer": 3e-4},
         ("blocks.",),
     ),
     "FINE_TUNE": (
-        {
-            "batch_size": 1,
-            "learning_rate": 0.0001,
-            "transformer": ON,
-            "text_encoder": {"train": True, "learning_rate": 0.00005},
-        },
+        {"batch_size": 1, "learning_rate": 1e-4, "transformer": ON, "text_encoder": ON | {"learning_rate": 5e-5}},
         {"transformer": 0.0001, "text_encoder": 0.00005},
         ("blocks.", "text_encoder."),
     ),
@@ -87,10 +83,8 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
 def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset: Make, tmp_path: Path) -> None:
     """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
     whole = tmp_path / "whole"
-    assert (
-        train(preset(f"#{name}.json", "steps=3", "save_every=1", "train_dtype=FLOAT_32"), whole, allow_skips="1")
-        == DONE
-    )
+    words = preset(f"#{name}.json", "steps=3", "save_every=1", "train_dtype=FLOAT_32")
+    assert train(words, whole, allow_skips="1") == DONE
     parted = shutil.copytree(whole, tmp_path / "parted")
     assert train(Overrides(), parted, resume=Resume(step=2), allow_skips="1") == DONE
     assert_same_run(whole, parted, 3)
@@ -98,11 +92,11 @@ def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset: Mak
 
 
 @pytest.mark.parametrize("method", SNIPPETS)
-def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, overrides: Make, tmp_path: Path) -> None:
-    config, run = tmp_path / "config.json", tmp_path / "run"
+def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, work: Work) -> None:
+    config, run = work.tmp / "config.json", work.run
     snippet, rates, parts = SNIPPETS[method]
     config.write_text(json.dumps({"training_method": method} | snippet))
-    plain = overrides("steps=3", "save_every=1")
+    plain = work.overrides("steps=3", "save_every=1")
     sets = tuple(text for text in plain.sets if not text.startswith(("learning_rate=", "lora.")))
     assert train(replace(plain, config=config, sets=sets), run) == DONE
     trained(run, rates, parts)
@@ -120,12 +114,10 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset: Make) -> None:
 
     resolved = resolve_config(preset(name, "steps=3"))[0]
     settings = flatten(resolved.config.model_dump(mode="json"))
-    wanted = flatten(read_preset(name))
     changed = {"base_model_name", "resolution", "steps", "sample_after", "dataloader_threads"}
-    assert {key: settings[key] for key in wanted if key not in changed} == {
-        key: value for key, value in wanted.items() if key not in changed
-    }
-    assert {resolved.origins[key] for key in wanted if key not in changed} == {"preset"}
+    wanted = {key: value for key, value in flatten(read_preset(name)).items() if key not in changed}
+    assert {key: settings[key] for key in wanted} == wanted
+    assert {resolved.origins[key] for key in wanted} == {"preset"}
 
 
 def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset: Make) -> None:

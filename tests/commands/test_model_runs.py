@@ -13,27 +13,17 @@ from safetensors.torch import load_file
 
 from tests.clips import write_image
 from tests.commands import moments
-from tests.commands.safety_kit import (
-    KILLED,
-    Finished,
-    Make,
-    assert_same_run,
-    of_kind,
-    resume,
-    start,
-    state,
-    steps_of,
-    warnings_of,
-)
+from tests.commands.safety_kit import KILLED, Make, Work, resume, start
+from tests.read_runs import assert_same_run, of_kind, state, steps_of, warnings_of
 from tests.runs import open_run, prepare
-from tests.shell import sample, train
+from tests.shell import Bases, Patch, Printed, sample, train
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.latent_cache.batches import prepare as prepare_batch
-from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
+from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
 from videotune.trainer.loop import step_records
@@ -63,10 +53,10 @@ def test_the_expert_schedule_has_the_share_in_runs(share: float, period: int) ->
         assert longest <= max(1 / share, 1 / (1 - share)) + 1, "spread evenly, not in two halves"
 
 
-def test_each_step_draws_inside_its_expert_s_noise_levels(overrides: Make, tmp_path: Path) -> None:
+def test_each_step_draws_inside_its_expert_s_noise_levels(work: Work) -> None:
     """By the boundary of the checkpoint, 0.875; and together the draws are those of the whole distribution."""
-    settings = overrides("steps=40", "batch_size=4", "expert_period=1", "expert_share=0.5", base=BASE)
-    trainer = prepare(open_run(settings, tmp_path / "run", None).job, tmp_path / "run", False)
+    settings = work.overrides("steps=40", "batch_size=4", "expert_period=1", "expert_share=0.5", base=BASE)
+    trainer = prepare(open_run(settings, work.run, None).job, work.run, False)
     levels: dict[str, list[float]] = {"high": [], "low": []}
     for step in range(1, 41):
         levels[trainer.pool.expert_schedule.at(step)] += prepare_batch(trainer.source, step).t.tolist()
@@ -77,16 +67,15 @@ def test_each_step_draws_inside_its_expert_s_noise_levels(overrides: Make, tmp_p
     assert min(levels["low"]) < 0.5
 
 
-def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(overrides: Make, tmp_path: Path) -> None:
-    job = open_run(overrides("steps=6", "learning_rate_low=0.002", *HALVES, base=BASE), tmp_path / "run", None).job
-    trainer = prepare(job, tmp_path / "run", False)
+def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(work: Work) -> None:
+    job = open_run(work.overrides("steps=6", "learning_rate_low=0.002", *HALVES, base=BASE), work.run, None).job
+    trainer = prepare(job, work.run, False)
     records = step_records(trainer)
     for expert in ("high", "high", "low", "low", "high", "high"):
         before = {name: value.detach().clone() for name, value in trainer.parameters.items()}
         line = next(records).read()
-        moved = {
-            name.split(".")[0] for name, value in trainer.parameters.items() if not torch.equal(value, before[name])
-        }
+        now = trainer.parameters
+        moved = {name.split(".")[0] for name in now if not torch.equal(now[name], before[name])}
         assert (moved, line["expert"], trainer.pool.current) == ({expert}, expert, expert)
         assert line["lr"] == {expert: 0.01 if expert == "high" else 0.002}
         folder = job.base.folder / ("transformer" if expert == "high" else "transformer_2")
@@ -95,31 +84,27 @@ def test_a_step_moves_its_own_expert_alone_and_one_is_in_memory(overrides: Make,
     trainer.journal.close()
 
 
-def test_killed_in_any_expert_and_resumed_is_one_run(
-    server: None, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -> None:
     """With previews and validation, which need both experts in between; the kill falls into step 7, a low one."""
     often = ("save_every=3", "validate_every=4", "sample_after=4", "samples=1", "sample.steps=2")
     settings = ("steps=8", *often, "ema=0.5", "learning_rate_scheduler=LINEAR", *HALVES)
-    cut = tmp_path / "cut"
+    cut = work.tmp / "cut"
     kill = {"first": moments.kill_at, "given": ("trainer.step:denoising_loss", 7)}
-    assert start(overrides(*settings, base=BASE), cut, **kill).ended() == KILLED
+    assert start(work.overrides(*settings, base=BASE), cut, **kill).ended() == KILLED
     assert 0 < len(steps_of(cut)) < 8
     assert resume(cut) == DONE
-    whole = finished(*settings, base=BASE)
+    whole = work.finished(*settings, base=BASE)
     assert_same_run(cut, whole, 8)
     assert [line["expert"] for line in steps_of(cut)] == [line["expert"] for line in steps_of(whole)]
     assert {name.split(".")[0] for name in state(cut, 8)} >= {"weights/high", "weights/low", "ema/high", "ema/low"}
 
 
-def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
-    overrides: Make, tiny_bases: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_both_files_load_into_one_pipeline_and_change_what_it_draws(work: Work, tiny_bases: Bases) -> None:
     """diffusers' own pipeline with the two files samples what the run's preview computed with; `sample RUN` too."""
     from diffusers import WanPipeline
 
-    run, forms = tmp_path / "run", 'output_model_format=["diffusers", "comfyui"]'
-    assert train(overrides("steps=8", *HALVES, forms, base=BASE), run) == DONE
+    run, forms = work.run, 'output_model_format=["diffusers", "comfyui"]'
+    assert train(work.overrides("steps=8", *HALVES, forms, base=BASE), run) == DONE
     files = sorted(path.name for path in (run / "export").iterdir())
     assert files == [
         "run-step-8-comfyui_high_noise.safetensors",
@@ -141,8 +126,8 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     pipe.load_lora_weights(run / "export", weight_name=files[3], adapter_name="low", load_into_transformer_2=True)
     samples.append(draw())
     assert not any(torch.allclose(a, b, atol=1e-3) for a, b in itertools.combinations(samples, 2))
-    assert sample(SampleOptions(("a red circle",), 1, run=run, sets=("sample.steps=2",)), tmp_path / "out") == DONE
-    assert len(list((tmp_path / "out").glob("*.mp4"))) == 1
+    assert sample(SampleOptions(("a red circle",), 1, run=run, sets=("sample.steps=2",)), work.tmp / "out") == DONE
+    assert len(list((work.tmp / "out").glob("*.mp4"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,11 +137,9 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
         (("experts=high", "expert_share=0.5"), "expert_share: high alone trains"),
     ],
 )
-def test_what_two_experts_do_not_allow_is_refused(
-    sets: tuple[str, ...], named: str, overrides: Make, tmp_path: Path
-) -> None:
+def test_what_two_experts_do_not_allow_is_refused(sets: tuple[str, ...], named: str, work: Work) -> None:
     with pytest.raises(VideotuneError, match=named):
-        train(overrides("steps=1", *sets, base=BASE), tmp_path / "run")
+        train(work.overrides("steps=1", *sets, base=BASE), work.run)
 
 
 @pytest.mark.parametrize(("sets", "high"), [((), 400), (("experts=low",), 0), (("expert_share=0.25",), 250)])
@@ -170,11 +153,8 @@ def test_the_plan_says_what_each_expert_trains(sets: tuple[str, ...], high: int,
     assert [(e["from"], e["to"]) for e in plan["experts"]["each"]] == [(0.875, 1.0), (0.0, 0.875)]
 
 
-def test_an_expert_without_a_step_gets_no_file_and_a_warning(
-    overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    assert train(overrides("steps=2", *HALVES, base=BASE), run) == DONE
+def test_an_expert_without_a_step_gets_no_file_and_a_warning(work: Work, capsys: Printed) -> None:
+    run = work.train("steps=2", *HALVES, base=BASE)
     assert len(list((run / "export").iterdir())) == 1
     (warning,) = warnings_of(run)
     assert "has had no step" in warning
@@ -186,7 +166,7 @@ SIZE = ("sample.frames=9", "sample.resolution=32x32", "sample.steps=2", "sample.
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cpu(monkeypatch: Patch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
@@ -212,52 +192,39 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(overri
     assert one != two, "the first windows, one after the other"
 
 
-@pytest.mark.parametrize(
-    ("variant", "sets", "conditioned"),
-    [
-        ("t2v", (), False),
-        ("ti2v", (), False),
-        ("ti2v", ("first_frame_probability=0.7",), True),
-        ("i2v", (), True),
-        ("i2v", ("samples=0",), False),
-    ],
-)
-def test_a_model_without_an_image_has_no_first_frames(
-    variant: str, sets: tuple[str, ...], conditioned: bool, overrides: Make
-) -> None:
-    assert bool(first_frames_of(job_of(overrides, variant, *sets))) == conditioned
+def test_a_model_without_an_image_has_no_first_frames(overrides: Make) -> None:
+    for variant, sets in (("t2v", ()), ("ti2v", ()), ("i2v", ("samples=0",))):
+        assert not first_frames_of(job_of(overrides, variant, *sets))
+    for variant, sets in (("ti2v", ("first_frame_probability=0.7",)), ("i2v", ())):
+        assert first_frames_of(job_of(overrides, variant, *sets))
 
 
 @pytest.mark.parametrize("shape", ["sample.frames=5", "sample.resolution=32x64"])
-def test_a_preview_of_a_shape_that_no_window_has_is_refused_before_the_work(
-    shape: str, overrides: Make, tmp_path: Path
-) -> None:
-    sets = (*IMAGE_SETS[:2], "sample_after=1", f"cache_dir={tmp_path / 'cache'}", shape)
+def test_a_preview_of_a_shape_that_no_window_has_is_refused_before_the_work(shape: str, work: Work) -> None:
+    sets = (*IMAGE_SETS[:2], "sample_after=1", f"cache_dir={work.tmp / 'cache'}", shape)
     with pytest.raises(VideotuneError, match=r"no window is .* there are 9x32x32"):
-        train(overrides(*sets, base=("wan", "i2v")), tmp_path / "run")
-    assert not list((tmp_path / "cache").glob("*latents*"))
+        train(work.overrides(*sets, base=("wan", "i2v")), work.run)
+    assert not list((work.tmp / "cache").glob("*latents*"))
 
 
 @pytest.mark.parametrize("variant", ["i2v", "ti2v"])
-def test_previews_begin_with_the_first_frames_of_clips(
-    variant: str, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_previews_begin_with_the_first_frames_of_clips(variant: str, work: Work) -> None:
     """And `sample` of the run, given that clip's first frame as a picture, makes the same."""
     sets = (*IMAGE_SETS, "samples=1", "sample_after=1", "sample.steps=2", "sample.guidance=1")
-    run = finished(*sets, base=("wan", variant))
+    run = work.finished(*sets, base=("wan", variant))
     assert warnings_of(run) == []
     _, last = of_kind(run, "sample")
-    job = open_job(*resolve_config(overrides(*sets, base=("wan", variant))))
+    job = open_job(*resolve_config(work.overrides(*sets, base=("wan", variant))))
     window = first_frames_of(job)[last["prompt"]]
     first = decode(job.library.media[window.clip_id], [window.start], 32, 32)[0]
 
     def sampled(name: str, image: Path) -> np.ndarray:
-        assert sample(SampleOptions((last["prompt"],), last["seed"], run, images=(image,)), tmp_path / name) == DONE
-        return film(next((tmp_path / name).glob("*.mp4")))
+        assert sample(SampleOptions((last["prompt"],), last["seed"], run, images=(image,)), work.tmp / name) == DONE
+        return film(next((work.tmp / name).glob("*.mp4")))
 
     preview = film(run / last["path"])
-    assert np.array_equal(preview, sampled("again", write_image(tmp_path / "first.png", first)))
-    assert np.abs(preview - sampled("other", picture(tmp_path / "other.png", 1))).mean() > 0.5
+    assert np.array_equal(preview, sampled("again", write_image(work.tmp / "first.png", first)))
+    assert np.abs(preview - sampled("other", picture(work.tmp / "other.png", 1))).mean() > 0.5
 
 
 def film(path: Path) -> np.ndarray:
@@ -266,7 +233,7 @@ def film(path: Path) -> np.ndarray:
 
 
 def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
-    tiny_bases: Callable[..., Path], tmp_path: Path
+    tiny_bases: Bases, tmp_path: Path
 ) -> None:
     base, (one, two) = str(tiny_bases("wan", "ti2v")), (picture(tmp_path / f"{i}.png", i) for i in (1, 2))
 
@@ -290,15 +257,14 @@ def test_the_picture_is_cropped_to_the_shape_and_each_prompt_may_have_its_own(
     assert np.abs(text_alone[0] - both[0]).mean() > 0.5
 
 
-def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: Bases, tmp_path: Path) -> None:
     image, broken = picture(tmp_path / "a.png", 0), tmp_path / "b.png"
     broken.write_bytes(b"no picture")
 
     def refused(match: str, variant: str, prompts: int = 1, **options: Any) -> None:
+        base = str(tiny_bases("wan", variant))
         with pytest.raises(VideotuneError, match=match):
-            sample(
-                SampleOptions(("a",) * prompts, 1, base=str(tiny_bases("wan", variant)), sets=SIZE, **options), tmp_path
-            )
+            sample(SampleOptions(("a",) * prompts, 1, base=base, sets=SIZE, **options), tmp_path)
 
     refused("takes no image", "t2v", images=(image,))
     refused("which image", "i2v")
@@ -310,7 +276,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(tiny_bases: Callable[..
 
 
 def test_the_base_with_two_experts_is_sampled_and_its_files_find_their_experts(
-    tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any], tmp_path: Path
+    tiny_bases: Bases, tiny_family: Callable[..., Any], tmp_path: Path
 ) -> None:
     from videotune.adapters.lora import add_lora
     from videotune.exporter.adapter_export import export_lora

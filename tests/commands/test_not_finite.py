@@ -11,22 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    complete,
-    equal,
-    furthest,
-    of_kind,
-    resume,
-    start,
-    state,
-    steps_of,
-    warnings_of,
-)
+from tests.commands.safety_kit import Work, resume, start
 from tests.failing_forward import OUT_OF_MEMORY, failing_forward
-from tests.shell import train
+from tests.read_runs import assert_same_run, complete, equal, furthest, of_kind, state, steps_of, warnings_of
+from tests.shell import Patch, train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
@@ -50,7 +38,7 @@ METHODS = pytest.mark.parametrize(
 )
 
 
-def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
+def spoil_clip(monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
     sample = Source.sample
 
@@ -63,7 +51,7 @@ def spoil_clip(monkeypatch: pytest.MonkeyPatch, stem: str, when: Callable[[int],
     monkeypatch.setattr(Source, "sample", spoilt)
 
 
-def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float) -> None:
+def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
     """The loss is finite at these steps, and the gradient is not."""
     clip, taken = step_module.clip, []
 
@@ -78,12 +66,12 @@ def spoil_gradient(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: floa
 
 @METHODS
 def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
-    method: tuple[str, ...], overrides: Make, small_clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: tuple[str, ...], work: Work, small_clips: Path, monkeypatch: Patch
 ) -> None:
     """Weights, moments and average are bit for bit as before; the step counters of the optimizer too."""
-    run, stem = tmp_path / "run", sorted((small_clips / "videos").iterdir())[2].stem
+    run, stem = work.run, sorted((small_clips / "videos").iterdir())[2].stem
     spoil_clip(monkeypatch, stem)
-    assert train(overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run) == DONE
+    assert train(work.overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run) == DONE
     ids = {clip["id"][:12]: Path(clip["path"]).stem for clip in read_json(run / "check.json")["clips"]}
     skipped = [line["step"] for line in steps_of(run) if line.get("skipped")]
     assert skipped == [line["step"] for line in steps_of(run) if ids[line["window_ids"][0][:12]] == stem]
@@ -100,13 +88,10 @@ def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_alone_that_is_not_finite_is_not_applied(
-    value: float, overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gradient_alone_that_is_not_finite_is_not_applied(value: float, work: Work, monkeypatch: Patch) -> None:
     """From the first step on, where the optimizer has no state yet."""
-    run = tmp_path / "run"
     spoil_gradient(monkeypatch, {1, 3}, value)
-    assert train(overrides("steps=4", "save_every=1", "batch_size=2", "ema.decay=0.9"), run) == DONE
+    run = work.train("steps=4", "save_every=1", "batch_size=2", "ema.decay=0.9")
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [True, False, True, False]
     assert all(isinstance(line["loss"], float) for line in steps_of(run))
     assert not equal(state(run, 2), state(run, 1))
@@ -120,26 +105,23 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(
 
 @pytest.mark.parametrize("optimizer", ["ADAMW", "ADAMW_8BIT"])
 def test_a_run_whose_first_step_was_skipped_can_be_resumed_exactly(
-    optimizer: str, overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, work: Work, monkeypatch: Patch
 ) -> None:
     """There the optimizer may have no state to save."""
-    run = tmp_path / "run"
     spoil_gradient(monkeypatch, {1}, float("nan"))
-    assert train(overrides("steps=3", "save_every=1", f"optimizer.name={optimizer}"), run) == DONE
+    run = work.train("steps=3", "save_every=1", f"optimizer.name={optimizer}")
     assert bool(steps_of(run)[0]["skipped"])
-    first = shutil.copytree(run, tmp_path / "first")
+    first = shutil.copytree(run, work.tmp / "first")
     assert resume(run, step=1) == DONE
     assert_same_run(run, first, 3)
 
 
-def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
+def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(work: Work, monkeypatch: Patch) -> None:
+    run = work.run
     with monkeypatch.context() as patch:
         spoil_gradient(patch, {2, 4, 5, 6, 7, 8, 9, 10}, float("nan"))
         with pytest.raises(VideotuneError) as caught:
-            train(overrides("steps=20", "save_every=0"), run)
+            train(work.overrides("steps=20", "save_every=0"), run)
     assert caught.value.exit_code == FAILED
     text = str(caught.value)
     assert text.startswith("5 steps in a row had a loss or gradient that is not finite; the journal names their clips.")
@@ -151,13 +133,11 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, False]
 
 
-def test_four_before_a_resume_and_one_after_it_are_five(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
+def test_four_before_a_resume_and_one_after_it_are_five(work: Work, monkeypatch: Patch) -> None:
+    run = work.run
     with monkeypatch.context() as patch:
         spoil_gradient(patch, {2, 3, 4, 5}, float("nan"))
-        assert train(overrides("steps=5"), run) == DONE
+        assert train(work.overrides("steps=5"), run) == DONE
     spoil_gradient(monkeypatch, {1}, float("nan"))
     with pytest.raises(VideotuneError, match="5 steps in a row"):
         resume(run, "steps=9")
@@ -165,11 +145,9 @@ def test_four_before_a_resume_and_one_after_it_are_five(
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
-def test_a_state_that_is_not_finite_is_never_saved(
-    part: str, overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_is_not_finite_is_never_saved(part: str, work: Work, monkeypatch: Patch) -> None:
     """Whatever made it so: here somebody writes a NaN into it before step 3."""
-    make, run = loop.step_records, tmp_path / "run"
+    make, run = loop.step_records, work.run
 
     def spoilt(trainer: Trainer) -> Any:
         for number, record in enumerate(make(trainer), 1):
@@ -184,43 +162,38 @@ def test_a_state_that_is_not_finite_is_never_saved(
 
     monkeypatch.setattr(loop, "step_records", spoilt)
     with pytest.raises(VideotuneError, match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved"):
-        train(overrides("steps=6", "save_every=2", "ema.decay=0.9"), run)
+        train(work.overrides("steps=6", "save_every=2", "ema.decay=0.9"), run)
     assert complete(run) == [2]
     assert all(bool(value.isfinite().all()) for value in state(run, 2).values() if value.is_floating_point())
     assert not (run / "export").exists()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
 
 
-def test_a_validation_loss_that_is_not_finite_ends_nothing(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validation_loss_that_is_not_finite_ends_nothing(work: Work, monkeypatch: Patch) -> None:
     """It is null in the journal, and later ones are still measured."""
-    run, plain = tmp_path / "run", Source.plain
+    run, plain = work.run, Source.plain
 
     def spoilt(self: Source, window: Any) -> Moments:
         moments = plain(self, window)
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
     monkeypatch.setattr(Source, "plain", spoilt)
-    assert train(overrides("steps=2", "validate_every=1"), run) == DONE
+    assert train(work.overrides("steps=2", "validate_every=1"), run) == DONE
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]
     assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses)
 
 
-def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remedy_resumes(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run, settings = tmp_path / "run", ("steps=6", "batch_size=4", "ema.decay=0.9", "gradient_checkpointing=OFF")
-    straight = finished(*settings, "save_every=3")
+def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remedy_resumes(work: Work) -> None:
+    run, settings = work.run, ("steps=6", "batch_size=4", "ema.decay=0.9", "gradient_checkpointing=OFF")
+    straight = work.finished(*settings, "save_every=3")
     with failing_forward(4), pytest.raises(DoesNotFit) as caught:
-        train(overrides(*settings, "save_every=0"), run)
+        train(work.overrides(*settings, "save_every=0"), run)
     text = str(caught.value)
     shape = re.search(r"(\d+)x(\d+)x(\d+)", text)
     bucket = next(one for one in read_json(run / "plan.json")["buckets"] if shape and one["shape"].startswith(shape[0]))
-    assert text.startswith(
-        f"out of memory in step 4: 4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
-    )
+    samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
+    assert text.startswith(f"out of memory in step 4: {samples}")
     assert "Checkpoints: complete are those of the steps 3; go on with: videotune train --out" in text
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
     assert first.startswith("--resume --set micro_batch_size=1:")
@@ -238,11 +211,9 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     assert line["changes"] == ["micro_batch_size: 4 -> 1"]
 
 
-def test_a_state_that_may_be_half_updated_is_not_saved(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: Patch) -> None:
     """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
-    run, updates, apply = tmp_path / "run", [], step_module.apply
+    run, updates, apply = work.run, [], step_module.apply
 
     def half(optimizer: Any, good: Any) -> None:
         updates.append(1)
@@ -254,26 +225,26 @@ def test_a_state_that_may_be_half_updated_is_not_saved(
 
     monkeypatch.setattr(step_module, "apply", half)
     with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
-        train(overrides("steps=6", "save_every=2"), run)
+        train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]
 
 
-def test_another_error_is_raised_as_it_is(overrides: Make, tmp_path: Path) -> None:
+def test_another_error_is_raised_as_it_is(work: Work) -> None:
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with failing_forward(2, error), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        train(overrides("steps=3"), tmp_path / "run")
+        train(work.overrides("steps=3"), work.run)
 
 
-def test_out_of_memory_on_the_host(server: None, overrides: Make, finished: Finished, tmp_path: Path) -> None:
+def test_out_of_memory_on_the_host(server: None, work: Work) -> None:
     """The process has no more address space: torch's CPU allocator raises its own error."""
-    run, settings = tmp_path / "run", ("steps=4", "save_every=0")
-    running = start(overrides(*settings), run, first=narrow, given=(3,))
+    run, settings = work.run, ("steps=4", "save_every=0")
+    running = start(work.overrides(*settings), run, first=narrow, given=(3,))
     assert running.ended() == SKIPPED
     assert "videotune: out of memory in step 3: 1 samples of " in running.stderr
     assert "Traceback" not in running.stderr
     assert complete(run) == [2]
     assert resume(run) == DONE
-    assert_same_run(run, finished(*settings), 4)
+    assert_same_run(run, work.finished(*settings), 4)
 
 
 def narrow(step: int) -> None:
@@ -291,15 +262,15 @@ def narrow(step: int) -> None:
     step_module.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
+ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+
 @pytest.mark.parametrize(
     ("error", "is_memory"),
     [
         (MemoryError(), True),
         (OUT_OF_MEMORY, True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"),
-            True,
-        ),
+        (RuntimeError(ON_THE_HOST), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("Expected all tensors to be on the same device"), False),
         (KeyboardInterrupt(), False),
@@ -311,10 +282,8 @@ def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory
 
 def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> None:
     small = {"batch_size": 1, "gradient_checkpointing": "ON", "optimizer": {"name": "ADAMW_8BIT"}, "lora": {"rank": 4}}
-    new = [
-        f"a new run with {what}"
-        for what in ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
-    ]
+    smaller = ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
+    new = [f"a new run with {what}" for what in smaller]
     assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
     assert [line.split(":")[0] for line in remedies(parse(small))] == [
         "--resume --set gradient_checkpointing=CPU_OFFLOADED",
@@ -331,21 +300,16 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
     assert lines[0].startswith("--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of")
 
 
-def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(
-    overrides: Make, small_clips: Path, tmp_path: Path
-) -> None:
+def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(work: Work, clips: Path) -> None:
     """There the samples of a step follow from batch_size alone, not from its product with the accumulation."""
     from PIL import Image
 
-    data, run = tmp_path / "data", tmp_path / "run"
-    shutil.copytree(small_clips, data, ignore=shutil.ignore_patterns(".videotune-cache"))
     for number in range(4):
-        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(data / "videos" / f"still-{number}.png")
-        (data / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
-    words = overrides(
-        "steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5", data=data
-    )
-    assert train(words, run, allow_skips="all") == DONE
+        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(clips / "videos" / f"still-{number}.png")
+        (clips / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
+    sets = ("steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5")
+    words = work.overrides(*sets, data=clips)
+    assert train(words, work.run, allow_skips="all") == DONE
     with pytest.raises(VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"):
-        resume(run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
-    assert resume(run, "steps=3") == DONE
+        resume(work.run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
+    assert resume(work.run, "steps=3") == DONE

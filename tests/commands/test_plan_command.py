@@ -1,10 +1,10 @@
-"""What is planned and chosen before a run: memory settings, noise levels, published models without a network."""
+"""What is planned and chosen before a run: memory settings, noise levels, published models without a network; and runs with
+blocks and inputs on the host, which are the plain run, line by line and bit for bit.
+"""
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +16,11 @@ import torch
 
 from tests.clips import noise, write_dataset
 from tests.commands.moments import nth
-from tests.commands.safety_kit import Finished, Make, assert_same_run, equal, of_kind, resume, state
+from tests.commands.safety_kit import Make, Work, resume
 from tests.failing_forward import OUT_OF_MEMORY
-from tests.shell import plan, train
+from tests.offload_kit import deepen
+from tests.read_runs import assert_same_run, equal, of_kind, state
+from tests.shell import Bases, Patch, Printed, plan, train
 from videotune.cli.plan import ROWS, curve
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
@@ -56,28 +58,26 @@ def small(overrides: Make) -> Any:
     ],
 )
 def test_on_a_cpu_nothing_is_saved_and_the_choice_is_recorded_as_planned(
-    sets: tuple[str, ...], settings: list[Any], origins: list[str], overrides: Make, tmp_path: Path
+    sets: tuple[str, ...], settings: list[Any], origins: list[str], work: Work
 ) -> None:
-    chosen = overrides("steps=1", "batch_size=2", *sets)
+    chosen = work.overrides("steps=1", "batch_size=2", *sets)
     job = opened(chosen)
     planned = to_json(fit(job, "FLOAT_32", None, None), job, "FLOAT_32")["chosen"]
-    assert train(chosen, tmp_path / "run") == DONE
-    kept = read_run_config(tmp_path / "run")
+    assert train(chosen, work.run) == DONE
+    kept = read_run_config(work.run)
     assert [kept["settings"][key] for key in OPEN] == settings == [planned[key] for key in OPEN]
     assert [kept["origins"][key] for key in OPEN] == origins
 
 
-def test_where_the_host_is_short_blocks_are_computed_again(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_host_is_short_blocks_are_computed_again(small: Any, monkeypatch: Patch) -> None:
     assert fit_settings(small).config.gradient_checkpointing == "OFF"
     memory = SimpleNamespace(available=10**6, total=10**6)
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     assert fit_settings(small).config.gradient_checkpointing == "ON"
 
 
-def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = shutil.copytree(finished("steps=2", "micro_batch_size=1"), tmp_path / "run")
+def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(work: Work, monkeypatch: Patch) -> None:
+    run = work.copy("steps=2", "micro_batch_size=1")
     monkeypatch.setattr(fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True)))
     assert resume(run, "steps=3") == DONE
     assert read_run_config(run)["settings"]["gradient_checkpointing"] == "OFF"
@@ -87,7 +87,7 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
 
 
-def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: Printed) -> None:
     settings = overrides("steps=10", "batch_size=2")
     assert plan(settings, card="rtx 3060 12gb") == DONE
     printed = capsys.readouterr().out
@@ -159,9 +159,7 @@ def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(small:
     assert saved[0] > saved[1], "and the plan knows"
 
 
-def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
-    small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(small: Any, monkeypatch: Patch) -> None:
     """As on a CUDA machine whose card has so many bytes."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
@@ -176,7 +174,7 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
 
 
 def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    work: Work, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """The run is the same to the bit, and so is a preview with the denoiser offloaded."""
     real, seen, tries = decoding.decode, [], []
@@ -191,20 +189,19 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
     monkeypatch.setattr(decoding, "decode", short)
     for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
         tries.clear()
-        run = tmp_path / f"run{most}"
-        assert train(overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run) == DONE
+        run = work.tmp / f"run{most}"
+        assert train(work.overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run) == DONE
         assert tries[: len(wanted)] == wanted
         assert len(of_kind(run, "sample")) == 3
-        assert equal(state(run, 2), state(tmp_path / "run0", 2))
+        assert equal(state(run, 2), state(work.tmp / "run0", 2))
     assert np.array_equal(seen[0][0], seen[3][0]), "step 0, whole and with the denoiser offloaded"
     assert "decoded in tiles" in capsys.readouterr().err
 
 
 def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
-    overrides: Make, finished: Finished, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    fill, met, plain, run = cache_filling.fill, nth(1), finished("steps=2"), tmp_path / "run"
+    work: Work, monkeypatch: Patch, capsys: Printed
+) -> None:
+    fill, met, plain, run = cache_filling.fill, nth(1), work.finished("steps=2"), work.run
 
     def short(family: Any, *more: Any) -> Any:
         if met():
@@ -213,29 +210,23 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
         return fill(family, *more)
 
     monkeypatch.setattr(cache_filling, "fill", short)
-    assert train(overrides("steps=2", f"cache_dir={tmp_path / 'cache'}"), run) == DONE
+    assert train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
     assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
     assert_same_run(run, plain, 2)
     assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
 
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
-def test_without_a_fake_step_the_bound_on_activations_holds(
-    family: str, overrides: Make, tiny_bases: Callable[[str], Path]
-) -> None:
+def test_without_a_fake_step_the_bound_on_activations_holds(family: str, overrides: Make) -> None:
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
-    job = opened(
-        overrides("steps=1", "batch_size=2", f"base_model_name={tiny_bases(family)}", "video_config.target_fps=16")
-    )
+    job = opened(overrides("steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,)))
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
     depths = tuple(seen.depths.items())
     kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
     assert kept < activations_at_most(job, 4) < 30 * kept
 
 
-def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(
-    overrides: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(overrides: Make, capsys: Printed) -> None:
     assert plan(overrides("steps=1000000000", "save_every=1")) == SKIPPED
     assert "too much" in capsys.readouterr().out
     assert plan(overrides("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
@@ -253,15 +244,14 @@ def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> 
     assert facts["validation"] == pytest.approx(ts.quantiles(9).tolist(), abs=1e-4)
 
 
-def test_of_two_experts_each_has_its_share(
-    tiny_bases: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_experts_each_has_its_share(tiny_bases: Bases, capsys: Printed) -> None:
     """37 % at shift 5 for the one above 0.875."""
-    base = tiny_bases("wan", "t2v-a14b")
-    plan(
-        Overrides(sets=(f"base_model_name={base}", "timestep_distribution=LOGIT_NORMAL", "timestep_shift=5")),
-        timesteps=True,
+    sets = (
+        f"base_model_name={tiny_bases('wan', 't2v-a14b')}",
+        "timestep_distribution=LOGIT_NORMAL",
+        "timestep_shift=5",
     )
+    plan(Overrides(sets=sets), timesteps=True)
     out = capsys.readouterr().out
     assert "noise levels: LOGIT_NORMAL, shift 5" in out
     assert "experts: high 36.8%, low 63.2%" in out
@@ -293,13 +283,13 @@ def offline(tmp_path: Path, *settings: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def clips(tmp_path: Path) -> Path:
+def film(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "clips", {"a.mp4": noise(40, 96, 160, seed=1)}, {}, fps=16)
 
 
-def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None:
+def test_check_and_plan_answer_for_a_preset(tmp_path: Path, film: Path) -> None:
     """What a published model needs of a card: tests/models/test_manifests.py."""
-    settings = (str(clips), "--preset", "wan 2.1 1.3B LoRA 16GB")
+    settings = (str(film), "--preset", "wan 2.1 1.3B LoRA 16GB")
     for words in (("check",), ("plan", "--timesteps")):
         done = offline(tmp_path, words[0], *settings, *words[1:])
         assert done.returncode == 0, done.stderr
@@ -313,8 +303,92 @@ def test_check_and_plan_answer_for_a_preset(tmp_path: Path, clips: Path) -> None
         (("plan", "--base", "somebody/other"), "somebody/other"),
     ],
 )
-def test_a_model_that_is_not_here_is_named(words: tuple[str, ...], named: str, tmp_path: Path, clips: Path) -> None:
-    done = offline(tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(clips), *words[1:])
+def test_a_model_that_is_not_here_is_named(words: tuple[str, ...], named: str, tmp_path: Path, film: Path) -> None:
+    done = offline(tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(film), *words[1:])
     assert done.returncode == 1
     assert named in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+# ---- streamed runs
+
+
+@pytest.fixture(scope="module")
+def deep(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
+    folder = tmp_path_factory.mktemp("deep")
+    bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
+    fixed = (
+        f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
+        "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4",
+        "dataloader_threads=0", "learning_rate=0.001",
+    )  # fmt: skip
+
+    def make(*sets: str, variant: str = "t2v") -> Overrides:
+        return Overrides(data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets))
+
+    return make
+
+
+@pytest.fixture
+def decoded(monkeypatch: Patch) -> list[torch.Tensor]:
+    """The latents of every preview, in order: the encoder of the files themselves does not give the same bits twice."""
+    seen: list[torch.Tensor] = []
+
+    def keep(family: Any, latents: list[torch.Tensor], tiled: bool) -> Any:
+        seen.extend(latents)
+        return decode(family, latents, tiled)
+
+    decode = decoding.decode
+    monkeypatch.setattr(decoding, "decode", keep)
+    return seen
+
+
+def validations(run: Path) -> list[Any]:
+    return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "validation")]
+
+
+RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "lora": ("t2v", ("lora.dropout=0.2", "ema.decay=0.9")),
+    "full": ("t2v", ("training_method=FINE_TUNE", "ema.decay=0.9")),
+    "full-bf16": ("t2v", ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "sample_after=0", "validate_every=0")),
+    "two-experts": ("t2v-a14b", ("expert_period=2", "validate_every=0")),
+    "new-tokens": ("t2v", ("training_method=EMBEDDING", "learning_rate=0.01")),
+    "one-expert-full": ("t2v-a14b", ("training_method=FINE_TUNE", "experts=low", "validate_every=0")),
+}
+STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
+
+
+LONG = ("full-bf16", "one-expert-full")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
+def test_a_streamed_run_is_the_plain_run(name: str, deep: Make, tmp_path: Path, decoded: list[torch.Tensor]) -> None:
+    """Losses, checkpoints, averages, previews and validation."""
+    variant, sets = RUNS[name]
+    plain, streamed = tmp_path / "plain", tmp_path / "streamed"
+    assert train(deep(*sets, variant=variant), plain) == DONE
+    count = len(decoded)
+    assert train(deep(*sets, *STREAMED, variant=variant), streamed) == DONE
+    assert_same_run(streamed, plain, 4)
+    assert validations(streamed) == validations(plain)
+    assert count == (0 if "sample_after=0" in sets else 2)
+    assert len(decoded) == 2 * count
+    assert all(torch.equal(one, other) for one, other in zip(decoded[:count], decoded[count:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("sets", "first", "then"),
+    [
+        (("lora.dropout=0.2", "ema.decay=0.9"), (), STREAMED),
+        (("training_method=FINE_TUNE",), ("layer_offload_fraction=1",), ("layer_offload_fraction=0",)),
+    ],
+)
+def test_a_resume_turns_streaming_on_and_off(
+    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], deep: Make, tmp_path: Path
+) -> None:
+    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), tmp_path / "plain", tmp_path / "run"
+    assert train(deep(*sets), plain) == DONE
+    assert train(deep(*sets, "steps=2", *first), run) == DONE
+    assert resume(run, "steps=4", *then) == DONE
+    assert_same_run(run, plain, 4)

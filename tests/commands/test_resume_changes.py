@@ -1,4 +1,8 @@
-"""What may differ on a resume: safe, allowed by name, or refused, and always reported."""
+"""What may differ on a resume: safe, allowed by name, or refused, and always reported.
+
+After public threads of other trainers too: musubi-tuner #497 (the rate of a resume is 0), diffusion-pipe #278 (another rate
+is taken for the old one), OneTrainer #132 (a run that is done resumes to nothing, and nothing says so).
+"""
 
 import json
 import shutil
@@ -8,29 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    complete,
-    equal,
-    facts_of,
-    furthest,
-    of_kind,
-    refusal,
-    resume,
-    start,
-    state,
-    steps_of,
-    warnings_of,
-)
+from tests.commands.safety_kit import Finished, Make, Work, refusal, resume, start
+from tests.read_runs import assert_same_run, complete, equal, facts_of, furthest, of_kind, state, steps_of, warnings_of
 from tests.runs import open_run
-from tests.shell import train
+from tests.shell import Printed, train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import read_run_config
+
+Begun = Callable[..., Path]
 
 
 def rates(run: Path) -> list[float]:
@@ -45,15 +37,15 @@ def rename_clip(data: Path, clip: str, folder: Path, name: str = "") -> None:
 
 
 @pytest.fixture
-def begun(finished: Finished, tmp_path: Path) -> Callable[..., Path]:
+def begun(work: Work) -> Callable[..., Path]:
     """A copy of a run of four steps, saved at each second one."""
-    return lambda *sets: shutil.copytree(finished("steps=4", "save_every=2", *sets), tmp_path / "run")
+    return lambda *sets: work.copy("steps=4", "save_every=2", *sets)
 
 
 # ---- keys
 
 
-def test_safe_keys_apply_at_once_and_are_reported(begun: Callable[..., Path], finished: Finished) -> None:
+def test_safe_keys_apply_at_once_and_are_reported(begun: Begun, finished: Finished, capfd: Printed) -> None:
     run = begun()
     assert resume(run, "steps=8", "save_every=3") == DONE
     assert complete(run) == [2, 4, 6, 8]
@@ -66,6 +58,7 @@ def test_safe_keys_apply_at_once_and_are_reported(begun: Callable[..., Path], fi
     before = read_json(run / "before" / "config-until-step-4.json")
     assert (before["settings"]["save_every"], before["steps"]) == (2, 4)
     assert resume(run) == DONE, "and a plain resume keeps them"
+    assert "all 8 steps are done already" in capfd.readouterr().err
     assert "changes" not in of_kind(run, "resume")[-1]
 
 
@@ -94,7 +87,7 @@ ALLOWED = {"override": True, "data_change": True}
     ],
 )
 def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
-    changes: tuple[str, ...], allowed: dict[str, bool], named: tuple[str, ...], begun: Callable[..., Path]
+    changes: tuple[str, ...], allowed: dict[str, bool], named: tuple[str, ...], begun: Begun
 ) -> None:
     """Only what must be allowed is named."""
     text = refusal(begun(), "steps=6", *changes, **allowed)
@@ -102,7 +95,7 @@ def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
     assert "save_every" not in text
 
 
-def test_an_override_applies_at_the_very_next_step(begun: Callable[..., Path], finished: Finished) -> None:
+def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finished) -> None:
     run, straight = begun(), finished("steps=6", "save_every=2")
     saved = {step: state(run, step) for step in (2, 4)}
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
@@ -117,10 +110,11 @@ def test_an_override_applies_at_the_very_next_step(begun: Callable[..., Path], f
     assert moved[0] / moved[1] == pytest.approx(2, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    "change", ["optimizer.weight_decay=0.9", "optimizer.beta1=0.1", "max_grad_norm=0.001", "caption_dropout=1"]
-)
-def test_each_kind_of_override_has_an_effect(change: str, begun: Callable[..., Path], finished: Finished) -> None:
+OTHER = ("optimizer.weight_decay=0.9", "optimizer.beta1=0.1", "max_grad_norm=0.001", "caption_dropout=1")
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_each_kind_of_override_has_an_effect(change: str, begun: Begun, finished: Finished) -> None:
     """An optimizer's numbers too, which a restored state must not bring back."""
     run, plain = begun(), finished("steps=6", "save_every=2")
     assert resume(run, change, "steps=6", override=True) == DONE
@@ -128,7 +122,7 @@ def test_each_kind_of_override_has_an_effect(change: str, begun: Callable[..., P
     assert equal(state(run, 4), state(plain, 4))
 
 
-def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun: Callable[..., Path]) -> None:
+def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun: Begun) -> None:
     run = begun()
     assert resume(run, "ema.decay=0.5", "steps=5", override=True) == DONE
     ours, before = state(run, 5), state(run, 4)
@@ -141,7 +135,7 @@ def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun:
     assert not any(name.startswith("ema/") for name in state(run, 6))
 
 
-def test_more_steps_under_a_falling_rate_need_the_override(begun: Callable[..., Path]) -> None:
+def test_more_steps_under_a_falling_rate_need_the_override(begun: Begun) -> None:
     run = begun("learning_rate_scheduler=COSINE")
     assert "steps: 4 -> 8 (the rate of a COSINE schedule depends on the number of steps)" in refusal(run, "steps=8")
     assert resume(run, "steps=8", override=True) == DONE
@@ -149,7 +143,7 @@ def test_more_steps_under_a_falling_rate_need_the_override(begun: Callable[..., 
     assert rates(run)[:2] == pytest.approx([0.01, 0.01 * 0.8535534])
 
 
-def test_epochs_may_be_given_instead_of_steps(begun: Callable[..., Path]) -> None:
+def test_epochs_may_be_given_instead_of_steps(begun: Begun) -> None:
     run = begun()
     assert resume(run, "epochs=1") == DONE
     assert len(steps_of(run)) == 6, "six windows, one a step"
@@ -157,15 +151,15 @@ def test_epochs_may_be_given_instead_of_steps(begun: Callable[..., Path]) -> Non
     assert read_run_config(run)["settings"]["steps"] == 6
 
 
-def test_another_split_of_a_step_agrees_to_rounding(finished: Finished, tmp_path: Path) -> None:
+def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     settings = ("save_every=3", "batch_size=4")
-    run, straight = shutil.copytree(finished("steps=3", *settings), tmp_path / "run"), finished("steps=6", *settings)
+    run, straight = shutil.copytree(work.finished("steps=3", *settings), work.run), work.finished("steps=6", *settings)
     assert resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
     assert 0 <= furthest(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
 
 
-def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Callable[..., Path]) -> None:
+def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Begun) -> None:
     """A run that an older version began goes on with the default that holds today."""
     run = begun()
     kept = read_json(run / "config.json")
@@ -177,7 +171,7 @@ def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Callable[..., P
     assert of_kind(run, "resume")[0]["changes"] == ["steps: 4 -> 5 (the rate is constant)"]
 
 
-def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: Callable[..., Path]) -> None:
+def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: Begun) -> None:
     run = begun("validate_every=2")
     names = [line["validation"] for line in of_kind(run, "validation")]
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
@@ -195,13 +189,13 @@ def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: C
 
 
 def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
-    library: Path, overrides: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    clips: Path, work: Work, capfd: Printed
 ) -> None:
     """What was measured before compares with nothing that is measured after."""
-    run, held = tmp_path / "run", tmp_path / "held"
-    assert train(overrides("steps=2", "validate_every=2", data=library), run) == DONE
-    rename_clip(library, stems(library)[0], held)
-    rows = json.dumps([{"path": str(library)}, {"path": str(held), "kind": "validation"}])
+    run, held = work.run, work.tmp / "held"
+    assert train(work.overrides("steps=2", "validate_every=2", data=clips), run) == DONE
+    rename_clip(clips, stems(clips)[0], held)
+    rows = json.dumps([{"path": str(clips)}, {"path": str(held), "kind": "validation"}])
     assert "1 clip trained on before, now held out" in refusal(run, f"datasets={rows}", "steps=3")
     assert "the validation set changed" not in capfd.readouterr().err
     assert resume(run, f"datasets={rows}", "steps=4", data_change=True) == DONE
@@ -218,9 +212,9 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
 # ---- the base model
 
 
-def test_a_base_model_may_move_and_not_change(overrides: Make, finished: Finished, tmp_path: Path) -> None:
-    settings, straight = overrides("steps=2", "save_every=2"), finished("steps=4", "save_every=2")
-    here, there, run = tmp_path / "here", tmp_path / "there", tmp_path / "run"
+def test_a_base_model_may_move_and_not_change(work: Work) -> None:
+    settings, straight = work.overrides("steps=2", "save_every=2"), work.finished("steps=4", "save_every=2")
+    here, there, run = work.tmp / "here", work.tmp / "there", work.run
     shutil.copytree(read_run_config(straight)["settings"]["base_model_name"], here)
     assert train(Overrides(data=settings.data, sets=(*settings.sets, f"base_model_name={here}")), run) == DONE
     here.rename(there)
@@ -236,12 +230,6 @@ def test_a_base_model_may_move_and_not_change(overrides: Make, finished: Finishe
 
 
 # ---- the clips
-
-
-@pytest.fixture
-def library(small_clips: Path, tmp_path: Path) -> Path:
-    """Clips of this test's own."""
-    return shutil.copytree(small_clips, tmp_path / "data", ignore=shutil.ignore_patterns(".videotune-cache"))
 
 
 def stems(data: Path) -> list[str]:
@@ -311,25 +299,23 @@ def counts_agree(run: Path, steps: int) -> None:
     job = open_run(Overrides(), run, Resume()).job
     promised = job.exposure(steps)
     now = {window.id for window in job.library.windows}
-    assert {name: count for name, count in shown.items() if name in now} == {
-        name: count for name, count in promised.windows.items() if count
-    }
+    views = {name: count for name, count in shown.items() if name in now}
+    assert views == {name: count for name, count in promised.windows.items() if count}
     by_clip = {clip["id"]: clip["views"] for clip in read_json(run / "check.json")["clips"] if clip["used"]}
     assert by_clip == dict(promised.clips)
     planned = read_json(run / "plan.json")["views"]
     assert planned["per_window"]["max"] == max(promised.windows.values())
     assert min(planned["steps_for"].values()) >= job.past.step, "no step of which nothing is known any more"
-    kept = sum(count for name, count in shown.items() if name in now)
-    assert job.views_at(steps) == pytest.approx(kept / len(now), abs=1)
+    assert job.views_at(steps) == pytest.approx(sum(views.values()) / len(now), abs=1)
     page = (run / "report.html").read_text(encoding="utf-8")
     assert all(Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"])
 
 
-def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, overrides: Make, tmp_path: Path) -> None:
-    run, straight, moved = tmp_path / "run", tmp_path / "straight", tmp_path / "moved"
-    assert train(overrides("steps=8", "save_every=4", data=library), straight) == DONE
-    assert train(overrides("steps=4", "save_every=4", data=library), run) == DONE
-    library.rename(moved)
+def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work: Work) -> None:
+    run, straight, moved = work.run, work.tmp / "straight", work.tmp / "moved"
+    assert train(work.overrides("steps=8", "save_every=4", data=clips), straight) == DONE
+    assert train(work.overrides("steps=4", "save_every=4", data=clips), run) == DONE
+    clips.rename(moved)
     assert "data" in refusal(run, "steps=8")
     assert train(Overrides(data=str(moved), sets=("steps=8",)), run, resume=Resume()) == DONE
     assert_same_run(run, straight, 8)
@@ -340,9 +326,9 @@ def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(library: Path, ove
     assert f"since it started: {named}. Put it back" in str(caught.value)
 
 
-def test_a_key_of_the_data_is_judged_by_what_it_changes(library: Path, overrides: Make, tmp_path: Path) -> None:
-    run, head = tmp_path / "run", ("video_config.windows=head", "video_config.frames=9")
-    assert train(overrides("steps=2", data=library), run) == DONE
+def test_a_key_of_the_data_is_judged_by_what_it_changes(clips: Path, work: Work) -> None:
+    head = ("video_config.windows=head", "video_config.frames=9")
+    run = work.train("steps=2", data=clips)
     assert "clips, their windows or how they are shown differ" in refusal(run, "steps=3", *head, override=True)
     assert resume(run, "steps=3", "missing_caption=skip") == DONE, "every clip has a caption: nothing differs"
     assert resume(run, "steps=12", *head, data_change=True) == DONE
@@ -350,12 +336,11 @@ def test_a_key_of_the_data_is_judged_by_what_it_changes(library: Path, overrides
     counts_agree(run, 12)
 
 
-def test_data_that_changes_twice_with_a_rollback_between(library: Path, overrides: Make, tmp_path: Path) -> None:
+def test_data_that_changes_twice_with_a_rollback_between(clips: Path, work: Work) -> None:
     """What was seen before each change is counted from the journal; a rollback forgets the later change."""
-    run = tmp_path / "run"
-    assert train(overrides("steps=6", "save_every=3", "caption_dropout=0", data=library), run) == DONE
+    run = work.train("steps=6", "save_every=3", "caption_dropout=0", data=clips)
     for what, steps in (("removed", 12), ("added", 18)):
-        edit(library, what)
+        edit(clips, what)
         assert resume(run, f"steps={steps}", data_change=True) == DONE
         counts_agree(run, steps)
     assert read_run_config(run)["past"]["step"] == 12
@@ -365,11 +350,9 @@ def test_data_that_changes_twice_with_a_rollback_between(library: Path, override
     counts_agree(run, 15)
 
 
-def test_the_first_command_with_resume_added_changes_nothing(
-    overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_command_with_resume_added_changes_nothing(work: Work, capsys: Printed) -> None:
     """A preset, clips and settings that are the run's own are no change, also where they were left open and then frozen."""
-    run, plain = tmp_path / "run", overrides("steps=2")
+    run, plain = work.run, work.overrides("steps=2")
     sets = (*(text for text in plain.sets if not text.startswith("base_model_name")), "epochs=2", "steps=null")
     command = Overrides(preset="toy", data=plain.data, sets=(*sets, "save_every=2", "sample.steps=1", "batch_size=2"))
     assert train(command, run) == DONE
@@ -384,21 +367,19 @@ def test_the_first_command_with_resume_added_changes_nothing(
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("there", [True, False])
-def test_the_first_command_resumes_also_when_it_began_with_a_file(
-    there: bool, overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
+def test_the_first_command_resumes_also_when_it_began_with_a_file(there: bool, work: Work) -> None:
     """The file is not read again, so it need not be there; another one is refused."""
-    file, settings = tmp_path / "file.safetensors", overrides("steps=2")
-    shutil.copy(finished("steps=3") / "export" / "run-step-3.safetensors", file)
+    file, settings = work.tmp / "file.safetensors", work.overrides("steps=2")
+    shutil.copy(work.finished("steps=3") / "export" / "run-step-3.safetensors", file)
     begin = ("--init-from", str(file))
-    assert start(settings, tmp_path / "run", *begin).ended() == DONE
-    before = state(tmp_path / "run", 2)
+    assert start(settings, work.run, *begin).ended() == DONE
+    before = state(work.run, 2)
     if not there:
         file.unlink()
-    running = start(settings, tmp_path / "run", *begin, "--resume")
+    running = start(settings, work.run, *begin, "--resume")
     assert running.ended() == DONE, running.stderr
     assert "init_from is not read again" in running.stderr
     assert "changed:" not in running.stderr
-    assert equal(state(tmp_path / "run", 2), before)
-    other = start(settings, tmp_path / "run", "--init-from", str(tmp_path / "other.safetensors"), "--resume")
+    assert equal(state(work.run, 2), before)
+    other = start(settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume")
     assert other.ended() == FAILED

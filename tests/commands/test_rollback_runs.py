@@ -1,4 +1,8 @@
-"""--resume --from N: what came after is kept whole in a folder of its own, whatever the disk or a kill does meanwhile."""
+"""--resume --from N: what came after is kept whole in a folder of its own, whatever the disk or a kill does meanwhile.
+
+After public threads of other trainers too: musubi-tuner #927 (a resume counts from 0 again), diffusion-pipe #263 (there is
+no way back to an earlier step), SimpleTuner #2613 (a damaged checkpoint is loaded).
+"""
 
 import json
 import shutil
@@ -7,22 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands.safety_kit import (
-    Finished,
-    Make,
-    assert_same_run,
-    complete,
-    equal,
-    facts_of,
-    of_kind,
-    resume,
-    state,
-    steps_of,
-)
+from tests.commands.safety_kit import Work, resume
 from tests.faults import Disk, each_fault
 from tests.journal_lines import step_line
 from tests.kills import SAVING, kill_points, killed_at
-from tests.shell import train
+from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind, state, steps_of
+from tests.shell import Printed
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.trainer.checkpoint import complete_checkpoints
@@ -45,9 +39,8 @@ def made(run: Path) -> Path:
     for name in NAMES:
         write_json(run / f"{name}.json", {"what": f"{name} now"}, durable=False)
         for step in (3, 9, 11):
-            write_json(
-                run / "before" / f"{name}-until-step-{step}.json", {"what": f"{name} until {step}"}, durable=False
-            )
+            path = run / "before" / f"{name}-until-step-{step}.json"
+            write_json(path, {"what": f"{name} until {step}"}, durable=False)
     journal = Journal(run)
     journal.event("start", steps=12)
     (run / "samples").mkdir()
@@ -167,15 +160,15 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
 # ---- on real runs
 
 
-def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(overrides: Make, tmp_path: Path) -> None:
+def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(work: Work, capfd: Printed) -> None:
     """Bit for bit: weights, moments, average, losses and windows; and the first run can itself be resumed."""
-    run = tmp_path / "run"
     preview = ("sample_after=6", "samples=1", "sample.steps=1", "sample.frames=5")
-    assert train(overrides("steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview), run) == DONE
+    run = work.train("steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview)
     first = {step: state(run, step) for step in (2, 4, 6)}
     facts, journal = facts_of(run), (run / "journal.jsonl").read_bytes()
     files = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (run / folder).iterdir()}
     assert resume(run, step=2) == DONE
+    assert "resuming from step 2" in capfd.readouterr().err
     branch = run / "branches" / "1"
     assert (branch / "journal.jsonl").read_bytes() == journal
     assert complete(branch) == [4, 6]
@@ -188,17 +181,17 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(overrides: Make, tm
     assert all(equal(state(run, step), first[step]) for step in (2, 4, 6))
     assert [line["from_step"] for line in of_kind(run, "resume")] == [2]
     assert "changes" not in of_kind(run, "resume")[0]
-    (branch / "checkpoints" / "step-6").rename(tmp_path / "step-6")
+    (branch / "checkpoints" / "step-6").rename(work.tmp / "step-6")
     lines = [line for line in read_journal(branch) if not (line["kind"] == "save" and line["step"] == 6)]
     (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert resume(branch) == DONE
     assert equal(state(branch, 6), first[6])
 
 
-def test_a_rollback_to_before_a_change_restores_the_config_of_then(finished: Finished, tmp_path: Path) -> None:
+def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -> None:
     """Not the rate that a later resume has set: the config belongs to the step. What is kept of a step stays."""
-    run = shutil.copytree(finished("steps=4", "save_every=2"), tmp_path / "run")
-    straight, branch = finished("steps=6", "save_every=2"), run / "branches" / "1"
+    run = work.copy("steps=4", "save_every=2")
+    straight, branch = work.finished("steps=6", "save_every=2"), run / "branches" / "1"
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert steps_of(run)[-1]["lr"] == {"transformer": 0.02}
     assert not equal(state(run, 6), state(straight, 6))
@@ -213,8 +206,8 @@ def test_a_rollback_to_before_a_change_restores_the_config_of_then(finished: Fin
     assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.04, 0.04]
 
 
-def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(finished: Finished, tmp_path: Path) -> None:
-    run = shutil.copytree(finished("steps=6", "save_every=2"), tmp_path / "run")
+def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(work: Work) -> None:
+    run = work.copy("steps=6", "save_every=2")
     before = sorted(str(path) for path in run.rglob("*"))
     for step in (3, 7):
         with pytest.raises(VideotuneError, match=rf"no complete checkpoint of step {step}; complete are .* 2, 4, 6"):
@@ -223,10 +216,21 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(finished:
     shutil.rmtree(run / "checkpoints" / "step-6")
     with pytest.raises(VideotuneError, match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4"):
         resume(run)
-    (run / "checkpoints" / "step-4" / "optimizer.safetensors").write_bytes(b"")
-    with pytest.raises(VideotuneError, match="--from 2"):
-        resume(run)
-    with pytest.raises(VideotuneError, match=r"step 4: optimizer\.safetensors has 0 bytes of"):
-        resume(run, step=4)
     assert resume(run, step=2) == DONE
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", ["weights", "optimizer"])
+def test_simpletuner_2613_a_damaged_checkpoint_is_named_and_never_loaded(name: str, work: Work) -> None:
+    """It does not count as one; an older one is taken when the person says so."""
+    run = work.copy("steps=6", "save_every=2")
+    path = run / "checkpoints" / "step-6" / f"{name}.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    cut = rf"step 6.*{name}\.safetensors has {len(whole) // 2} bytes of {len(whole)}"
+    with pytest.raises(VideotuneError, match=rf"(?s){cut}.*--from 4"):
+        resume(run)
+    with pytest.raises(VideotuneError, match=cut):
+        resume(run, step=6)
+    assert resume(run, step=4) == DONE
+    assert_same_run(run, work.finished("steps=6", "save_every=2"), 6)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make, equal, listing, refusal, resume, state, steps_of, warnings_of
+from tests.commands.safety_kit import Make, Work, refusal, resume
 from tests.kills import kill_points, killed_at
+from tests.read_runs import equal, listing, state, steps_of, warnings_of
 from tests.runs import open_run
-from tests.shell import check, compare, export, train
+from tests.shell import Bases, Patch, Printed, check, compare, export, train
 from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.errors import DONE, DoesNotFit, VideotuneError
@@ -30,107 +31,91 @@ from videotune.trainer.run_dir import OWN, SCHEDULER, begin, only_process, poll_
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, overrides: Make, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, work: Work) -> None:
+    run = work.run
     mine = run / name if "." in name else run / name / "mine.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     before = listing(run)
     with pytest.raises(VideotuneError, match="give another --out"):
-        train(overrides("steps=1"), run)
+        train(work.overrides("steps=1"), run)
     assert listing(run) == before
 
 
-def test_what_a_run_writes_is_what_a_new_one_refuses(overrides: Make, tmp_path: Path) -> None:
-    words = overrides(
-        "steps=2", "save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1", "tensorboard=true"
-    )
-    assert train(words, tmp_path / "run") == DONE
-    there = {path.name for path in (tmp_path / "run").iterdir()}
+def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
+    often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
+    there = {path.name for path in work.train("steps=2", *often, "tensorboard=true").iterdir()}
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
 
 
-def test_an_older_run_without_its_config_is_not_trained_over(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run = shutil.copytree(finished("steps=3"), tmp_path / "run")
+def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None:
+    run = work.copy("steps=3")
     with pytest.raises(VideotuneError, match="holds a run already"):
-        train(overrides("steps=1"), run)
+        train(work.overrides("steps=1"), run)
     (run / "config.json").unlink()
     before = listing(run)
     with pytest.raises(VideotuneError, match=r"holds .*journal\.jsonl.*checkpoints"):
-        train(overrides("steps=1", "seed=9"), run)
+        train(work.overrides("steps=1", "seed=9"), run)
     assert listing(run) == before
 
 
-def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(overrides: Make, tmp_path: Path) -> None:
-    job = open_run(overrides("steps=1"), tmp_path / "run", None).job
+def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: Work) -> None:
+    job = open_run(work.overrides("steps=1"), work.run, None).job
     keep_pictures(job)
 
-    def work(run: Path) -> None:
+    def started(run: Path) -> None:
         with only_process(run):
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
     ours = ("trainer/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
-    points = kill_points(work, tmp_path / "dry", ours)
+    points = kill_points(started, work.tmp / "dry", ours)
     assert len(points) > 10
     for point in points:
-        run = tmp_path / str(point)
-        killed = killed_at(point, work, run, ours)
+        run = work.tmp / str(point)
+        killed = killed_at(point, started, run, ours)
         if killed and not (run / "config.json").is_file():
-            work(run)
+            started(run)
             assert not list(run.glob(".part-*"))
         copy_pictures(job, run)  # as a resume does
         assert all(read_record(run / f"{name}.json") for name in FACTS)
         assert len(list((run / "pictures").iterdir())) == len(job.library.clips)
 
 
-def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(overrides: Make, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / ("x" * 255), tmp_path / ("x" * 400), tmp_path / "file" / "run", Path("/proc/run")):
+def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(work: Work) -> None:
+    (work.tmp / "file").write_text("")
+    for out in (work.tmp / ("x" * 255), work.tmp / ("x" * 400), work.tmp / "file" / "run", Path("/proc/run")):
         with pytest.raises(VideotuneError, match="--out"):
             train(Overrides(sets=("base_model_name=nowhere",)), out)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.fixture
-def clips(small_clips: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_clips, tmp_path / "data" / "clips"))
+    assert [path.name for path in work.tmp.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("place", [".", "run", "deep/run", "..", "link"])
-def test_a_run_and_its_dataset_do_not_lie_in_one_another(
-    place: str, clips: Path, overrides: Make, tmp_path: Path
-) -> None:
-    os.symlink(clips, tmp_path / "link")
-    out = tmp_path / "link" / "run" if place == "link" else clips / place
-    before = listing(tmp_path)
+def test_a_run_and_its_dataset_do_not_lie_in_one_another(place: str, clips: Path, work: Work) -> None:
+    os.symlink(clips, work.tmp / "link")
+    out = work.tmp / "link" / "run" if place == "link" else clips / place
+    before = listing(work.tmp)
     with pytest.raises(VideotuneError, match="previews would be taken as clips"):
-        train(overrides("steps=1", data=clips), out)
-    assert listing(tmp_path) == before
+        train(work.overrides("steps=1", data=clips), out)
+    assert listing(work.tmp) == before
 
 
-def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
-    clips: Path, overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = overrides("steps=2", "sample_after=2", "sample.steps=1", "samples=1", data=clips)
-    assert train(words, tmp_path / "run") == DONE
-    shutil.move(tmp_path / "run", clips / "deep" / "run")
+def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(clips: Path, work: Work, capsys: Printed) -> None:
+    words = work.overrides("steps=2", "sample_after=2", "sample.steps=1", "samples=1", data=clips)
+    assert train(words, work.run) == DONE
+    shutil.move(work.run, clips / "deep" / "run")
     capsys.readouterr()
     assert check(words) == DONE
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert resume(clips / "deep" / "run", "steps=3") == DONE
     assert [line["step"] for line in steps_of(clips / "deep" / "run")] == [1, 2, 3]
     with pytest.raises(VideotuneError, match="holds a training run"):
-        check(overrides(data=clips / "deep" / "run"))
+        check(work.overrides(data=clips / "deep" / "run"))
 
 
-def test_skipped_clips_stop_a_run_unless_allowed(
-    clips: Path, overrides: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_clips_stop_a_run_unless_allowed(clips: Path, work: Work, capsys: Printed) -> None:
     """A broken video, and a clip without a caption."""
-    run, settings = tmp_path / "run", overrides("steps=1", data=clips)
+    run, settings = work.run, work.overrides("steps=1", data=clips)
     (clips / "videos" / "broken.mp4").write_bytes(b"not a video")
     (clips / "captions" / "broken.txt").write_text("x")
     with pytest.raises(DoesNotFit, match=r"broken\.mp4(.|\n)*--allow-skips 1"):
@@ -141,7 +126,7 @@ def test_skipped_clips_stop_a_run_unless_allowed(
     with pytest.raises(DoesNotFit, match="2 of the clips would be skipped"):
         train(settings, run, allow_skips="1")
     with pytest.raises(VideotuneError, match="caption"):
-        train(overrides("steps=1", "missing_caption=error", data=clips), run, allow_skips="all")
+        train(work.overrides("steps=1", "missing_caption=error", data=clips), run, allow_skips="all")
     assert not run.exists()
     assert train(settings, run, allow_skips="all") == DONE
     assert "2 clips are left out, 1 of them without a usable caption" in capsys.readouterr().err
@@ -149,13 +134,13 @@ def test_skipped_clips_stop_a_run_unless_allowed(
     assert check(settings, allow_skips="all") == DONE
 
 
-def test_a_failing_preview_ends_no_run(overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_preview_ends_no_run(work: Work, monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("videotune.validation.callbacks.write_video", broken)
-    assert train(overrides("steps=3", "sample_after=3", "sample.steps=1"), tmp_path / "run") == DONE
-    assert ["no space left" in text for text in warnings_of(tmp_path / "run")] == [True, True]
+    work.train("steps=3", "sample_after=3", "sample.steps=1")
+    assert ["no space left" in text for text in warnings_of(work.run)] == [True, True]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -168,7 +153,7 @@ def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def straight(overrides: Make, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(overrides: Make, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of eight steps with checkpoints at 4 and 8, on its own copy of the base model."""
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
@@ -284,7 +269,7 @@ def test_a_config_that_was_edited_by_hand_is_refused_unless_allowed(run: Path) -
 
 
 def test_a_base_with_another_scheduler_is_refused_and_other_versions_are_reported(
-    straight: Path, run: Path, capsys: pytest.CaptureFixture[str]
+    straight: Path, run: Path, capsys: Printed
 ) -> None:
     config = read_json(run / "config.json")
     assert config["base"]["scheduler"]
@@ -346,7 +331,7 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how:
     assert resume(run, "steps=9") == DONE
 
 
-def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: Patch) -> None:
     parsed: list[bytes] = []
     parse, there = journal.parse_line, len(read_journal(run))
     monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])

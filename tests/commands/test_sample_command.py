@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from tests.commands.safety_kit import Finished, Make, of_kind, resume
-from tests.shell import compare, export, sample, train
+from tests.commands.safety_kit import Finished, Make, Work, resume
+from tests.read_runs import of_kind
+from tests.shell import Bases, Patch, Printed, compare, export, sample, train
 from videotune.commands.compare import cell_of
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
@@ -46,7 +46,7 @@ def sampled(options: SampleOptions, out: Path) -> np.ndarray:
 
 
 def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
-    a_run: Path, tiny_bases: Callable[[str], Path], tmp_path: Path
+    a_run: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     base, prompts = str(tiny_bases("wan")), ("a red circle",)
     family = find("wan")(tiny_bases("wan"), torch.device("cpu"), torch.float32)
@@ -100,17 +100,13 @@ def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> Non
 
 
 def test_a_sample_is_named_by_its_prompt_too() -> None:
-    assert (
-        named_by("step-000004-0123-seed42.mp4", "A cat, in the rain/..\n日本!")
-        == "step-000004-0123-seed42-a-cat-in-the-rain.mp4"
-    )
-    assert named_by("step-000004-0123-seed42.mp4", "日本") == "step-000004-0123-seed42.mp4"
+    name = "step-000004-0123-seed42"
+    assert named_by(f"{name}.mp4", "A cat, in the rain/..\n日本!") == f"{name}-a-cat-in-the-rain.mp4"
+    assert named_by(f"{name}.mp4", "日本") == f"{name}.mp4"
     assert len(named_by("x.mp4", "a" * 1000)) < 60
 
 
-def test_a_lora_of_another_base_is_reported(
-    a_run: Path, tiny_bases: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lora_of_another_base_is_reported(a_run: Path, tiny_bases: Bases, tmp_path: Path, capsys: Printed) -> None:
     """By the fingerprints in its header; nothing is said over the base that it was trained on."""
     assert export(a_run, ["diffusers"], out=tmp_path) == DONE
     (file,) = tmp_path.glob("*.safetensors")
@@ -138,7 +134,7 @@ def compared(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compared: Path, tmp_path: Path, capsys: Printed
 ) -> None:
     assert compare(compared, PROMPT, 3, None) == DONE
     printed = capsys.readouterr().out.split()
@@ -165,9 +161,7 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
 
-def test_samples_that_exist_are_not_made_again(
-    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, capsys: Printed) -> None:
     """But for one of a checkpoint that is newer."""
     assert compare(compared, PROMPT, 4, tmp_path) == DONE
     videos = sorted(tmp_path.glob("*-step-*.mp4"))
@@ -193,11 +187,8 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
     other.mkdir()
     for name in ("config.json", "plan.json"):
         shutil.copy(compared / name, other)
-    for folder, prompt, named in (
-        (compared, None, "which prompt"),
-        (tmp_path, PROMPT, "holds no run"),
-        (other, PROMPT, "no checkpoint yet"),
-    ):
+    cases = ((compared, None, "which prompt"), (tmp_path, PROMPT, "holds no run"), (other, PROMPT, "no checkpoint yet"))
+    for folder, prompt, named in cases:
         with pytest.raises(VideotuneError, match=named):
             compare(folder, prompt, None, None)
 
@@ -235,13 +226,11 @@ def test_each_clip_has_a_picture_that_the_page_shows(compared: Path, small_clips
     assert (compared / "report.html").read_text(encoding="utf-8").count("data:image/jpeg") == 6
 
 
-def test_of_many_clips_the_first_have_thumbnails(
-    overrides: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_clips_the_first_have_thumbnails(work: Work, monkeypatch: Patch) -> None:
     monkeypatch.setattr(contact_sheet, "MOST", 2)
-    job = open_job(*resolve_config(overrides(f"cache_dir={tmp_path / 'cache'}")))
+    job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
     contact_sheet.keep_pictures(job)
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pictures").iterdir()}
+    made = {path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()}
     assert len(made) == 2
     contact_sheet.keep_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import Finished, Make, of_kind, resume, state, steps_of
-from tests.shell import export, sample, train
-from videotune.adapters.layers import LiveText
-from videotune.adapters.textual_inversion import add_rows
+from tests.commands.safety_kit import Finished, Work, resume
+from tests.read_runs import of_kind, state, steps_of
+from tests.shell import Bases, export, sample, train
+from videotune.adapters.layers import LiveText, add_rows
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
@@ -26,12 +26,8 @@ from videotune.types import Batch
 TOKEN = "<zorble>"
 NAME = "weights/embedding.text_encoder"
 TOKENS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
-TEXT = (
-    "training_method=FINE_TUNE",
-    "text_encoder.train=true",
-    "learning_rate=0.001",
-    "text_encoder.learning_rate=0.01",
-)
+RATES = ("learning_rate=0.001", "text_encoder.learning_rate=0.01")
+TEXT = ("training_method=FINE_TUNE", "text_encoder.train=true", *RATES)
 
 
 SHORT = ("steps=3", "sample.steps=1", "samples=1", "gradient_checkpointing=OFF")
@@ -47,16 +43,14 @@ def exported(run: Path) -> list[Path]:
     return [run / line["path"] for line in read_json(run / "exports.json")]
 
 
-def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(
-    overrides: Make, finished: Finished, tmp_path: Path
-) -> None:
-    run = finished(*SHORT, *TOKENS, "ema=0.5", f"cache_dir={tmp_path / 'cache'}")
+def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work) -> None:
+    run = work.finished(*SHORT, *TOKENS, "ema=0.5", f"cache_dir={work.tmp / 'cache'}")
     weights = state(run, 3)
     assert {name for name in weights if name.startswith("weights/")} == {NAME}
     assert weights[NAME].shape == (2, 16)
     assert not torch.equal(weights[NAME], weights[NAME.replace("weights", "ema")])
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
-    assert {entry.kind for entry in Store(tmp_path / "cache").entries()} == {"latents"}
+    assert {entry.kind for entry in Store(work.tmp / "cache").entries()} == {"latents"}
     notes = of_kind(run, "start")[0]["notes"]
     assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
     for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
@@ -65,7 +59,7 @@ def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(
 
 
 def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
-    run: Path, tiny_bases: Callable[..., Path], tiny_family: Callable[..., Any]
+    run: Path, tiny_bases: Bases, tiny_family: Callable[..., Any]
 ) -> None:
     """By its own loader, beside a pipeline that has none; and so does transformers by hand, as its documentation shows."""
     from diffusers import WanPipeline
@@ -94,10 +88,8 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     table = by_hand.text_encoder.get_input_embeddings().weight
     with torch.no_grad():
         table[by_hand.tokenizer.convert_tokens_to_ids(list(names))] = rows
-        for pipe, text in (
-            (theirs, theirs.maybe_convert_prompt(prompt, theirs.tokenizer)),
-            (by_hand, prompt.replace(TOKEN, " ".join(names))),
-        ):
+        texts = theirs.maybe_convert_prompt(prompt, theirs.tokenizer), prompt.replace(TOKEN, " ".join(names))
+        for pipe, text in zip((theirs, by_hand), texts, strict=True):
             found, _ = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=512)
             assert torch.equal(found, wanted)
     assert set(load_file(comfy)) == {"umt5xxl"}
@@ -116,7 +108,7 @@ def sampled(out: Path, **words: Any) -> torch.Tensor:
     return film(path)
 
 
-def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Bases, tmp_path: Path) -> None:
     base = str(tiny_bases("wan"))
     file, comfy = exported(run)
     plain = tmp_path / "emb" / f"{TOKEN}.safetensors"
@@ -134,33 +126,28 @@ def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Callable[..., P
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "checkpoint"])
-def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, overrides: Make, tmp_path: Path) -> None:
+def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, work: Work) -> None:
     """Under another name too; a fresh optimizer."""
     source = exported(run)[0] if from_file else run / "checkpoints" / "step-3"
     wanted = load_file(source)[TOKEN] if from_file else state(run, 3)[NAME]
-    sets = (
-        *TOKENS,
-        "embedding.token=<other>",
-        f"init_from={source}",
-        "learning_rate=1e-20",
-        "optimizer.weight_decay=0",
-    )
-    assert train(overrides(*SHORT, *sets), tmp_path / "run") == DONE
-    assert torch.equal(state(tmp_path / "run", 3)[NAME], wanted)
+    still = ("learning_rate=1e-20", "optimizer.weight_decay=0")
+    sets = (*TOKENS, "embedding.token=<other>", f"init_from={source}", *still)
+    work.train(*SHORT, *sets)
+    assert torch.equal(state(work.run, 3)[NAME], wanted)
     with pytest.raises(VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"):
-        train(overrides(*SHORT, *sets, "embedding.vectors=3"), tmp_path / "three")
+        train(work.overrides(*SHORT, *sets, "embedding.vectors=3"), work.tmp / "three")
 
 
-def test_both_experts_train_the_same_tokens(finished: Finished, tmp_path: Path) -> None:
+def test_both_experts_train_the_same_tokens(work: Work) -> None:
     """The tokens are the run's: every step moves them, whichever expert it is of, and there is one file."""
     sets = (*SHORT, *TOKENS, "expert_period=1", "expert_share=0.5", "steps=4", "save_every=1")
-    run = finished(*sets, base=("wan", "t2v-a14b"))
+    run = work.finished(*sets, base=("wan", "t2v-a14b"))
     assert {line["expert"] for line in steps_of(run)} == {"high", "low"}
     rows = [state(run, step)[NAME] for step in (1, 2, 3, 4)]
     assert all(not torch.equal(a, b) for a, b in pairwise(rows))
     assert int(state(run, 4)["optimizer/embedding.text_encoder.step"]) == 4
     assert [path.name for path in exported(run)] == ["run-step-4.safetensors"]
-    assert sampled(tmp_path / "out", run=run).shape[0] == 5
+    assert sampled(work.tmp / "out", run=run).shape[0] == 5
 
 
 def test_a_model_conditioned_on_images_trains_new_tokens_too(finished: Finished) -> None:
@@ -169,9 +156,7 @@ def test_a_model_conditioned_on_images_trains_new_tokens_too(finished: Finished)
     assert load_file(exported(run)[0])[TOKEN].shape == (2, 16)
 
 
-def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
-    finished: Finished, tiny_bases: Callable[..., Path]
-) -> None:
+def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(finished: Finished, tiny_bases: Bases) -> None:
     from diffusers import WanPipeline
     from transformers import UMT5EncoderModel
 
@@ -193,10 +178,8 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
     assert not any("text_encoder" in str(line.get("text")) for line in of_kind(run, "warning"))
 
 
-def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
-    finished: Finished, tiny_bases: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = finished(*SHORT, *TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
+def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(work: Work, tiny_bases: Bases) -> None:
+    run = work.finished(*SHORT, *TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
     names = {name for name in state(run, 3) if name.startswith("weights/")}
     assert names
     assert all(name.startswith("weights/text_encoder.encoder.block.0.") for name in names)
@@ -205,11 +188,11 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
     assert before[folder / "transformer" / "diffusion_pytorch_model.safetensors"] == (
         (tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_ino
     ), "what did not train is the base's own file"
-    own = sampled(tmp_path / "run", run=run)
-    assert torch.equal(sampled(tmp_path / "folder", base=str(folder)), own)
-    assert not torch.equal(sampled(tmp_path / "base", base=str(tiny_bases("wan"))), own)
-    assert export(run, out=tmp_path / "again") == DONE
-    (again,) = (tmp_path / "again").iterdir()
+    own = sampled(work.run, run=run)
+    assert torch.equal(sampled(work.tmp / "folder", base=str(folder)), own)
+    assert not torch.equal(sampled(work.tmp / "base", base=str(tiny_bases("wan"))), own)
+    assert export(run, out=work.tmp / "again") == DONE
+    (again,) = (work.tmp / "again").iterdir()
     for name, value in load_file(again / "text_encoder" / "model.safetensors").items():
         assert torch.equal(value, load_file(folder / "text_encoder" / "model.safetensors")[name])
 
@@ -234,9 +217,8 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: C
         rows.normal_(std=planted.std().item(), generator=generator)
     cosine = torch.nn.functional.cosine_similarity
     assert cosine(rows.detach(), planted).item() < 0.5
-    optimizer = torch.optim.LBFGS(
-        [rows], max_iter=60, max_eval=60, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-18
-    )
+    numbers = {"max_iter": 60, "max_eval": 60, "history_size": 20, "tolerance_change": 1e-18}
+    optimizer = torch.optim.LBFGS([rows], **numbers, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()

@@ -32,18 +32,13 @@ def test_the_target_of_regularization(tmp_path: Path, target: str, kept: bool) -
     row: dict[str, Any] = {"path": "a", "kind": "regularization"}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"datasets": [row | {"target": target}], "probe": {"steps": 2}, "probe_budget": 0.1}))
-    assert read_config(path) == {
-        "datasets": [row | {"prior_preservation": kept}],
-        "sample_metrics": {"steps": 2, "budget": 0.1},
-    }
+    metrics = {"steps": 2, "budget": 0.1}
+    assert read_config(path) == {"datasets": [row | {"prior_preservation": kept}], "sample_metrics": metrics}
 
 
 def test_a_run_of_an_earlier_version_has_todays_names_and_a_digest_that_holds() -> None:
-    old: dict[str, Any] = {
-        "settings": {"ruler_after": 5},
-        "origins": {"ruler_after": "user", "seed": "default"},
-        "steps": 1,
-    }
+    origins = {"ruler_after": "user", "seed": "default"}
+    old: dict[str, Any] = {"settings": {"ruler_after": 5}, "origins": origins, "steps": 1}
     new = renamed_run(old | {"digest": digest(old)})
     assert (new["settings"], new["origins"]) == ({"validate_every": 5}, {"validate_every": "user", "seed": "default"})
     assert new["digest"] == digest({key: value for key, value in new.items() if key != "digest"})

@@ -37,13 +37,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "safe": {"save_every": 10, "sample.guidance": 3.0, "gradient_checkpointing": "OFF", "samples": ["a cat"]},
     "override": {"learning_rate": 0.5, "optimizer.weight_decay": 0.5, "ema.decay": 0.9, "timestep_shift": 2.0},
     "data": {"resolution": 64, "video_config.windows": "head"},
-    "fatal": {
-        "lora.rank": 8,
-        "lora.alpha": 8.0,
-        "optimizer.name": "ADAMW_8BIT",
-        "training_method": "FINE_TUNE",
-        "seed": 1,
-    },
+    "fatal": {"lora.rank": 8, "lora.alpha": 8.0, "optimizer.name": "LION", "training_method": "FINE_TUNE", "seed": 1},
 }
 
 
@@ -71,11 +65,9 @@ def test_epochs_decide_the_steps_whatever_stands_there() -> None:
     assert [str(change) for change in changes] == ["epochs: None -> 2.0 (the rate is constant)"]
 
 
-@pytest.mark.parametrize(
-    ("batch", "accumulation", "kind"),
-    [(2, 2, "safe"), (1, 4, "safe"), (2, 4, "fatal"), (4, 2, "fatal"), (1, 1, "fatal")],
-)
-def test_another_split_of_a_step_is_safe_and_another_size_fatal(batch: int, accumulation: int, kind: str) -> None:
+@pytest.mark.parametrize(("batch", "accumulation"), [(2, 2), (1, 4), (2, 4), (4, 2), (1, 1)])
+def test_another_split_of_a_step_is_safe_and_another_size_fatal(batch: int, accumulation: int) -> None:
+    kind = "safe" if batch * accumulation == 4 else "fatal"
     after = whole({"batch_size": batch, "gradient_accumulation_steps": accumulation})
     changes = drift(whole({"batch_size": 4}), after)
     assert {change.kind for change in changes} == {kind}

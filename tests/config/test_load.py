@@ -12,9 +12,8 @@ from videotune.config.suggestions import _others, nearest_key, nearest_value
 from videotune.errors import VideotuneError
 from videotune.trainer.resolve_config import Overrides, user_keys, with_sets
 
-BOMB = "a: &a [x, x, x]\n" + "".join(
-    f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
+LETTERS = zip("abcdefgh", "bcdefghi", strict=True)
+BOMB = "a: &a [x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in LETTERS)
 
 HOSTILE = {
     "bomb.yaml": BOMB,
@@ -54,16 +53,10 @@ def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(tmp_path: P
     assert len(str(told.value)) < 600
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "steps=" + "9" * 5000,
-        ".".join("a" * 2000) + "=1",
-        "samples=" + "[" * 100_000,
-        "x" * 10_000_000 + "=1",
-        'cache_dir="\\ud800"',
-    ],
-)
+LONG = ["steps=" + "9" * 5000, ".".join("a" * 2000) + "=1", "samples=" + "[" * 100_000, "x" * 10_000_000 + "=1"]
+
+
+@pytest.mark.parametrize("word", [*LONG, 'cache_dir="\\ud800"'])
 def test_a_set_word_that_cannot_be_used_is_refused_in_a_short_sentence(word: str) -> None:
     with pytest.raises(VideotuneError) as told:
         parse_sets([word])
@@ -110,10 +103,10 @@ def test_the_names_of_other_trainers_lead_to_keys_and_values_that_exist() -> Non
     assert "wandb" not in nearest_key("wandb", set(leaves()))
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("adamw8bit", "ADAMW_8BIT"), ("AdamW", "ADAMW"), ("prodgy", "PRODIGY"), ("lion8bit", "LION_8BIT")],
-)
+NEARLY = {"adamw8bit": "ADAMW_8BIT", "AdamW": "ADAMW", "prodgy": "PRODIGY", "lion8bit": "LION_8BIT"}
+
+
+@pytest.mark.parametrize(("given", "meant"), NEARLY.items())
 def test_a_word_that_is_nearly_right_is_suggested(given: str, meant: str) -> None:
     allowed = ["ADAMW", "ADAMW_8BIT", "PRODIGY", "LION", "LION_8BIT"]
     assert repr(meant) in nearest_value(given, allowed)
@@ -162,10 +155,8 @@ def test_a_key_of_the_only_dataset_is_set_by_its_name() -> None:
     user = user_keys(Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3")))
     assert [(row["trigger"], row["repeats"]) for row in user["datasets"]] == [("ohwx", 3)]
     two = {"datasets": [{"path": "a"}, {"path": "b"}]}
-    assert with_sets(two, parse_sets(["datasets.1.trigger=x"]))["datasets"] == [
-        {"path": "a"},
-        {"path": "b", "trigger": "x"},
-    ]
+    changed = with_sets(two, parse_sets(["datasets.1.trigger=x"]))
+    assert changed["datasets"] == [{"path": "a"}, {"path": "b", "trigger": "x"}]
     assert two == {"datasets": [{"path": "a"}, {"path": "b"}]}
     for raw, words in ((two, ["datasets.trigger=x"]), (two, ["datasets.2.trigger=x"]), ({}, ["datasets.trigger=x"])):
         with pytest.raises(VideotuneError):

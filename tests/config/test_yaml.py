@@ -11,9 +11,8 @@ from videotune.errors import VideotuneError
 
 def test_yaml_is_json_with_comments(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(
-        "# a run\nlearning_rate: 1e-4  # slow\nresolution: 64x64\nlora:\n  rank: 8\nsamples: [a cat, 1e3 dogs]\n"
-    )
+    numbers = "# a run\nlearning_rate: 1e-4  # slow\nresolution: 64x64\nlora:\n  rank: 8\n"
+    path.write_text(numbers + "samples: [a cat, 1e3 dogs]\n")
     config = resolve(read_config(path), {}, None).config
     assert (config.learning_rate, config.resolution, config.lora.rank) == (1e-4, "64x64", 8)
     assert config.samples == ["a cat", "1e3 dogs"]

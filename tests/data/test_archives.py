@@ -228,21 +228,18 @@ def raw_zip(path: Path, name: bytes) -> Path:
 
 
 def test_names_in_other_encodings(tmp_path: Path) -> None:
-    for number, (path, name) in enumerate(
-        [
-            (write_zip(tmp_path / "0.zip", {"猫.mp4": b"x"}), "猫.mp4"),
-            (raw_zip(tmp_path / "1.zip", "猫é.mp4".encode()), "猫é.mp4"),  # UTF-8, undeclared, as macOS writes it
-            (raw_zip(tmp_path / "2.zip", "Bär.mp4".encode("cp437")), "Bär.mp4"),
-            (write_zip(tmp_path / "3.zip", {"videos\\a.mp4": b"x"}), "videos/a.mp4"),
-            (write_tar(tmp_path / "4.tar", {"猫" * 80 + ".mp4": b"x"}, format=tarfile.PAX_FORMAT), "猫" * 80 + ".mp4"),
-        ]
-    ):
-        assert contents(unpack(path, tmp_path / "cache")) == {name: b"x"}, number
+    long = "猫" * 80 + ".mp4"
+    for path, name in [
+        (write_zip(tmp_path / "0.zip", {"猫.mp4": b"x"}), "猫.mp4"),
+        (raw_zip(tmp_path / "1.zip", "猫é.mp4".encode()), "猫é.mp4"),  # UTF-8, undeclared, as macOS writes it
+        (raw_zip(tmp_path / "2.zip", "Bär.mp4".encode("cp437")), "Bär.mp4"),
+        (write_zip(tmp_path / "3.zip", {"videos\\a.mp4": b"x"}), "videos/a.mp4"),
+        (write_tar(tmp_path / "4.tar", {long: b"x"}, format=tarfile.PAX_FORMAT), long),
+    ]:
+        assert contents(unpack(path, tmp_path / "cache")) == {name: b"x"}, path
+    latin = write_tar(tmp_path / "5.tar", {"Bär.mp4": b"x"}, encoding="latin-1", format=tarfile.GNU_FORMAT)
     for path, words in [
-        (
-            write_tar(tmp_path / "5.tar", {"Bär.mp4": b"x"}, encoding="latin-1", format=tarfile.GNU_FORMAT),
-            "is not UTF-8",
-        ),
+        (latin, "is not UTF-8"),
         (raw_zip(tmp_path / "6.zip", b"a.mp4\0.txt"), "has a NUL in its name"),
         (write_zip(tmp_path / "7.zip", {"a" * 300 + ".mp4": b"x"}), "could not be unpacked .*: File name too long"),
     ]:
@@ -270,7 +267,6 @@ def test_killed_and_run_again_it_is_whole(tmp_path: Path) -> None:
     members = {f"{i:02d}.mp4": bytes([i]) * 1000 for i in range(40)}
     path, cache = write_zip(tmp_path / "a.zip", members), tmp_path / "cache"
     process = start(path, cache, pause=0.05)
-    assert process.stdout is not None
     while "05.mp4" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
@@ -287,7 +283,6 @@ def test_two_at_once_do_it_once(tmp_path: Path) -> None:
     members = {f"{i:02d}.mp4": bytes([i]) * 1000 for i in range(20)}
     path = write_zip(tmp_path / "a.zip", members)
     one = start(path, tmp_path / "cache", pause=0.03)
-    assert one.stdout is not None
     while "unpacking 01.mp4" not in one.stdout.readline():
         assert one.poll() is None
     two = start(path, tmp_path / "cache")

@@ -114,16 +114,10 @@ def test_csv_as_people_write_it(tmp_path: Path) -> None:
 
 def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
     file = tmp_path / "metadata.jsonl"
-    assert rows(
-        file, '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
-    ) == [
-        ("a.mp4", ("a cat",), 1),
-        ("b.mp4", ("x", "y", "z"), 3),
-    ]
-    assert rows(file, '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}') == [
-        ("a.mp4", (), 1),
-        ("b.mp4", (), 2),
-    ]
+    whole = '\ufeff{"file_name": "a.mp4", "text": "a cat"}\r\n\n{"text": ["x", "y\\nz"], "file_name": "b.mp4"}'
+    assert rows(file, whole) == [("a.mp4", ("a cat",), 1), ("b.mp4", ("x", "y", "z"), 3)]
+    empty = '{"file_name": "a.mp4", "text": null}\n{"file_name": "b.mp4"}'
+    assert rows(file, empty) == [("a.mp4", (), 1), ("b.mp4", (), 2)]
 
 
 def test_the_text_column(tmp_path: Path) -> None:
@@ -166,11 +160,7 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
         ("metadata.csv", "file_name,text\na.mp4," + "x" * 200_000, r"metadata\.csv:2 is no CSV: field larger"),
         ("metadata.jsonl", '{"file_name": "a.mp4", "text": "x"}\n{"file_name":', r"metadata\.jsonl:2 is no JSON"),
         ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is no object"),
-        (
-            "metadata.jsonl",
-            '{"file_name": "a.mp4", "text": ["x", 3]}',
-            r"jsonl:1: text must be a text .*not \[\"x\", 3\]",
-        ),
+        ("metadata.jsonl", '{"file_name": "a", "text": ["x", 3]}', r"jsonl:1: text must be a text .*not \[\"x\", 3\]"),
         ("metadata.jsonl", '{"file_name": 7, "text": "x"}', r"metadata\.jsonl:1 has no file_name"),
         ("metadata.jsonl", '{"file_name": "a.mp4", "text": "\\ud83d"}', r"metadata\.jsonl:1 holds half of a character"),
         ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is no JSON"),
@@ -194,9 +184,7 @@ def test_what_a_csv_or_json_writer_wrote_is_read(tmp_path: Path, texts: list[lis
         writer.writerow(["file_name", "text"])
         writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
     assert [row.text for row in read_metadata(file)[0]] == wanted
-    lines = [
-        json.dumps({"file_name": f"{i}", "text": variants}, ensure_ascii=False) for i, variants in enumerate(texts)
-    ]
+    lines = [json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False) for i, each in enumerate(texts)]
     file = file.with_suffix(".jsonl")
     file.write_text("\n".join(lines), encoding="utf-8")
     assert [row.text for row in read_metadata(file)[0]] == wanted

@@ -1,19 +1,27 @@
-"""Folders become a library: every file accounted for, the split, captions, what the account says and warns about."""
+"""Folders become a library: every file accounted for, the split, captions, what the account says and warns about.
 
+Also of generated datasets under random settings: no file unaccounted for, planned frames decoded, nothing dropped.
+"""
+
+import os
+import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.clips import noise, write_clip
-from tests.data_kit import scanned
-from videotune.data.dataset import buckets, to_json, totals
+from tests.clips import noise, write_clip, write_image
+from tests.data_kit import config_of, scanned
+from videotune.config.schema import Config
+from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import sample_window
+from videotune.data.file_checks import REASONS
+from videotune.data.frame_sampling import planned_frames, sample_window
 from videotune.errors import VideotuneError
-from videotune.types import PLAIN, ClipShape
+from videotune.types import PLAIN, ClipShape, VideoRules
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +65,6 @@ def test_clips_windows_and_accounts(made: Path, tmp_path: Path) -> None:
     facts = {"used": True, "held_out": False, "windows": 2, "frames": 34}
     assert account | facts | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"} == account
     assert totals(library) == {"found": 2, "used": 2, "held_out": 0, "skipped": 0}
-    for window in library.windows:
-        shape = window.shape
-        frames = decode(library.media[window.clip_id], sample_window(window, PLAIN, 0).times, shape.height, shape.width)
-        assert frames.shape == (shape.frames, shape.height, shape.width, 3)
 
 
 def test_every_reason(made: Path, tmp_path: Path) -> None:
@@ -191,40 +195,32 @@ def hints(tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat"
     return (*account["warnings"], *account["notes"])
 
 
-def one_tone(count: int) -> np.ndarray:
-    return np.zeros((count, 64, 96, 3), np.uint8)
-
-
 PORTRAIT = {"resolution": "32x48"}
 
 
+LONG = {"video": {"frames": 33}}
+
+
 @pytest.mark.parametrize(
-    ("frames", "fps", "changes", "expected"),
+    ("frames", "fps", "changes", "said"),
     [
-        (noise(17), 16, {}, ()),
-        (noise(17), 16, {"resolution": "128x192"}, ("upscaled 2x: 96x64 pixels to 192x128",)),
-        (
-            noise(17),
-            8,
-            {"video": {"frames": 33}},
-            ("48% of the frames repeat the one before: 8 fps is slower than the 16 fps of training",),
-        ),
-        (noise(40), 16, {}, ("0.38 of 2.50 s are in no window",)),
-        (noise(34), 16, {}, ()),
-        (noise(64), 60, {}, ("60 fps is far above the 16 fps of training: most frames are left out",)),
-        (noise(68), 16, {"video": {"stretch": True}}, ("stretch: motion plays 4x as fast as filmed",)),
-        (noise(17, 96, 48), 16, PORTRAIT, ("the crop keeps 33% of the picture: 48x96 becomes 48x32",)),
-        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "pad"}, ("black borders fill 67% of the frame: 48x96 in 48x32",)),
-        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "stretch"}, ("distorted: 48x96 becomes 48x32",)),
-        (noise(17, 96, 48), 16, {"resolution": ["32x48", "64x32"]}, ()),
-        (one_tone(34), 16, {}, ("100% of it is black or one flat colour",)),
-        (noise(1).repeat(34, 0), 16, {}, ("100% of it is frozen: the picture does not change",)),
+        (noise(17), 16, {}, ""),
+        (noise(17), 16, {"resolution": "128x192"}, "upscaled 2x: 96x64 pixels to 192x128"),
+        (noise(17), 8, LONG, "48% of the frames repeat the one before: 8 fps is slower than the 16 fps of training"),
+        (noise(40), 16, {}, "0.38 of 2.50 s are in no window"),
+        (noise(34), 16, {}, ""),
+        (noise(64), 60, {}, "60 fps is far above the 16 fps of training: most frames are left out"),
+        (noise(68), 16, {"video": {"stretch": True}}, "stretch: motion plays 4x as fast as filmed"),
+        (noise(17, 96, 48), 16, PORTRAIT, "the crop keeps 33% of the picture: 48x96 becomes 48x32"),
+        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "pad"}, "black borders fill 67% of the frame: 48x96 in 48x32"),
+        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "stretch"}, "distorted: 48x96 becomes 48x32"),
+        (noise(17, 96, 48), 16, {"resolution": ["32x48", "64x32"]}, ""),
+        (np.zeros((34, 64, 96, 3), np.uint8), 16, {}, "100% of it is black or one flat colour"),
+        (noise(1).repeat(34, 0), 16, {}, "100% of it is frozen: the picture does not change"),
     ],
 )
-def test_what_an_account_warns_of(
-    tmp_path: Path, frames: np.ndarray, fps: float, changes: dict[str, Any], expected: tuple[str, ...]
-) -> None:
-    assert hints(tmp_path, frames, fps, **changes) == expected
+def test_what_an_account_warns_of(tmp_path: Path, frames: np.ndarray, fps: float, changes: Any, said: str) -> None:
+    assert hints(tmp_path, frames, fps, **changes) == ((said,) if said else ())
 
 
 def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(tmp_path: Path) -> None:
@@ -240,10 +236,8 @@ def test_near_duplicates_are_named(tmp_path: Path) -> None:
     for name, crf in (("a", "18"), ("b", "24")):
         write_clip(tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf})
     library = scanned(tmp_path)
-    assert [warning for account in library.accounts for warning in account["warnings"] if "same" in warning] == [
-        "shows nearly the same as b.mp4",
-        "shows nearly the same as a.mp4",
-    ]
+    said = [warning for account in library.accounts for warning in account["warnings"] if "same" in warning]
+    assert said == [f"shows nearly the same as {name}.mp4" for name in "ba"]
     assert library.clips[0].source == library.clips[1].source
 
 
@@ -256,3 +250,114 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
     assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
     write_clip(tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb")
     assert any("transparency is left out" in warning for warning in scanned(tmp_path / "clear").accounts[0]["warnings"])
+
+
+MODELS = [VideoRules(4, 1, 16, 16.0, 8, 4), VideoRules(8, 1, 16, 8.0, 8, 4), VideoRules(0, 1, 16, 24.0, 8, 4)]
+
+
+@pytest.fixture(scope="module")
+def mixed(made: Path) -> Path:
+    """Real files of many kinds, and junk."""
+    folder, rng = made.with_name("mixed"), random.Random(0)
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("good[1-7].mp4", "tiny.mp4"))
+    for i, fps in enumerate([8, 12, 16, 23.976, 24, 25, 29.97, 30, 50, 60] * 2):
+        high, wide = rng.choice([(64, 96), (96, 64), (64, 64), (48, 128)])
+        suffix = rng.choice([".mp4", ".mkv", ".avi", ".webm", ".mov"])
+        write_clip(folder / f"clip{i}{suffix}", noise(rng.randint(3, 120), high, wide, seed=i + 20), fps)
+    times = np.cumsum([0, *rng.choices([0.02, 0.033, 0.05, 0.2], k=49)]).tolist()
+    write_clip(folder / "uneven.mp4", noise(50, seed=90), 30, times=times)
+    write_clip(folder / "turned.mp4", noise(40, seed=91), 24, rotation=90)
+    for i in range(3):
+        write_image(folder / f"still{i}.png", noise(1, 64 + 32 * i, 96, seed=70 + i)[0])
+    return folder
+
+
+def some_settings(rng: random.Random) -> dict[str, Any]:
+    """Any of the settings that decide what becomes of a clip."""
+    shrink = rng.random() < 0.15
+    return {
+        "video": {
+            "max_frames": rng.choice([1, 5, 8, 16, 33]),
+            "min_frames": rng.choice([None, 1]),
+            "target_fps": rng.choice([None, 8.0, 24.0]),
+            "max_duration": rng.choice([0.5, 2.0, 10.0]),
+            "windows": rng.choice(["chunks", "head", "slide"]),
+            "window_stride": rng.choice([None, 3]),
+            "frame_sample_strategy": rng.choice(["uniform", "random", "keyframe"]),
+            "keyframe_source": rng.choice(["container", "scenes"]),
+            "pad_short": rng.choice([None, None, "freeze"]),
+            "temporal_augmentation": rng.random() < 0.3,
+            "temporal_compression_ratio": rng.choice([None, None, 8]),
+            "spatial_compression_ratio": 16 if shrink else None,
+        },
+        "resolution": 64 if shrink else rng.choice([32, 64, "32x48", ["48x32", "32x48", 48]]),
+        "resize": rng.choice(["center", "random", "pad", "stretch"]),
+        "missing_caption": "skip",
+        "validation_fraction": rng.choice([0.0, 0.2]),
+        "seed": rng.randint(0, 9),
+    }
+
+
+def generate(rng: random.Random, mixed: Path, folder: Path, files: list[str]) -> list[dict[str, Any]]:
+    """One or two folders of some of the files, by links, with captions or without."""
+    datasets = []
+    for part in range(rng.choice([1, 2])):
+        inside = folder / f"set{part}"
+        inside.mkdir(parents=True)
+        for name in rng.sample(files, rng.randint(1, len(files))):
+            os.link(mixed / name, inside / name)
+            if rng.random() < 0.8:
+                caption = rng.choice([b"a cat\na dog", b"a clip", b"", b"\xff"])
+                (inside / name).with_suffix(".txt").write_bytes(caption)
+        kind = rng.choice(["train", "train", "regularization"])
+        datasets.append({"path": str(inside), "repeats": rng.choice([1, 1, 3]), "kind": kind})
+    return datasets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(6))
+def test_generated_datasets_keep_every_promise(mixed: Path, tmp_path: Path, block: int) -> None:
+    """Twenty-five datasets a block."""
+    files = sorted(path.name for path in mixed.iterdir())
+    index = tmp_path / "index.json"
+    for number in range(25):
+        rng = random.Random(1000 * block + number)
+        datasets = generate(rng, mixed, tmp_path / str(number), files)
+        config, rules = config_of(*datasets, **some_settings(rng)), rng.choice(MODELS)
+        library = scan(config, rules, index)
+        found = sum(len([p for p in Path(one.path).iterdir() if p.suffix != ".txt"]) for one in config.datasets)
+        every_file_is_accounted_for(library, found)
+        planned_frames_are_decoded(library, config, rules, rng)
+        buckets_hold_every_window(library)
+
+
+def every_file_is_accounted_for(library: Library, found: int) -> None:
+    counts = totals(library)
+    assert counts["found"] == found == counts["used"] + counts["held_out"] + counts["skipped"]
+    assert {reason for _, reason, _ in library.skipped} <= set(REASONS)
+    assert all(detail for _, _, detail in library.skipped)
+    assert {w.clip_id for w in library.windows} == {clip.id for clip in library.clips if not clip.held_out}
+    assert {w.clip_id for w in library.held_out_windows} == {clip.id for clip in library.clips if clip.held_out}
+    held = {clip.source for clip in library.clips if clip.held_out}
+    assert not held & {clip.source for clip in library.clips if not clip.held_out and clip.kind == "train"}
+    account = to_json(library)
+    assert sum(clip["windows"] for clip in account["clips"]) == len(library.windows) + len(library.held_out_windows)
+
+
+def planned_frames_are_decoded(library: Library, config: Config, rules: VideoRules, rng: random.Random) -> None:
+    planned, _ = planned_frames(config.video_config, rules)
+    every = (*library.windows, *library.held_out_windows)
+    for window in rng.sample(every, min(2, len(every))):
+        shape, variant = window.shape, rng.choice([PLAIN, 0, 1])
+        sample = sample_window(window, variant, config.seed)
+        assert len(sample.times) == shape.frames <= planned
+        size, how = (shape.height, shape.width), (window.resize, sample.place)
+        frames = decode(library.media[window.clip_id], sample.times, *size, *how)
+        assert frames.shape == (shape.frames, *size, 3)
+
+
+def buckets_hold_every_window(library: Library) -> None:
+    """As often as its clip is repeated."""
+    repeats = {clip.id: clip.repeats for clip in library.clips}
+    entries = Counter(window.id for bucket in buckets(library).values() for window in bucket)
+    assert entries == {window.id: repeats[window.clip_id] for window in library.windows}

@@ -1,5 +1,10 @@
-"""Frame counts that models take, windows laid over clips, and the frames that samples of them show."""
+"""Frame counts that models take, windows laid over clips, and the frames that samples of them show.
 
+And sizes: about the asked area, multiples of the model's side, the clip's own aspect, no silent upscaling.
+"""
+
+import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -7,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_kit import info_of
+from tests.data_kit import RULES, info_of
 from videotune.config.data_schema import VideoConfig
+from videotune.data.buckets import choose_size, padded_box, parse_resolution, upscale_factor
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import (
     FrameSampling,
@@ -23,26 +29,21 @@ from videotune.errors import VideotuneError
 from videotune.types import PLAIN, VideoRules, Window
 
 
-def rules(step: int = 4, rest: int = 1, fps: float = 16.0) -> VideoRules:
-    return VideoRules(step, rest, 16, fps, 8, 4)
+def rules(step: int, rest: int) -> VideoRules:
+    return replace(RULES, frame_step=step, frame_rest=rest)
 
 
-def sampled(info: MediaInfo, of: VideoRules | None = None, cuts: tuple[float, ...] = (), **video: Any) -> FrameSampling:
-    return sample_frames(info, VideoConfig(**video), of or rules(), cuts)
-
-
-def starts(info: MediaInfo, **video: Any) -> list[float]:
-    """Where the windows begin, in frames at 16 fps."""
-    return [window.start * 16 for window in sampled(info, **video).windows]
+def sampled(info: MediaInfo, of: VideoRules = RULES, cuts: tuple[float, ...] = (), **video: Any) -> FrameSampling:
+    return sample_frames(info, VideoConfig(**video), of, cuts)
 
 
 def times(window: Window) -> tuple[float, ...]:
     return sample_window(window, PLAIN, 0).times
 
 
-def too_short(info: MediaInfo, of: VideoRules | None = None, cuts: tuple[float, ...] = (), **video: Any) -> str:
+def too_short(info: MediaInfo, *of: Any, **how: Any) -> str:
     with pytest.raises(ClipProblem) as caught:
-        sampled(info, of, cuts, **video)
+        sampled(info, *of, **how)
     assert caught.value.reason == "too_short"
     return caught.value.detail
 
@@ -58,17 +59,17 @@ def test_no_valid_count_is_nearer(asked: int, step: int, rest: int) -> None:
 
 
 def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
-    assert planned_frames(VideoConfig(max_frames=17), rules()) == (17, None)
-    assert planned_frames(VideoConfig(), rules()) == (17, "max_frames 16 becomes 17: this model takes 4n+1 frames")
-    assert planned_frames(VideoConfig(max_frames=16, frames=9), rules()) == (9, None)
+    assert planned_frames(VideoConfig(max_frames=17), RULES) == (17, None)
+    assert planned_frames(VideoConfig(), RULES) == (17, "max_frames 16 becomes 17: this model takes 4n+1 frames")
+    assert planned_frames(VideoConfig(max_frames=16, frames=9), RULES) == (9, None)
     with pytest.raises(VideotuneError, match="Set it to 21"):
-        planned_frames(VideoConfig(frames=20, strict_frames=True), rules())
+        planned_frames(VideoConfig(frames=20, strict_frames=True), RULES)
     with pytest.raises(VideotuneError, match=r"single frames\. Set it to 1"):
         planned_frames(VideoConfig(strict_frames=True), rules(0, 1))
     with pytest.raises(VideotuneError, match="temporal_compression_ratio"):
         sampled(info_of(34, 16), temporal_compression_ratio=6)
     with pytest.raises(VideotuneError, match="stretch"):
-        planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), rules())
+        planned_frames(VideoConfig(stretch=True, frame_sample_strategy="keyframe"), RULES)
 
 
 def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
@@ -81,7 +82,10 @@ def test_a_short_clip_takes_the_largest_window_that_it_fills_or_none() -> None:
     assert sampled(info_of(60, 24), min_frames=17, max_frames=33).windows[0].shape.frames == 33
 
 
-@given(st.integers(2, 400), st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60]), st.integers(1, 40), st.booleans())
+RATES = st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60])
+
+
+@given(st.integers(2, 400), RATES, st.integers(1, 40), st.booleans())
 def test_used_and_cut_seconds_are_the_clip(frames: int, fps: float, wanted: int, head: bool) -> None:
     clip = info_of(frames, fps)
     try:
@@ -103,11 +107,11 @@ def test_random_windows_share_the_clip_among_them() -> None:
     assert len({sample_window(first, variant, 3).times for variant in range(50)}) == 50
     assert sample_window(first, 1, 3) == sample_window(first, 1, 3) != sample_window(first, 1, 4)
     assert times(first)[0] == pytest.approx(5.75 / 16)
-    assert len(starts(info_of(40, 16), frame_sample_strategy="random", windows="head")) == 1
+    assert len(sampled(info_of(40, 16), frame_sample_strategy="random", windows="head").windows) == 1
     (exact,) = sampled(info_of(17, 16), frame_sample_strategy="random").windows
     assert not exact.varies, "a clip that just fits has one start"
     plain = without_randomness(VideoConfig(frame_sample_strategy="random", temporal_augmentation=True))
-    assert {w.sampling for w in sample_frames(info_of(40, 16), plain, rules()).windows} == {"even"}
+    assert {w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows} == {"even"}
 
 
 def test_no_window_crosses_a_scene_cut() -> None:
@@ -153,36 +157,100 @@ def test_an_image_is_one_window_of_one_frame() -> None:
     assert too_short(still, rules(0, 49)) == "an image is one frame, and this model takes exactly 49 frames"
 
 
-@given(
-    st.integers(2, 300),
-    st.sampled_from([8, 16, 23.976, 30, 60]),
-    st.integers(1, 40),
-    st.sampled_from(["uniform", "random", "keyframe"]),
-    st.sampled_from(["chunks", "head", "slide"]),
-    st.booleans(),
-    st.integers(0, 3),
-    st.integers(1, 3),
-    st.sampled_from([{}, {"pad_short": "freeze"}, {"min_frames": 1}, {"keyframe_source": "scenes"}]),
-)
-def test_every_sample_of_every_window_lies_inside_the_clip(
-    frames: int, fps: float, wanted: int, strategy: Any, layout: Any, augment: bool, variant: int, keep: int, more: Any
-) -> None:
+SETTINGS = {
+    "max_frames": st.integers(1, 40),
+    "frame_sample_strategy": st.sampled_from(["uniform", "random", "keyframe"]),
+    "windows": st.sampled_from(["chunks", "head", "slide"]),
+    "temporal_augmentation": st.booleans(),
+    "temporal_compression_ratio": st.sampled_from([4, 8, 12]),
+    "pad_short": st.sampled_from([None, "freeze"]),
+    "min_frames": st.sampled_from([None, 1]),
+    "keyframe_source": st.sampled_from(["container", "scenes"]),
+}
+
+
+@given(st.integers(2, 300), RATES, st.integers(0, 3), st.fixed_dictionaries(SETTINGS))
+def test_every_sample_of_every_window_lies_inside_the_clip(frames: int, fps: float, variant: int, video: Any) -> None:
     clip = info_of(frames, fps, tuple(range(0, frames, 12)))
-    video = VideoConfig(
-        max_frames=wanted,
-        frame_sample_strategy=strategy,
-        windows=layout,
-        temporal_augmentation=augment,
-        temporal_compression_ratio=4 * keep,
-        window_stride=5,
-        **more,
-    )
     try:
-        windows = sample_frames(clip, video, rules(), (2.5, 1.0)).windows
+        windows = sampled(clip, cuts=(2.5, 1.0), window_stride=5, **video).windows
     except ClipProblem:
         return
     for window in windows:
         for some in (sample_window(window, variant, 1).times, times(window)):
-            assert len(some) == window.shape.frames == snap_frames(window.shape.frames, rules())
+            assert len(some) == window.shape.frames == snap_frames(window.shape.frames, RULES)
             clip.frames_at(some)
     assert len({window.id for window in windows}) == len(windows)
+
+
+def size(width: int, height: int, value: Any, multiple: int = 16) -> tuple[int, int]:
+    rules = replace(RULES, side_multiple=multiple)
+    return choose_size(width, height, parse_resolution(value, rules), rules)
+
+
+def test_an_integer_is_an_area_at_the_clips_aspect() -> None:
+    assert size(1000, 1000, 512) == (512, 512)
+    assert size(1920, 1080, 512) == (384, 688)
+    assert size(1080, 1920, 512) == (688, 384)
+    assert size(720, 480, 512, 32) == (416, 640)
+    assert size(1280, 720, "512") == size(1280, 720, 512)
+
+
+SIDES, MULTIPLES = st.sampled_from([256, 384, 512, 768]), st.sampled_from([8, 16, 32])
+
+
+@given(st.integers(64, 4000), st.integers(64, 4000), SIDES, MULTIPLES)
+def test_integer_sizes_are_near_in_area_and_aspect(width: int, height: int, side: int, multiple: int) -> None:
+    if max(width, height) > 4 * min(width, height):
+        return
+    high, wide = size(width, height, side, multiple)
+    assert high % multiple == wide % multiple == 0
+    assert abs(math.log(high * wide / side**2)) < 0.35
+    assert abs(math.log(wide / high * height / width)) < math.log((1 + multiple / high) * (1 + multiple / wide))
+    assert size(height, width, side, multiple) == (wide, high)
+    assert (wide >= high) == (width >= height) or wide == high
+
+
+def test_an_exact_size() -> None:
+    assert size(1920, 1080, "480x832") == (480, 832)
+    assert size(100, 100, "480 X 832") == (480, 832)
+    with pytest.raises(VideotuneError, match=r'multiples of 32. The nearest is "512x960"'):
+        size(1920, 1080, "500x950", 32)
+
+
+def test_a_list_takes_the_largest_that_needs_no_upscaling() -> None:
+    sizes = ["256x256", "480x832", "832x480", "720x1280"]
+    assert size(1920, 1080, sizes) == (720, 1280)
+    assert size(1270, 720, sizes) == (480, 832)
+    assert size(720, 1270, sizes) == (832, 480)
+    assert size(400, 400, sizes) == (256, 256)
+    assert size(100, 100, sizes) == (256, 256)
+    assert upscale_factor(100, 100, size(100, 100, sizes)) == pytest.approx(2.56)
+    assert size(1920, 1080, [256, 512]) == (384, 688)
+    assert size(300, 300, [256, 512]) == (256, 256)
+
+
+@pytest.mark.parametrize("bad", ["big", "480x", 0, 8, -1, [], True, "480x832x3", ["512", "huge"], 1.5])
+def test_nonsense_is_an_error(bad: Any) -> None:
+    with pytest.raises(VideotuneError, match="resolution"):
+        parse_resolution(bad, RULES)
+
+
+@pytest.mark.parametrize("picture", [(1920, 1080), (1080, 1920), (640, 640), (333, 777), (3, 4000)])
+@pytest.mark.parametrize("size", [(64, 64), (48, 80), (832, 480)])
+def test_a_padded_picture_lies_in_the_middle_of_its_frame(picture: tuple[int, int], size: tuple[int, int]) -> None:
+    top, left, high, wide = padded_box(*picture, size)
+    assert 0 <= top <= size[0] - high - top <= top + 1
+    assert 0 <= left <= size[1] - wide - left <= left + 1
+    assert high == size[0] or wide == size[1]
+    if min(picture) > 100:
+        assert wide / high == pytest.approx(picture[0] / picture[1], rel=0.04)
+
+
+def test_shrinking_gives_the_size_a_factor_smaller() -> None:
+    for shrink in (1, 2, 4):
+        high, wide = choose_size(1920, 1080, parse_resolution(512, RULES, shrink), RULES, shrink)
+        assert high % RULES.side_multiple == wide % RULES.side_multiple == 0
+        assert high * wide == pytest.approx((512 / shrink) ** 2, rel=0.12)
+    with pytest.raises(VideotuneError, match="multiples of 32"):
+        parse_resolution("480x848", RULES, 2)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_image
-from tests.data_kit import problem_of
+from tests.data_kit import filmed, problem_of
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo, probe
@@ -45,8 +45,7 @@ def test_exif_orientation_makes_the_picture_upright(tmp_path: Path, suffix: str,
     upright = picture()
     turn = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # how a camera held so stores it
     stored = Image.fromarray(upright)
-    if turn is not None:
-        stored = stored.transpose(Image.Transpose(turn))
+    stored = stored if turn is None else stored.transpose(Image.Transpose(turn))
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(tmp_path / f"a{suffix}", exif=exif)
@@ -96,9 +95,7 @@ GREY = Image.new("L", (64, 48), 100)
         ("no_profile.png", FLAT, {"icc_profile": b"not a profile"}, COLOUR),
     ],
 )
-def test_colours_of_every_mode(
-    tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: tuple[int, int, int] | int
-) -> None:
+def test_colours_of_every_mode(tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: Any) -> None:
     """By an ICC profile, in sRGB; an alpha channel is left out, as a video's is: the colours below it are shown."""
     made.save(tmp_path / name, **how)
     shown = decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int)
@@ -221,8 +218,7 @@ def test_an_image_that_changed_is_an_error(tmp_path: Path) -> None:
 def test_a_still_is_resized_as_a_videos_frame_is(tmp_path: Path, height: int, width: int) -> None:
     pixels = noise(3, seed=4)
     still = probe(write_image(tmp_path / "a.png", pixels[0]))
-    how: dict[str, Any] = {"codec": "png", "pix_fmt": "rgb24"}
-    video = probe(write_clip(tmp_path / "a.mov", pixels, **how))
+    video = filmed(tmp_path / "a.mov", pixels, codec="png", pix_fmt="rgb24")
     a, b = decode(still, [0.0], height, width), decode(video, [0.0], height, width)
     assert np.array_equal(a, b)
     if (height, width) in ((32, 48), (128, 192)):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fake_hub import COMMIT, hub_of
-from videotune.data.layouts import ClipFile, read_folder
-from videotune.data.locations import open_location
+from videotune.data.layouts import ClipFile, open_location, read_folder
 from videotune.errors import VideotuneError
 
 
@@ -25,10 +24,8 @@ def touch(root: Path, *names: str) -> None:
 
 
 def listing(root: Path) -> list[tuple[str, str | None]]:
-    return [
-        (clip.path.relative_to(root).as_posix(), clip.caption and clip.caption.relative_to(root).as_posix())
-        for clip in read_folder(root)[0]
-    ]
+    captions = {name: clip.caption for name, clip in by_name(root).items()}
+    return [(name, caption and caption.relative_to(root).as_posix()) for name, caption in captions.items()]
 
 
 def table(folder: Path, *rows: tuple[str, str], name: str = "metadata.jsonl") -> None:
@@ -70,7 +67,7 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
     assert [name for name, _ in listing(tmp_path / "set")] == ["b.mp4", "linked/a.mp4"]
 
 
-NOTES: list[tuple[str, tuple[tuple[str, str], ...], list[str]]] = [
+NOTES = [
     ("a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3", (), ["3 files", ".heic (2), .avif (1)"]),
     ("videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt", (), []),
     ("videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt", (), ["4 caption files", "and 1 more"]),
@@ -120,9 +117,7 @@ def test_a_clip_is_listed_once(tmp_path: Path) -> None:
     table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
     assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
     table(tmp_path / "videos", ("a.mp4", "y"))
-    with pytest.raises(
-        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*metadata\.jsonl:1 lists already"
-    ):
+    with pytest.raises(VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already"):
         read_folder(tmp_path)
     table(tmp_path / "meta", ("../videos/b.mp4", "x"))
     (tmp_path / "videos" / "metadata.csv").write_text("file_name,text\na.mp4,x\n")
@@ -167,8 +162,8 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
     clips = by_name(tmp_path)
     assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
     assert clips["gone.mp4"].missing == "metadata.jsonl:2 lists it, and it does not exist"
-    assert clips["unlisted.mp4"].missing == (
-        f"metadata.jsonl does not list it, and {tmp_path / 'unlisted.txt'} does not exist"
+    assert (
+        clips["unlisted.mp4"].missing == f"metadata.jsonl does not list it, and {tmp_path}/unlisted.txt does not exist"
     )
     assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing
     assert clips["sub/side.mp4"].caption == tmp_path / "sub/side.txt"
@@ -247,7 +242,7 @@ def opened(path: str, folder: Path, **env: str) -> Any:
     code = f"""
         import json
         from pathlib import Path
-        from videotune.data.locations import open_location
+        from videotune.data.layouts import open_location
         from videotune.errors import VideotuneError
         try:
             layout = open_location({path!r}, Path("cache"))

@@ -1,27 +1,34 @@
-"""Child processes that open clips: their answers, their crashes and hangs, and that none of them is left over."""
+"""Child processes that open clips: their answers, their crashes and hangs, and that none of them is left over.
+
+Damaged files of every kind go through them too: each ends in frames or in a reason.
+"""
 
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.clips import noise, write_clip
+from tests.clips import noise, write_clip, write_image
+from tests.fuzz.mutate import damaged_bytes
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
-from videotune.data.file_checks import ClipProblem
+from videotune.data.file_checks import REASONS, ClipProblem
 from videotune.data.media_info import MediaInfo, probe
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.files import hash_file
@@ -142,17 +149,11 @@ def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(tmp_path
     assert ask(workers, path).result()["id"] == ""
 
 
-def test_frames_that_do_not_fit_here_leave_the_pool_sound(
-    clip: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise MemoryError
-
+def test_frames_that_do_not_fit_here_leave_the_pool_sound(clip: Path, workers: Workers) -> None:
     words = {"info": probe(clip), "times": [0.0], "height": 640, "width": 960}
-    with monkeypatch.context() as patch:
-        patch.setattr("videotune.data.workers.np.empty", full)
-        with pytest.raises(DecoderCrash, match="not enough memory"):
-            workers.submit("decode", words).result()
+    full = patch("videotune.data.workers.np.empty", side_effect=MemoryError)
+    with full, pytest.raises(DecoderCrash, match="not enough memory"):
+        workers.submit("decode", words).result()
     assert workers.submit("decode", words).result().shape == (1, 640, 960, 3)
 
 
@@ -166,9 +167,7 @@ def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Wo
 
 @posix
 @pytest.mark.parametrize(("sign", "limit"), [("SIGSEGV", None), (None, 1.0), ("SIGSTOP", 1.0)])
-def test_a_crash_or_a_hang_costs_one_clip(
-    clip: Path, endless: Path, workers: Workers, sign: str | None, limit: float | None
-) -> None:
+def test_a_crash_or_a_hang_costs_one_clip(clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any) -> None:
     broken = ask(workers, endless, limit)
     until(lambda: reading(endless))
     (pid,) = children()
@@ -271,18 +270,16 @@ PARENT = """
     ("sign", "redirect", "code"),
     [("SIGKILL", "", -signal.SIGKILL), ("SIGKILL", "<&- >&- 2>&-", -signal.SIGKILL), ("SIGINT", "", 7)],
 )
-def test_a_parent_that_ends_leaves_no_child(
-    clip: Path, endless: Path, tmp_path: Path, sign: str, redirect: str, code: int
-) -> None:
+def test_a_parent_that_ends_leaves_no_child(clip: Path, endless: Path, sign: str, redirect: str, code: int) -> None:
     """Killed outright, without standard streams, by a Ctrl-C that reaches its whole session; started in a folder with
     files that are called as libraries are, which are not taken for them."""
-    (tmp_path / "folder").mkdir()
+    (folder := endless.with_name("folder")).mkdir()
     for name in ("av", "numpy", "queue"):
-        (tmp_path / "folder" / f"{name}.py").write_text("raise SystemExit('not this one')")
-    script, said = tmp_path / "script.py", tmp_path / "said"
+        (folder / f"{name}.py").write_text("raise SystemExit('not this one')")
+    script, said = endless.with_name("script.py"), endless.with_name("said")
     script.write_text(textwrap.dedent(PARENT))
     command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *map(str, (script, clip, endless, said))]
-    parent = subprocess.Popen(command, start_new_session=True, cwd=tmp_path / "folder")
+    parent = subprocess.Popen(command, start_new_session=True, cwd=folder)
     until(lambda: said.exists() or parent.poll() is not None)
     told = json.loads(said.read_text())
     assert told["answer"]["id"] == hash_file(clip)
@@ -310,13 +307,60 @@ def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     requests = 2 * (json.dumps(["examine", {"path": str(clip), "until": 9.0}]) + "\n")
     words = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        assert child.stdin
-        assert child.stdout
-        assert child.stderr
-        assert json.loads(child.stdout.readline()) == ["ok", "ready"]
         child.stdin.write(requests.encode())
         child.stdin.flush()
-        assert [json.loads(child.stdout.readline())[1]["id"] for _ in range(2)] == [hash_file(clip)] * 2
-        child.stdin.close()
-        assert child.wait(20) == 0
-        assert (child.stdout.read(), child.stderr.read()) == (b"", b"")
+        ready, *answers = (json.loads(child.stdout.readline()) for _ in range(3))
+        assert (ready, [answer[1]["id"] for answer in answers]) == (["ok", "ready"], [hash_file(clip)] * 2)
+        assert (*child.communicate(timeout=20), child.returncode) == (b"", b"", 0)
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Small whole files of every container, codec and image format."""
+    folder, frames = tmp_path_factory.mktemp("seeds"), noise(14, 64, 96)
+    fast = {"cpu-used": "8", "deadline": "realtime"}
+    fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    files = [
+        write_clip(folder / "a.mp4", frames, options={"g": "5", "bf": "2"}, rotation=90),
+        write_clip(folder / "first.mp4", frames, container_options={"movflags": "faststart"}),
+        write_clip(folder / "fragmented.mp4", frames, options={"g": "5"}, container_options=fragments),
+        write_clip(folder / "hevc.mp4", frames, codec="libx265", options={"x265-params": "log-level=none:keyint=6"}),
+        write_clip(folder / "mpeg4.mp4", frames, codec="mpeg4"),
+        write_clip(folder / "a.mov", frames, codec="prores_ks", pix_fmt="yuv422p10le"),
+        write_clip(folder / "png.mov", frames[:4], codec="png", pix_fmt="rgba"),
+        write_clip(folder / "a.mkv", frames, options={"g": "5"}),
+        write_clip(folder / "ffv1.mkv", frames[:5], codec="ffv1"),
+        write_clip(folder / "a.webm", frames, options=fast),
+        write_clip(folder / "vp8.webm", frames, codec="libvpx", options=fast),
+        write_clip(folder / "a.avi", frames, options={"g": "5"}),
+        write_clip(folder / "mjpeg.avi", frames[:5], codec="mjpeg", pix_fmt="yuvj420p"),
+    ]
+    return files + [
+        write_image(folder / f"a.{kind}", frames[0]) for kind in ("png", "jpg", "webp", "bmp", "tif", "gif")
+    ]
+
+
+def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Path) -> None:
+    """Never in another exception, a hang or a crash inside FFmpeg, which would cost one child and name its case."""
+    paths, ends = [], Counter[str]()
+    for case in range(140):
+        source = seeds[case % len(seeds)]
+        paths.append(tmp_path / f"{case}-{source.name}")
+        paths[-1].write_bytes(damaged_bytes(source.read_bytes(), random.Random(case)))
+    with Workers(2, limit=20.0) as workers:  # the slowest of thousands takes less than a second
+        answers = list(workers.map(("examine", {"path": str(path), "until": 9.0}) for path in paths))
+        for path, answer in zip(paths, answers, strict=True):
+            assert not isinstance(answer, DecoderCrash), f"{path.name}: {answer}"
+            if "info" not in answer:
+                reason, detail = answer["problem"]
+                assert reason in REASONS
+                assert detail
+                ends[reason] += 1
+        infos = [answer["info"] for answer in answers if "info" in answer]
+        how = {"times": [0.0, 0.0], "height": 32, "width": 48}
+        for info, frames in zip(infos, workers.map(("decode", {"info": info} | how) for info in infos), strict=True):
+            assert not isinstance(frames, DecoderCrash), f"{info['path']}: {frames}"
+            ends["frames" if not isinstance(frames, Exception) else frames.reason] += 1
+    assert sum(ends.values()) == 140
+    assert ends["frames"] > 10
+    assert len(ends) >= 4  # several reasons

@@ -15,11 +15,7 @@ from videotune.config.schema import leaves
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [
-    path
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
-    if path.name != "commands.md"
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*DOCS.glob("*.md")} - {DOCS / "commands.md"})]
 """All but the one that typer writes."""
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {
@@ -132,9 +128,8 @@ def test_keys_that_are_named_exist(page: Path) -> None:
 
 
 def test_every_package_has_a_page_that_the_map_links_to() -> None:
-    packages = sorted(
-        path.name for path in (ROOT / "videotune").iterdir() if path.is_dir() and path.name[0] not in "._"
-    )
+    folders = (path.name for path in (ROOT / "videotune").iterdir() if path.is_dir())
+    packages = sorted(name for name in folders if name[0] not in "._")
     links = re.findall(r"\]\((\w+)\.md\)", prose(DOCS / "architecture.md"))
     for package in packages:
         page = PAGE_OF.get(package, package)
@@ -165,7 +160,5 @@ def test_a_wrong_command_is_found(code: str, wrong: str | None) -> None:
 
 def test_a_file_that_is_not_there_is_found() -> None:
     assert missing_paths(["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"]) == []
-    assert missing_paths(["videotune/nowhere.py", "python scripts/none.py"]) == [
-        "videotune/nowhere.py",
-        "scripts/none.py",
-    ]
+    nowhere = ["videotune/nowhere.py", "python scripts/none.py"]
+    assert missing_paths(nowhere) == ["videotune/nowhere.py", "scripts/none.py"]

@@ -22,9 +22,8 @@ def test_the_page_of_commands_is_what_typer_prints() -> None:
     typer = [sys.executable, "-m", "typer", "videotune.cli.main", "utils", "docs", "--name", "videotune"]
     ran = subprocess.run([*typer, "--title", "Commands"], capture_output=True, text=True, check=True, cwd=ROOT)
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert page.strip() == ran.stdout.strip(), (
-        f"run: {' '.join(['python', *typer[1:], '--title Commands > docs/commands.md'])}"
-    )
+    again = " ".join(["python", *typer[1:], "--title Commands > docs/commands.md"])
+    assert page.strip() == ran.stdout.strip(), f"run: {again}"
 
 
 def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
@@ -46,6 +45,5 @@ def test_every_key_has_a_row_with_a_meaning() -> None:
 def test_the_families_of_the_docs_are_those_of_the_specs() -> None:
     script = ROOT / "scripts" / "write_families.py"
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
-    assert printed in (ROOT / "docs" / "families.md").read_text(encoding="utf-8"), (
-        "run: python scripts/write_families.py"
-    )
+    page = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+    assert printed in page, "run: python scripts/write_families.py"

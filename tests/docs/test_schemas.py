@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.read_runs import of_kind
 from tests.shell import check, plan, train
 from videotune.config.resolve import Resolved
 from videotune.data.file_checks import REASONS
@@ -75,9 +76,8 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run" / "control.json").write_text('{"stop": true}')
     probed = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=4")
     often = (*probed, "save_every=2", "sample_after=2", "validate_every=1", "video_config.frames=5", "lora.dropout=0.1")
-    said = words(
-        "steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]', *often, data=folder / "clips"
-    )
+    own = ("steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]')
+    said = words(*own, *often, data=folder / "clips")
     assert train(said, folder / "run") == INTERRUPTED
     assert train(Overrides(), folder / "run", resume=Resume()) == DONE
     return folder / "run"
@@ -120,22 +120,16 @@ def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path
 
 def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
     """They reach the corners of the schema: no held-out clips, a skipped step, null for what is not finite."""
-    lines = {
-        kind: [line for line in read_journal(run) if line["kind"] == kind] for kind in ("validation", "step", "sample")
-    }
-    assert [line["step"] for line in lines["validation"]] == [0, 1, 2, 3]
-    assert all(line["held_out"] is not None for line in lines["validation"])
-    assert [line["step"] for line in lines["step"]] == [1, 2, 3]
-    assert {line["step"] for line in lines["sample"]} == {0, 2, 3}
-    probed = [line for line in read_journal(run) if line["kind"] == "sample_metrics"]
-    assert [line["step"] for line in probed] == [0, 2, 3]
-    assert all(line["diversity"]["value"] is not None for line in probed)
-    (first, *_) = [line for line in read_journal(blown_up) if line["kind"] == "sample_metrics"]
-    assert first["not_measured"].startswith("budget")
+    for kind, steps in (("validation", [0, 1, 2, 3]), ("step", [1, 2, 3]), ("sample_metrics", [0, 2, 3])):
+        assert [line["step"] for line in of_kind(run, kind)] == steps
+    assert all(line["held_out"] is not None for line in of_kind(run, "validation"))
+    assert {line["step"] for line in of_kind(run, "sample")} == {0, 2, 3}
+    assert all(line["diversity"]["value"] is not None for line in of_kind(run, "sample_metrics"))
+    assert of_kind(blown_up, "sample_metrics")[0]["not_measured"].startswith("budget")
     skipped = [line for line in read_journal(blown_up) if line.get("skipped")]
     assert skipped
     assert all(line["loss"] is None or line["grad_norm"] is None for line in skipped)
-    assert all(line["held_out"] is None for line in read_journal(blown_up) if line["kind"] == "validation")
+    assert all(line["held_out"] is None for line in of_kind(blown_up, "validation"))
 
 
 @pytest.mark.parametrize("name", ["plan", "check", "exports", "config", "heartbeat"])
@@ -226,6 +220,6 @@ def test_values_of_another_kind_are_refused(run: Path, blown_up: Path) -> None:
 
 
 def test_a_step_that_counted_must_have_numbers(run: Path) -> None:
-    line = next(line for line in read_journal(run) if line["kind"] == "step")
+    line = of_kind(run, "step")[0]
     assert faults("journal", line | {"loss": None})
     assert faults("journal", line | {"loss": None, "skipped": True}) == []

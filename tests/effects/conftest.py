@@ -13,12 +13,7 @@ from videotune.rng import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
 
-LOOKS = (
-    ("red", "circle", "left"),
-    ("green", "square", "right"),
-    ("blue", "triangle", "up"),
-    ("white", "circle", "down"),
-)
+LOOKS = [look.split() for look in ("red circle left", "green square right", "blue triangle up", "white circle down")]
 
 
 @pytest.fixture(autouse=True)

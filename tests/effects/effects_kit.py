@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-import av
 import numpy as np
 import torch
 
@@ -20,7 +19,6 @@ from videotune.latent_cache.encode import CacheItems, fill, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.components import make_objective, make_source, open_models
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.run_export import export_run
@@ -58,10 +56,6 @@ class Lab:
     tmp: Path
     open: list[Trainer] = field(default_factory=list)
 
-    def folder(self) -> Path:
-        """A run folder that is not there yet."""
-        return self.tmp / f"run{len(self.open)}"
-
 
 def overrides_of(
     lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
@@ -93,8 +87,7 @@ def trainer_of(
     lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
 ) -> Trainer:
     """A trainer before its first step, in a run folder of its own."""
-    run = lab.folder()
-    trainer = prepare(job_of(lab, knobs, data, preset), run, False)
+    trainer = prepare(job_of(lab, knobs, data, preset), lab.tmp / f"run{len(lab.open)}", False)
     lab.open.append(trainer)
     return trainer
 
@@ -114,21 +107,14 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         handed.append(frames)
         return Moments(frames[:1, :1].clone(memory_format=torch.contiguous_format))
 
-    eye: Any = SimpleNamespace(
-        spec=family.spec,
-        fingerprints=family.fingerprints,
-        text_length=family.text_length,
-        encode_text=family.encode_text,
-        encode_video=see,
-        free=family.free,
-    )
+    own = {name: getattr(family, name) for name in ("spec", "fingerprints", "text_length", "encode_text", "free")}
+    eye: Any = SimpleNamespace(**own, encode_video=see)
     windows = (*job.library.windows, *job.library.held_out_windows)
     seed = job.config.seed
     with TemporaryDirectory() as folder:
         store = Store(Path(folder))
-        todo = missing(
-            store, CacheKeys.of(family, seed), CacheItems((), tuple((window, variant) for window in windows))
-        )
+        items = CacheItems((), tuple((window, variant) for window in windows))
+        todo = missing(store, CacheKeys.of(family, seed), items)
         fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)
     frames = [((x + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy() for x in handed]
     return dict(zip(windows, frames, strict=True))
@@ -149,26 +135,6 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.parameters.items()}
 
 
-def moved(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
-    """How far the weights whose name holds ``part`` have moved, as one flat vector."""
-    return torch.cat([(after[name] - before[name]).flatten() for name in before if part in name])
-
-
-@contextmanager
-def gradients(trainer: Trainer) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """The gradients that the optimizer is given, one dict a step."""
-    seen: list[dict[str, torch.Tensor]] = []
-
-    def keep(*_: Any) -> None:
-        seen.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
-
-    handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
 @contextmanager
 def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Every call of the network: x_t, timestep, text, and what it answered."""
@@ -185,10 +151,33 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
         handle.remove()
 
 
-def film(path: Path) -> np.ndarray:
-    """All frames of a video file, uint8 (T,H,W,3)."""
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+@dataclass(frozen=True)
+class Taken:
+    """What steps showed: what each measured, the network's calls, the gradients that the optimizer was given, and how far
+    the weights moved."""
+
+    lines: list[dict[str, Any]]
+    calls: list[dict[str, torch.Tensor]]
+    gradients: list[dict[str, torch.Tensor]]
+    moves: dict[str, torch.Tensor]
+
+    def moved(self, part: str) -> torch.Tensor:
+        """How far the weights whose name holds ``part`` have moved, as one flat vector."""
+        return torch.cat([value.flatten() for name, value in self.moves.items() if part in name])
+
+
+def take(trainer: Trainer, count: int | None = None) -> Taken:
+    """Take so many steps (None: all there are) of a model without experts."""
+    before, seen = weights(trainer), []
+
+    def keep(*_: Any) -> None:
+        seen.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
+
+    handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
+    with watched(trainer.net) as calls:
+        lines = run_steps(trainer, count)
+    handle.remove()
+    return Taken(lines, calls, seen, {name: value - before[name] for name, value in weights(trainer).items()})
 
 
 def in_cache(lab: Lab, name: str) -> Lab:
@@ -200,8 +189,3 @@ def written(trainer: Trainer, step: int = 1) -> Path:
     """The file or folder that the trainer's result is exported to."""
     (done,) = export_run(trainer.run, trainer.family, trainer.result, step, trainer.job.resolved)
     return done.path
-
-
-def lines_of(run: Path, *kinds: str) -> list[dict[str, Any]]:
-    """The journal's lines of these kinds."""
-    return [line for line in read_journal(run) if line["kind"] in kinds]

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_dataset
-from tests.effects.effects_kit import Lab, in_cache, job_of, lines_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.read_runs import of_kind
 from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
@@ -212,9 +213,8 @@ def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
 def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
     """A keyframe every 12 frames; the picture changes for good at frame 20."""
     frames = np.concatenate([noise(1, 48, 48, seed=1).repeat(20, 0), noise(1, 48, 48, seed=2).repeat(20, 0)])
-    path = write_clip(
-        lab.tmp / "data" / "a.mp4", frames, 16, options={"g": "12", "keyint_min": "12", "sc_threshold": "0"}
-    )
+    often = {"g": "12", "keyint_min": "12", "sc_threshold": "0"}
+    path = write_clip(lab.tmp / "data" / "a.mp4", frames, 16, options=often)
     path.with_suffix(".txt").write_text("two pictures", encoding="utf-8")
     knobs = {"video_config.frames": 9, "resolution": "48x48"}
 
@@ -317,7 +317,7 @@ def test_a_share_of_the_videos_is_measured_and_never_trained(
     assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
     assert not kept & set(trained)
     measure(trainer, 0)
-    (line,) = lines_of(trainer.run, "validation")
+    (line,) = of_kind(trainer.run, "validation")
     assert [(line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")] == measured
 
 

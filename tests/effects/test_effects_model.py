@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights, written
+from tests.effects.effects_kit import Lab, job_of, run_steps, take, trainer_of, weights, written
 from tests.exporter.export_kit import read_back
 from tests.runs import measure
 from videotune.adapters.kinds import PARTS, split
@@ -43,9 +43,7 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
         trainer = trainer_of(lab, {"base_model_name": str(folder)})
         on_disk = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
         assert torch.equal(trainer.net.blocks[0].attn1.to_q.base_layer.weight, on_disk["blocks.0.attn1.to_q.weight"])
-        with watched(trainer.net) as calls:
-            run_steps(trainer, 1)
-        answers.append(calls[0]["answer"])
+        answers.append(take(trainer, 1).calls[0]["answer"])
     assert not torch.allclose(*answers)
 
 
@@ -60,12 +58,9 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
     for value in (None, str(file), [str(file)]):
         trainer = trainer_of(lab, {"transformer.file": value})
         prints.append(trainer.family.fingerprints())
-        with watched(trainer.net) as calls:
-            run_steps(trainer, 1)
-        answers.append(calls[0]["answer"])
-    assert torch.equal(
-        trainer.net.blocks[0].attn1.to_q.base_layer.weight, load_file(file)["blocks.0.attn1.to_q.weight"]
-    )
+        answers.append(take(trainer, 1).calls[0]["answer"])
+    held = trainer.net.blocks[0].attn1.to_q.base_layer.weight
+    assert torch.equal(held, load_file(file)["blocks.0.attn1.to_q.weight"])
     assert not torch.allclose(answers[0], answers[1])
     assert torch.equal(answers[1], answers[2])
     assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {"transformer"}
@@ -164,12 +159,8 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
 
 @pytest.mark.effect("lora.targets")
 def test_the_modules_that_are_named_train(lab: Lab) -> None:
-    attention = {
-        f"blocks.{block}.attn{kind}.{name}"
-        for block in range(2)
-        for kind in (1, 2)
-        for name in ("to_q", "to_k", "to_v", "to_out.0")
-    }
+    layers = ("to_q", "to_k", "to_v", "to_out.0")
+    attention = {f"blocks.{block}.attn{kind}.{name}" for block in (0, 1) for kind in (1, 2) for name in layers}
     forward = {f"blocks.{block}.ffn.{name}" for block in range(2) for name in ("net.0.proj", "net.2")}
     queries_and_keys = {"blocks.1.attn1.to_q", "blocks.1.attn1.to_k"}
     for targets, wanted in (
@@ -216,9 +207,8 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
         trainer = trainer_of(lab, {"training_method": "FINE_TUNE", "transformer.layers": layers, "learning_rate": 0.01})
         held = [parameter for group in trainer.pool.trainable.optimizer.param_groups for parameter in group["params"]]
         assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trainer.parameters.values()}
-        before = weights(trainer)
-        run_steps(trainer, 2)
-        assert all(not torch.equal(value, before[name]) for name, value in weights(trainer).items() if value.any())
+        moves = take(trainer, 2).moves
+        assert all(moves[name].any() for name, value in weights(trainer).items() if value.any())
         saved = load_file(written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors")
         assert set(saved) == set(base)
         trained[str(layers)] = {name for name, value in saved.items() if not torch.equal(value, base[name])}
@@ -234,15 +224,11 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
 """How far the losses over rounded weights may lie from those over plain ones, as a share of them."""
 
+TEXT_ALONE = {"transformer.train": False, "text_encoder.train": True, "text_encoder.weight_dtype": "FLOAT_32"}
 METHODS: dict[str, dict[str, Any]] = {
     "LORA": {"lora.dropout": 0.2},
     "EMBEDDING": {"training_method": "EMBEDDING"},
-    "FINE_TUNE": {
-        "training_method": "FINE_TUNE",
-        "transformer.train": False,
-        "text_encoder.train": True,
-        "text_encoder.weight_dtype": "FLOAT_32",
-    },
+    "FINE_TUNE": {"training_method": "FINE_TUNE", **TEXT_ALONE},
 }
 """What each method trains over frozen weights; FINE_TUNE the text encoder alone, since what trains is not rounded."""
 
@@ -259,10 +245,7 @@ def bytes_of(trainer: Trainer) -> int:
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
     """The text states of the network in the first step."""
-    trainer = trainer_of(lab, knobs)
-    with watched(trainer.net) as calls:
-        run_steps(trainer, 1)
-    return calls[0]["text"]
+    return take(trainer_of(lab, knobs), 1).calls[0]["text"]
 
 
 def losses(lab: Lab, knobs: dict[str, Any], steps: int = 2) -> list[float]:

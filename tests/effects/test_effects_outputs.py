@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, film, lines_of, run_steps, text_of, trainer_of, watched
+from tests.effects.effects_kit import Lab, run_steps, take, text_of, trainer_of, watched
+from tests.read_runs import film, of_kind
 from tests.runs import callback, preview, probe
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.files import digest
 from videotune.latent_cache.batches import prepare
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.run_export import export_run
 from videotune.trainer.trainer import Trainer
@@ -50,14 +50,14 @@ def test_validation_and_previews_come_every_so_many_steps(lab: Lab, every: int, 
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
     assert sum(len(call["t"]) for call in calls) == 5 + 12 * len(steps)
-    losses = lines_of(trainer.run, "validation")
+    losses = of_kind(trainer.run, "validation")
     assert [line["step"] for line in losses] == steps
     assert all(len(line["train"]["by_quantile"]) == 9 for line in losses)
     assert len({line["train"]["mean"] for line in losses}) == len(steps)
     trainer = trainer_of(lab, {"steps": 5, "sample_after": every, "samples": 1})
     train_loop(trainer)
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == steps
-    assert lines_of(trainer.run, "warning") == []
+    assert of_kind(trainer.run, "warning") == []
 
 
 def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, torch.Tensor]], list[str]]:
@@ -66,8 +66,8 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
     trainer = trainer_of(lab, {"sample_after": 1000} | settings)
     with watched(trainer.net) as calls:
         preview(trainer, 0)
-    assert lines_of(trainer.run, "warning") == []
-    paths = [trainer.run / line["path"] for line in lines_of(trainer.run, "sample")]
+    assert of_kind(trainer.run, "warning") == []
+    paths = [trainer.run / line["path"] for line in of_kind(trainer.run, "sample")]
     assert sorted(paths) == sorted((trainer.run / "samples").glob("*")) or not paths
     return [film(path) for path in paths], calls, [path.name for path in paths]
 
@@ -75,12 +75,8 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
 @pytest.mark.effect("samples")
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
     captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
-    for samples, prompts in (
-        (["a cat", "a dog", "a cow"], ["a cat", "a dog", "a cow"]),
-        (2, captions[::2]),
-        (9, captions),
-        (0, []),
-    ):
+    own = ["a cat", "a dog", "a cow"]
+    for samples, prompts in ((own, own), (2, captions[::2]), (9, captions), (0, [])):
         films, calls, names = previews(lab, samples=samples)
         assert len(films) == len(prompts)
         for call, prompt in zip(calls, prompts, strict=True):
@@ -102,13 +98,12 @@ def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
 @pytest.mark.parametrize("frames", [None, 6])
 def test_a_preview_on_request_is_made_or_its_failure_a_warning(lab: Lab, frames: int | None) -> None:
     """Although none are due."""
-    trainer = trainer_of(
-        lab, {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
-    )
+    knobs = {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
+    trainer = trainer_of(lab, knobs)
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
     assert train_loop(trainer) == "done"
     assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == ([1] if frames is None else [])
-    assert ["sample.frames" in line["text"] for line in lines_of(trainer.run, "warning")] == [True] * (frames == 6)
+    assert ["sample.frames" in line["text"] for line in of_kind(trainer.run, "warning")] == [True] * (frames == 6)
 
 
 @pytest.mark.effect("sample.seed")
@@ -148,10 +143,8 @@ def test_the_network_is_called_once_a_denoising_step(lab: Lab) -> None:
 @pytest.mark.effect("sample.shift")
 def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
     def levels(shift: float | None) -> list[float]:
-        return [
-            call["t"].item() / 1000
-            for call in previews(lab, samples=["a cat"], sample__steps=5, sample__shift=shift)[1]
-        ]
+        _, calls, _ = previews(lab, samples=["a cat"], sample__steps=5, sample__shift=shift)
+        return [call["t"].item() / 1000 for call in calls]
 
     plain = levels(1)
     for shift, wanted in ((6, 6), (0.5, 0.5), (None, 3)):  # the checkpoint's own is 3
@@ -190,8 +183,7 @@ def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, tor
     trainer = trainer_of(lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()})
     with watched(trainer.net) as calls:
         probe(trainer, 0)
-    (line,) = read_journal(trainer.run)
-    assert line["kind"] == "sample_metrics", line
+    (line,) = of_kind(trainer.run, "sample_metrics")
     return line, calls, trainer.run
 
 
@@ -203,7 +195,7 @@ def test_what_the_budget_does_not_allow_is_not_measured(
     trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
     with watched(trainer.net) as calls:
         train_loop(trainer)
-    lines = [line for line in read_journal(trainer.run) if line["kind"] == "sample_metrics"]
+    lines = of_kind(trainer.run, "sample_metrics")
     assert [line["step"] for line in lines if "not_measured" not in line] == steps
     assert [line["step"] for line in lines if "not_measured" in line] == not_measured
     assert len(calls) == 4 + 2 * len(steps)
@@ -252,9 +244,7 @@ def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
 def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str], Lab]) -> None:
     for share in (0.0, 1.0, None):
         trainer = trainer_of(kind("ti2v"), {"first_frame_probability": share, "steps": 3})
-        with watched(trainer.net) as calls:
-            run_steps(trainer)
-        for step, call in enumerate(calls, 1):
+        for step, call in enumerate(take(trainer).calls, 1):
             x0 = prepare(trainer.source, step).batch.x0
             clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
             assert clean == (share == 1.0)
@@ -265,9 +255,7 @@ def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str]
 @pytest.mark.effect("first_frame_probability")
 def test_an_image_model_is_conditioned_on_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
     for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
-        trainer = trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
-        with watched(trainer.net) as calls:
-            run_steps(trainer)
+        calls = take(trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})).calls
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
         assert mask[:, :, 0].eq(float(conditioned)).all()
         assert bool(image.any()) == conditioned

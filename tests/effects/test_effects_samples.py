@@ -16,20 +16,8 @@ import torch
 from diffusers import CogVideoXDDIMScheduler
 
 from tests.clips import noise, write_dataset, write_image
-from tests.effects.effects_kit import (
-    Lab,
-    gradients,
-    in_cache,
-    job_of,
-    lines_of,
-    moved,
-    pixels,
-    run_steps,
-    source_of,
-    trainer_of,
-    watched,
-    weights,
-)
+from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, take, trainer_of, weights
+from tests.read_runs import of_kind
 from tests.runs import measure
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
@@ -63,7 +51,7 @@ def test_how_often_the_clips_of_a_dataset_are_trained_and_whether_they_are_measu
     assert Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]) == seen
     assert max(trainer.job.exposure(trainer.job.steps).windows.values()) == keys.get("repeats", 1)
     measure(trainer, 0)
-    (line,) = lines_of(trainer.run, "validation")
+    (line,) = of_kind(trainer.run, "validation")
     assert (line["held_out"] or {"windows": 0})["windows"] == held_out
 
 
@@ -90,9 +78,7 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
     def first_gradient(weight: float) -> torch.Tensor:
         rows = [{"path": str(one), "loss_weight": weight}]
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9})
-        with gradients(trainer) as seen:
-            run_steps(trainer, 1)
-        return torch.cat([gradient.flatten() for gradient in seen[0].values()])
+        return torch.cat([gradient.flatten() for gradient in take(trainer, 1).gradients[0].values()])
 
     torch.testing.assert_close(first_gradient(2.5), 2.5 * first_gradient(1.0), rtol=1e-3, atol=1e-8)
 
@@ -203,10 +189,9 @@ def test_epochs_are_passes_over_the_four_windows(lab: Lab, epochs: float, update
 @pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_step_takes_exactly_batch_times_accumulation_samples(lab: Lab, batch: int, accumulation: int) -> None:
     trainer = trainer_of(lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2})
-    with watched(trainer.net) as calls:
-        lines = run_steps(trainer)
-    assert [len(call["x_t"]) for call in calls] == [batch] * (2 * accumulation)
-    assert [len(line["window_ids"]) for line in lines] == [batch * accumulation] * 2
+    took = take(trainer)
+    assert [len(call["x_t"]) for call in took.calls] == [batch] * (2 * accumulation)
+    assert [len(line["window_ids"]) for line in took.lines] == [batch * accumulation] * 2
     assert {int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()} == {2}
 
 
@@ -260,10 +245,9 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(lab: Lab, weight: float) -> None:
     """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain mse is logged too."""
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
-    with watched(trainer.net) as calls:
-        (line,) = run_steps(trainer, 1)
-    prepared = prepare(trainer.source, 1)
-    error = (calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
+    took, prepared = take(trainer, 1), prepare(trainer.source, 1)
+    (line,) = took.lines
+    error = (took.calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
     frames = error.shape[2]
     plain = error.square().mean().item()
     flicker = error.diff(dim=2).square().sum().item() / error.numel()
@@ -366,12 +350,10 @@ def test_min_snr_prices_each_timestep_that_a_run_draws(lab: Lab, tiny_bases: Cal
     for weighting, gamma in (("none", None), ("min_snr", None), ("min_snr", 0.05)):
         knobs = {"loss_weighting": weighting, "loss_weighting_gamma": gamma, "steps": 6, "learning_rate": 1e-2}
         trainer = trainer_of(cog, knobs | {"video_config.target_fps": 16})
-        before = weights(trainer)
-        with watched(trainer.net) as calls:
-            lines = run_steps(trainer)
-        levels.append([call["t"].item() for call in calls])
-        moves.append(moved(before, weights(trainer), "lora_B"))
-        for k, line in zip(levels[0], lines, strict=True):
+        took = take(trainer)
+        levels.append([call["t"].item() for call in took.calls])
+        moves.append(took.moved("lora_B"))
+        for k, line in zip(levels[0], took.lines, strict=True):
             price = 1 if weighting == "none" else min(bars[k], (gamma or 5) * (1 - bars[k]))
             assert line["loss"] == pytest.approx(price * line["mse"], rel=1e-4)
     assert trainer.source.objective.timesteps.distribution == "UNIFORM", "the family's own"

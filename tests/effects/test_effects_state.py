@@ -122,9 +122,8 @@ def test_which_checkpoints_and_backups_stay(lab: Lab, knobs: dict[str, float], s
     """After six steps, of which the last is a save."""
     trainer = trainer_of(lab, {"steps": 6} | knobs)
     assert train_loop(trainer) == "done"
-    assert (
-        sorted(int(path.name.removeprefix("step-")) for path in (trainer.run / "checkpoints").glob("step-*")) == steps
-    )
+    folders = (trainer.run / "checkpoints").glob("step-*")
+    assert sorted(int(path.name.removeprefix("step-")) for path in folders) == steps
 
 
 HELD = (1.0, 0.8, 0.6, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -283,10 +282,8 @@ def test_the_experts_that_are_named_train(pair: Lab) -> None:
         trainer = trainer_of(pair, {"experts": word, "expert_period": 1, "steps": 2} | share)
         before = weights(trainer)
         run_steps(trainer)
-        changed = {
-            name.split(".")[0] for name, value in weights(trainer).items() if not torch.equal(value, before[name])
-        }
-        assert changed == moved == {name.split(".")[0] for name in before}
+        changed = [name for name, value in weights(trainer).items() if not torch.equal(value, before[name])]
+        assert {name.split(".")[0] for name in changed} == moved == {name.split(".")[0] for name in before}
 
 
 @pytest.mark.effect("learning_rate_low")

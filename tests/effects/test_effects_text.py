@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, trainer_of, watched, weights, written
+from tests.effects.effects_kit import Lab, job_of, run_steps, take, trainer_of, weights, written
 from videotune.errors import VideotuneError
 from videotune.trainer.trainer import Trainer
 
@@ -21,9 +21,7 @@ def rows(trainer: Trainer) -> torch.Tensor:
 
 def changed(trainer: Trainer, count: int = 1) -> dict[str, float]:
     """How far each trained tensor is moved by so many steps; what does not train is not in it."""
-    before = weights(trainer)
-    run_steps(trainer, count)
-    return {name: float((value - before[name]).abs().max()) for name, value in weights(trainer).items()}
+    return {name: float(move.abs().max()) for name, move in take(trainer, count).moves.items()}
 
 
 @pytest.mark.effect("training_method")
@@ -45,9 +43,8 @@ def test_captions_hold_the_token(lab: Lab) -> None:
         trainer = trainer_of(lab, NEW | {"embedding.token": token})
         texts = [caption for clip in trainer.job.library.clips for caption in clip.captions]
         assert all(text.count(token) == 1 for text in texts)
-        assert sum(text.startswith(f"{token}, ") for text in texts) == (4 if token == "<one>" else 2), (
-            "two circles of four"
-        )
+        led = sum(text.startswith(f"{token}, ") for text in texts)
+        assert led == (4 if token == "<one>" else 2), "two circles of four"
         with torch.no_grad():
             before = [trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")]
             rows_now = next(iter(trainer.parameters.values()))
@@ -64,17 +61,14 @@ def test_so_many_vectors_are_so_many_rows_and_tokens(lab: Lab) -> None:
     for count in (1, 3):
         trainer = trainer_of(lab, NEW | {"embedding.vectors": count})
         assert rows(trainer).shape == (count, 16)
-        with watched(trainer.net) as calls:
-            run_steps(trainer, 1)
-        lengths[count] = int((calls[0]["text"][0] != 0).any(1).sum())
+        lengths[count] = int((take(trainer, 1).calls[0]["text"][0] != 0).any(1).sum())
     assert lengths[3] == lengths[1] + 2
 
 
 @pytest.mark.effect("embedding.init_text")
 def test_rows_begin_as_the_words_of_the_text(lab: Lab) -> None:
-    drawn, words, other = (
-        trainer_of(lab, NEW | ({"embedding.init_text": text} if text else {})) for text in (None, "red", "blue")
-    )
+    beginnings = ({}, {"embedding.init_text": "red"}, {"embedding.init_text": "blue"})
+    drawn, words, other = (trainer_of(lab, NEW | begin) for begin in beginnings)
     (part,) = words.family.text_parts().values()
     numbers = part.tokenizer("red", add_special_tokens=False).input_ids
     torch.testing.assert_close(rows(words), part.encoder.get_input_embeddings().weight[numbers].mean(0, keepdim=True))
@@ -144,6 +138,7 @@ def test_a_step_whose_caption_lost_the_token_is_a_step_without_a_gradient(lab: L
 
 
 WHOLE = {"training_method": "FINE_TUNE"}
+TEXT = {"text_encoder.train": True}
 TOKENS = {"training_method": "EMBEDDING"}
 OFT = {"lora.variant": "OFT", "lora.rank": 4}
 SHARDED = {"sharding": "FULL"}
@@ -167,16 +162,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (TOKENS | {"transformer.train": True}, "transformer.train: EMBEDDING trains new tokens"),
     ({"text_encoder.train": True}, r"text_encoder.train: .* LORA does not"),
     (TOKENS | {"text_encoder.train": True}, "text_encoder.train: EMBEDDING trains new tokens"),
-    (
-        WHOLE | {"text_encoder.train": True, "text_encoder.layers": ["none"]},
-        "text_encoder.layers: 'none' matches no module",
-    ),
+    (WHOLE | TEXT | {"text_encoder.layers": ["none"]}, "text_encoder.layers: 'none' matches no module"),
     (WHOLE | {"weight_dtype": "FLOAT_8"}, "weight_dtype: FINE_TUNE trains the transformer, and FLOAT_8 is for frozen"),
     (WHOLE | {"transformer.weight_dtype": "NFLOAT_4"}, "transformer.weight_dtype: FINE_TUNE trains the transformer"),
-    (
-        WHOLE | {"transformer.train": False, "text_encoder.train": True, "weight_dtype": "INT_8"},
-        "or set transformer.weight_dtype alone",
-    ),
+    (WHOLE | TEXT | {"transformer.train": False, "weight_dtype": "INT_8"}, "or set transformer.weight_dtype alone"),
     ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
     ({"optimizer": "PAGED_ADAMW_8BIT"}, "PAGED_ADAMW_8BIT pages"),
     ({"optimizer": "PRODIGY", "learning_rate": 3e-4}, "a rate for other optimizers"),

@@ -11,20 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch._subclasses import FakeTensorMode
 
-from tests.effects.effects_kit import (
-    Lab,
-    gradients,
-    in_cache,
-    job_of,
-    lines_of,
-    moved,
-    overrides_of,
-    run_steps,
-    trainer_of,
-    watched,
-    weights,
-)
+from tests.effects.effects_kit import Lab, in_cache, job_of, overrides_of, run_steps, take, trainer_of, weights
 from tests.failing_forward import failing_forward
+from tests.read_runs import of_kind
 from tests.shell import train
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
@@ -52,24 +41,16 @@ def adamw(start: Weights, gradients: Iterable[Weights], rate: float, b1: float, 
     return out
 
 
+ADAMW: list[dict[str, Any]] = [{}, {"optimizer.beta1": 0.5}, {"optimizer.beta2": 0.5}, {"optimizer.weight_decay": 1.0}]
+ADAMW += [{"learning_rate": 0.03}, {"optimizer": "adamw"}]
+
+
 @pytest.mark.effect("optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "learning_rate")
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"optimizer.beta1": 0.5},
-        {"optimizer.beta2": 0.5},
-        {"optimizer.weight_decay": 1.0},
-        {"learning_rate": 0.03},
-        {"optimizer": "adamw"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("knobs", ADAMW, ids=str)
 def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(lab: Lab, knobs: dict) -> None:
     trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
     start = weights(trainer)
-    with gradients(trainer) as given:
-        run_steps(trainer, 3)
+    given = take(trainer, 3).gradients
     numbers = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}
     numbers |= {key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"}
     for name, wanted in adamw(start, given, *numbers.values()).items():
@@ -109,9 +90,8 @@ def test_the_rate_of_each_step_is_that_of_the_schedule(lab: Lab, knobs: dict[str
     optimizer = trainer.pool.trainable.optimizer
     optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
     lines = run_steps(trainer, 4)
-    assert (
-        rates == [line["lr"]["transformer"] for line in lines] == pytest.approx([0.01 * factor for factor in factors])
-    )
+    assert rates == [line["lr"]["transformer"] for line in lines]
+    assert rates == pytest.approx([0.01 * factor for factor in factors])
 
 
 @pytest.mark.effect("max_grad_norm")
@@ -120,9 +100,8 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
     found = {}
     for limit in (1e-3, 1e6):
         trainer = trainer_of(lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2})
-        with gradients(trainer) as given:
-            (line,) = run_steps(trainer, 1)
-        found[limit] = torch.cat([value.flatten() for value in given[0].values()]), line["grad_norm"]
+        took = take(trainer, 1)
+        found[limit] = torch.cat([g.flatten() for g in took.gradients[0].values()]), took.lines[0]["grad_norm"]
     (small, before), (whole, same) = found[1e-3], found[1e6]
     assert before == same == pytest.approx(whole.norm().item(), rel=1e-5)
     assert whole.norm() > 1e-3
@@ -135,13 +114,11 @@ def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
     losses = {}
     for name, dtype in (("FLOAT_32", torch.float32), ("BFLOAT_16", torch.bfloat16), (None, torch.float32)):
         trainer = trainer_of(in_cache(lab, str(name)), {"train_dtype": name})
-        with watched(trainer.net) as calls:
-            (line,) = run_steps(trainer, 1)
+        took = take(trainer, 1)
         assert trainer.net.blocks[0].attn1.to_q.base_layer.weight.dtype == dtype
-        assert (calls[0]["x_t"].dtype, calls[0]["text"].dtype) == (dtype, dtype)
-        assert calls[0]["t"].dtype == torch.float32
+        assert [took.calls[0][name].dtype for name in ("x_t", "text", "t")] == [dtype, dtype, torch.float32]
         assert {parameter.dtype for parameter in trainer.parameters.values()} == {torch.float32}
-        losses[name] = line["loss"]
+        losses[name] = took.lines[0]["loss"]
     assert losses[None] == losses["FLOAT_32"]
     assert losses["BFLOAT_16"] != losses["FLOAT_32"]
     assert losses["BFLOAT_16"] == pytest.approx(losses["FLOAT_32"], rel=0.02)
@@ -185,9 +162,8 @@ def kept_by_the_graph(trainer: Trainer) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        denoising_loss(
-            trainer.family, trainer.net, trainer.source.objective, prepared.batch, prepared.t, prepared.noise
-        )
+        given = (trainer.source.objective, prepared.batch, prepared.t, prepared.noise)
+        denoising_loss(trainer.family, trainer.net, *given)
     return sum(saved.values())
 
 
@@ -199,12 +175,9 @@ EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MU
 def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(lab: Lab) -> None:
     ways, kept = {}, {}
     for name in EVERY:
-        trainer = trainer_of(
-            lab, {"optimizer": name, "steps": 2} | ({"learning_rate": 1e-3} if name != "PRODIGY" else {})
-        )
-        before = weights(trainer)
-        run_steps(trainer)
-        ways[name] = moved(before, weights(trainer), "lora_B")
+        rate = {} if name == "PRODIGY" else {"learning_rate": 1e-3}
+        trainer = trainer_of(lab, {"optimizer": name, "steps": 2} | rate)
+        ways[name] = take(trainer).moved("lora_B")
         (trainable,) = trainer.pool.trainables.values()
         kept[name] = {key.rpartition(".")[2] for key in optimizer_state(trainable.optimizer, trainable.parameters)}
         assert ways[name].abs().max() > 0
@@ -221,10 +194,8 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
 def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
     updates = {}
     for rate in (None, 1.0, 2.0):
-        trainer = trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1})
-        before = weights(trainer)
-        (line,) = run_steps(trainer)
-        updates[rate] = moved(before, weights(trainer), "lora_B"), line["lr"]["transformer"]
+        took = take(trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1}))
+        updates[rate] = took.moved("lora_B"), took.lines[0]["lr"]["transformer"]
     assert updates[None][1] == 1.0
     assert torch.equal(updates[None][0], updates[1.0][0])
     torch.testing.assert_close(updates[2.0][0], 2 * updates[1.0][0], rtol=1e-4, atol=0)
@@ -339,16 +310,12 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
 def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(lab: Lab, size: int | None, passes: list[int]) -> None:
     """Two batches of four a step, of which a part takes its samples one after the other."""
     knobs = {"batch_size": 4, "gradient_accumulation_steps": 2}
-    whole, split = trainer_of(lab, knobs), trainer_of(lab, knobs | {"micro_batch_size": size})
-    with gradients(whole) as one:
-        before = run_steps(whole, 1)
-    with gradients(split) as other, watched(split.net) as calls:
-        after = run_steps(split, 1)
-    assert [len(call["x_t"]) for call in calls] == passes
-    assert after[0]["window_ids"] == before[0]["window_ids"]
-    assert after[0]["loss"] == pytest.approx(before[0]["loss"], rel=1e-5)
-    for name, gradient in one[0].items():
-        torch.testing.assert_close(other[0][name], gradient, rtol=1e-3, atol=1e-7)
+    whole, split = (take(trainer_of(lab, knobs | more), 1) for more in ({}, {"micro_batch_size": size}))
+    assert [len(call["x_t"]) for call in split.calls] == passes
+    assert split.lines[0]["window_ids"] == whole.lines[0]["window_ids"]
+    assert split.lines[0]["loss"] == pytest.approx(whole.lines[0]["loss"], rel=1e-5)
+    for name, gradient in whole.gradients[0].items():
+        torch.testing.assert_close(split.gradients[0][name], gradient, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.effect("deterministic")
@@ -400,7 +367,7 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
     assert "Trying once more with gradient_checkpointing=ON" in capsys.readouterr().err
     straight, again = weights("straight"), weights("again")
     assert all(torch.equal(again[name], value) for name, value in straight.items())
-    assert any("out of memory in step 3" in line["text"] for line in lines_of(tmp_path / "again", "warning"))
-    (resumed,) = lines_of(tmp_path / "again", "resume")
+    assert any("out of memory in step 3" in line["text"] for line in of_kind(tmp_path / "again", "warning"))
+    (resumed,) = of_kind(tmp_path / "again", "resume")
     assert resumed["from_step"] == 2
     assert resumed["changes"] == ["gradient_checkpointing: 'OFF' -> 'ON'"]

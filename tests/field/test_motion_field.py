@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from tests.clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
+from tests.data_kit import RULES
+from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import frame_times, frames_in
+from videotune.data.frame_sampling import frame_times, frames_in, sample_frames, sample_window
 from videotune.data.media_info import MediaInfo, probe
+from videotune.types import PLAIN
 
 SPEED = 100.0  # pixels a second
 SECONDS = 2.4
@@ -40,6 +43,9 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     """The dot's place in each frame shown at ``target`` fps is that of its time, but for the wait for a source frame."""
     times = frame_times(0.0, frames_in(facts.seconds, target), target)
     assert len(times) == int(facts.seconds * target + 1e-6)
+    video = VideoConfig(frames=len(times) // 4 * 4 - 3, target_fps=target)
+    window = sample_frames(facts, video, RULES).windows[0]
+    assert sample_window(window, PLAIN, 0).times == pytest.approx(times[: window.shape.frames])
     seen = dot_places(decode(facts, times, 48, 288))
     lag = 12 + SPEED * np.array(times) - seen
     assert lag.min() > -0.1 * longest * SPEED - 1  # never ahead by more than the tolerance
@@ -48,11 +54,9 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
     assert (np.diff(seen) > -0.5).all()  # and never backwards
 
 
-@pytest.mark.parametrize("target", [16.0, 24.0])
+@pytest.mark.parametrize("target", [8.0, 16.0, 24.0])
 @pytest.mark.parametrize(("source", "name"), CONSTANT + TURNED)
-def test_ai_toolkit_421_a_dot_of_constant_speed_keeps_it(
-    tmp_path: Path, source: float, name: str, target: float
-) -> None:
+def test_ai_toolkit_421_motion_keeps_its_speed(tmp_path: Path, source: float, name: str, target: float) -> None:
     rate = RATES.get(source, Fraction(source))
     times = [float(i / rate) for i in range(int(SECONDS * rate))]
     facts = probe(write_clip(tmp_path / name, moving_dot(times, SPEED, width=288), source, **FILES[name]))
@@ -95,18 +99,12 @@ def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str
     assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(range(49))
 
 
+COUNTS = [(113, 23.976, 16, 75), (101, 23.976, 16, 67), (60, 24, 16, 40), (60, 24, 24, 60), (89, 16, 16, 89)]
+COUNTS += [(121, 30, 24, 96)]
+
+
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "vp9.webm", "mpeg4.avi"])
-@pytest.mark.parametrize(
-    ("count", "fps", "target", "expected"),
-    [
-        (113, 23.976, 16, 75),
-        (101, 23.976, 16, 67),
-        (60, 24, 16, 40),
-        (60, 24, 24, 60),
-        (89, 16, 16, 89),
-        (121, 30, 24, 96),
-    ],
-)
+@pytest.mark.parametrize(("count", "fps", "target", "expected"), COUNTS)
 def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     tmp_path: Path, name: str, count: int, fps: float, target: int, expected: int
 ) -> None:

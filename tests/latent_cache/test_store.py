@@ -1,8 +1,12 @@
-"""The store: what is in it is what its key says, whole, made once, and there after any kill."""
+"""The store: what is in it is what its key says, whole, made once, and there after any kill.
+
+Verify, prune and list: damage is found, what is wanted stays, and a kill in between costs nothing.
+"""
 
 import os
 import random
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +18,15 @@ from tests.kills import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store
-from videotune.types import PLAIN, ClipShape, Take, Window
+from videotune.latent_cache.store import Store, prune, verify
+from videotune.types import PLAIN, ClipShape, Window
 
 WINDOW = Window("c" * 32, 0.5, 1.5625, ClipShape(17, 64, 64, 16.0))
 
 
 def value(i: int) -> dict[str, torch.Tensor]:
     """Two tensors of two types, as a family that keeps a variance has them."""
-    random = torch.Generator().manual_seed(i)
-    mean = torch.randn(4, 3, 2, 2, generator=random)
+    mean = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(i))
     return {"mean": mean, "logvar": (mean * 2).bfloat16()}
 
 
@@ -32,20 +35,42 @@ def equal(found: dict[str, torch.Tensor], i: int) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def filled(folder: Path, count: int) -> Store:
+def filled(folder: Path, count: int = 8) -> Store:
     """A store of ``count`` latents called k0, k1, …; and one text."""
     store = Store(folder)
     with store.filling():
         for i in range(count):
-            store.put("latents", f"k{i}", value(i), {"window": f"w{i}"})
-        store.put("text", "t", {"text": torch.ones(2, 3, dtype=torch.bfloat16)}, {"caption": "schön"})
+            about = {"window": f"w{i}", "variant": i % 3 - 1, "clip": f"/clips/{i}.mp4", "encoder": "vae-print"}
+            store.put("latents", f"k{i}", value(i), about)
+        text = {"text": torch.ones(2, 3, dtype=torch.bfloat16)}
+        store.put("text", "t", text, {"caption": "schön", "encoder": "e"})
     return store
+
+
+def holds(store: Store, numbers: Iterable[int]) -> bool:
+    """Whether these latents are there and equal."""
+    return all(equal(store.get("latents", f"k{i}"), i) for i in numbers)
+
+
+def lost(store: Store, count: int = 8) -> list[int]:
+    return [i for i in range(count) if not store.has("latents", f"k{i}")]
+
+
+def after_each_kill(work: Callable[[Path], object], folder: Path, least: int) -> Iterator[Path]:
+    """Copies of a folder, in each of which a real SIGKILL ended the work in another state that it goes through."""
+    points = kill_points(work, shutil.copytree(folder, folder.with_name("dry")))
+    assert len(points) > least
+    for number, point in enumerate(points):
+        copy = shutil.copytree(folder, folder.with_name(str(number)))
+        assert killed_at(point, work, copy)
+        yield copy
 
 
 def is_sound(folder: Path, count: int) -> None:
     """Every entry is there and equal, and no file that nobody needs is left once the folder was tidied."""
     store = Store(folder)
-    assert all(store.has("latents", f"k{i}") and equal(store.get("latents", f"k{i}"), i) for i in range(count))
+    assert lost(store, count) == []
+    assert holds(store, range(count))
     with store.filling():
         pass
     assert Store(folder).has("text", "t")
@@ -56,18 +81,18 @@ def is_sound(folder: Path, count: int) -> None:
 # ---- names
 
 
-def latent_key(shown: Take, vae: str) -> str:
-    return CacheKeys(vae, "", 0, 0).latents(shown)
+def latent_key(window: Window, variant: int, seed: int = 7) -> str:
+    return CacheKeys("vae", "", 0, 0).latents(sample_window(window, variant, seed))
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:
     for varying in (replace(WINDOW, resize="random"), replace(WINDOW, swaps=True), replace(WINDOW, sampling="frames")):
-        keys = {latent_key(sample_window(varying, variant, 7), "vae") for variant in range(4)}
+        keys = {latent_key(varying, variant) for variant in range(4)}
         assert len(keys) == 4, varying
-        plain = latent_key(sample_window(varying, PLAIN, 7), "vae")
+        plain = latent_key(varying, PLAIN)
         assert plain not in keys
-        assert plain == latent_key(sample_window(WINDOW, 0, 0), "vae"), "the same pixels have the same name"
-    assert len({latent_key(sample_window(WINDOW, variant, 7), "vae") for variant in (PLAIN, 0, 1, 5)}) == 1
+        assert plain == latent_key(WINDOW, 0, 0), "the same pixels have the same name"
+    assert len({latent_key(WINDOW, variant) for variant in (PLAIN, 0, 1, 5)}) == 1
 
 
 # ---- entries
@@ -77,8 +102,7 @@ def test_views_of_one_memory_are_stored_as_what_they_show(tmp_path: Path) -> Non
     both = torch.arange(12.0).reshape(2, 6)
     Store(tmp_path).put("latents", "k", {"mean": both[0], "logvar": both[1].T}, {})
     found = Store(tmp_path).get("latents", "k")
-    assert torch.equal(found["mean"], both[0])
-    assert torch.equal(found["logvar"], both[1])
+    assert torch.equal(torch.stack([found["mean"], found["logvar"]]), both)
 
 
 def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path) -> None:
@@ -134,14 +158,9 @@ def fill_some(folder: Path) -> None:
 
 
 def test_killed_anywhere_in_putting_nothing_is_lost(tmp_path: Path) -> None:
-    """A real SIGKILL in each state of the folder that writing goes through."""
     filled(tmp_path / "before", 5)
-    points = kill_points(fill_some, shutil.copytree(tmp_path / "before", tmp_path / "dry"))
-    assert len(points) > 4
     made = []
-    for number, point in enumerate(points):
-        folder = shutil.copytree(tmp_path / "before", tmp_path / str(number))
-        assert killed_at(point, fill_some, folder)
+    for folder in after_each_kill(fill_some, tmp_path / "before", 4):
         made.append(Store(folder).has("latents", "k5"))
         is_sound(folder, 5)
         fill_some(folder)
@@ -160,3 +179,110 @@ def test_parts_of_killed_writers_are_swept_when_the_next_one_comes(tmp_path: Pat
         part.write_bytes(b"x")
         os.utime(part, (2e10, 2e10))
     assert part.exists(), "what is being written now is nobody's leftover"
+
+
+def silent(*told: object) -> None:
+    """Progress that nobody watches."""
+
+
+def spoil(folder: Path, *numbers: int) -> None:
+    """Change a byte of a tensor where it lies, and nothing else."""
+    for i in numbers:
+        path = Store(folder).path("latents", f"k{i}")
+        data = bytearray(path.read_bytes())
+        data[data.rindex(value(i)["mean"].numpy().tobytes())] ^= 1
+        path.write_bytes(data)
+
+
+def test_a_changed_bit_is_found_and_only_its_entry_is_made_anew(tmp_path: Path) -> None:
+    filled(tmp_path)
+    spoil(tmp_path, 1, 7)
+    store = Store(tmp_path)
+    assert lost(store) == [], "its size says nothing"
+    found = verify(store, silent)
+    assert [(row.key, row.of) for row in found] == [("k1", "1.mp4 w1"), ("k7", "7.mp4 w7")]
+    assert all("other bytes" in row.why for row in found)
+    for again in (store, Store(tmp_path)):
+        assert lost(again) == [1, 7]
+        assert holds(again, (0, 2, 3, 4, 5, 6))
+    assert verify(Store(tmp_path), silent) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "header", "label"])
+def test_damage_to_a_whole_file_is_found(tmp_path: Path, damage: str) -> None:
+    filled(tmp_path)
+    path = Store(tmp_path).path("latents", "k7")
+    data = path.read_bytes()
+    if damage == "header":
+        path.write_bytes(b"\xff" * 16 + data[16:])
+    elif damage == "label":
+        path.write_bytes(data.replace(b"hash", b"hush", 1))
+    else:
+        path.write_bytes(data[:-1] if damage == "cut" else b"")
+    assert [row.key for row in verify(Store(tmp_path), silent)] == ["k7"]
+    store = Store(tmp_path)
+    assert lost(store) == [7]
+    assert not path.exists()
+    assert store.has("text", "t")
+
+
+def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "latents" / "old.safetensors").write_bytes(b"12345")
+    part = tmp_path / "latents" / ".part-1-x.safetensors"
+    part.write_bytes(b"123")
+    os.utime(part, (1, 1))
+    wanted = {("latents", "k1"), ("latents", "k5"), ("text", "t")}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
+    said = prune(Store(tmp_path), wanted, yes=False)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
+    assert {entry.key for entry in said.entries} == {"k0", "k2", "k3", "k4", "k6", "k7"}
+    assert (said.entry_bytes, said.file_bytes, said.kept) == (6 * 288, 8, 3)
+    assert said.files == ("latents/.part-1-x.safetensors", "latents/old.safetensors")
+    assert prune(Store(tmp_path), wanted, yes=True) == said
+    store = Store(tmp_path)
+    assert {entry.name for entry in store.entries()} == wanted
+    assert holds(store, (1, 5))
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
+    assert left == {entry.file for entry in store.entries()}
+    assert verify(store, silent) == []
+    assert prune(store, wanted, yes=True).entries == ()
+
+
+def prune_most(folder: Path) -> None:
+    prune(Store(folder), {("latents", "k1"), ("latents", "k5")}, yes=True)
+
+
+def test_killed_anywhere_in_pruning_what_is_wanted_stays(tmp_path: Path) -> None:
+    """Pruning again ends where it should."""
+    filled(tmp_path / "before")
+    for folder in after_each_kill(prune_most, tmp_path / "before", 4):
+        store = Store(folder)
+        assert holds(store, (1, 5))
+        assert not [entry for entry in store.entries() if not store.has(*entry.name)], "nothing half there"
+        assert verify(store, silent) == []
+        prune_most(folder)
+        assert {entry.key for entry in Store(folder).entries()} == {"k1", "k5"}
+
+
+def verify_all(folder: Path) -> None:
+    verify(Store(folder), silent)
+
+
+def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(tmp_path: Path) -> None:
+    filled(tmp_path / "before")
+    spoil(tmp_path / "before", 1, 7)
+    for folder in after_each_kill(verify_all, tmp_path / "before", 2):
+        verify_all(folder)
+        store = Store(folder)
+        assert lost(store) == [1, 7]
+        assert holds(store, (0, 2, 3, 4, 5, 6))
+
+
+def test_nobody_verifies_or_prunes_what_another_fills(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    with store.filling():
+        for work in (verify_all, prune_most):
+            with pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
+                work(tmp_path)
+        assert len(prune(Store(tmp_path), set(), yes=False).entries) == 9, "looking is free"

@@ -2,26 +2,34 @@
 
 Weights that are away are NaN, and in these tests so is what a block has left in the ring, so a read outside its window is
 a loss that is not a number.
+
+Tests on a CUDA device are deselected where there is none.
 """
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, open_family, rig, same
-from videotune.adapters.lora import adapter_off
+from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, no_host_sync, resident_bytes, rig, same
+from tests.runs import open_run, prepare
+from videotune.adapters.lora import adapter_off, add_lora
+from videotune.config.schema import Lora
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.memory import host_memory as host
 from videotune.memory import host_weights
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.weight_streaming import spread, stream_blocks
 from videotune.models.registry import find, names
+from videotune.trainer.loop import step_records
+from videotune.trainer.resolve_config import Overrides
 
 Bases = Callable[..., Path]
 Deep = Callable[..., Any]
@@ -41,16 +49,13 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Deep:
         if (name, variant) not in made:
             folder = tmp_path_factory.mktemp("deep") / f"{name}-{variant}"
             made[name, variant] = deepen(tiny_bases(name, variant), folder)
-        return open_family(name, made[name, variant], dtype)
+        return find(name)(made[name, variant], CPU, dtype)
 
     return get
 
 
 def test_which_blocks_are_streamed() -> None:
-    assert spread(8, 0) == []
-    assert spread(8, 0.25) == [2, 6]
-    assert spread(8, 0.5) == [1, 3, 5, 7]
-    assert spread(8, 1) == list(range(8))
+    assert [spread(8, share) for share in (0, 0.25, 0.5, 1)] == [[], [2, 6], [1, 3, 5, 7], list(range(8))]
     assert spread(40, 0.01) == [20], "never none where some are asked for"
     for count in range(1, 41):
         for chosen in (spread(count, k / 20) for k in range(21)):
@@ -251,22 +256,15 @@ def test_buffers_strides_and_arguments_that_are_no_tensors(monkeypatch: pytest.M
     order = streamed.blocks[1].order
     stream_blocks(streamed, ["blocks"], CPU, 1.0)
     assert order.untyped_storage().nbytes() == order.element_size(), "a buffer is away too"
-    answers = []
-    for net in (plain, streamed):
-        out = net(x)
-        (gradient,) = torch.autograd.grad(out.sum(), x)
-        answers.append((out.detach(), gradient))
-    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
+    assert torch.equal(plain(x), streamed(x))
+    assert torch.equal(*(torch.autograd.grad(net(x).sum(), x)[0] for net in (plain, streamed)))
 
 
 def test_a_weight_in_two_places_stays_on_the_device() -> None:
     plain, streamed = Net(tie=True), Net(tie=True)
     streams = stream_blocks(streamed, ["blocks"], CPU, 1.0)
-    assert streams.host_weights is not None
-    assert {entry.name for entries in streams.host_weights.slots for entry in entries if "weight" in entry.name} == {
-        "blocks.1.weight",
-        "blocks.2.weight",
-    }
+    away = {entry.name for entries in streams.host_weights.slots for entry in entries if "weight" in entry.name}
+    assert away == {"blocks.1.weight", "blocks.2.weight"}
     x = torch.ones(1, 4)
     assert torch.equal(plain(x), streamed(x))
 
@@ -313,22 +311,20 @@ def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(monkeypatch: 
     net, x = Net(), torch.ones(1, 4, requires_grad=True)
     stream_blocks(net, ["blocks"], CPU, 1.0)
     net(x).sum().backward()
-    assert x.grad is not None
     assert x.grad.isnan().any()
 
 
 def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
-    class Little:
-        available = 100
-
-    monkeypatch.setattr(psutil, "virtual_memory", Little)
-    with pytest.raises(
-        DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of host memory, and 0\.0 GB are free"
-    ):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100))
+    with pytest.raises(DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of .* memory, and 0\.0 GB are free"):
         stream_blocks(Net(), ["blocks"], CPU, 1.0)
     host.refuse_if_short(100, "so many bytes")
+
+
+PAGEABLE = (
+    "warning: host memory cannot be pinned any further (CUDA error: out of memory): the rest is pageable, and steps wait "
+    "for it longer"
+)
 
 
 def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,10 +344,78 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
     for entry in home.slots[0]:
         home.store(entry, weights[entry.name])
     assert asked == [256, 256]
-    assert said == [
-        "warning: host memory cannot be pinned any further (CUDA error: out of memory): the rest is pageable, and steps "
-        "wait for it longer"
-    ]
+    assert said == [PAGEABLE]
     flat = torch.cat(home.parts(0))
     assert all(torch.equal(entry.view(flat, entry.begin), weights[entry.name]) for entry in home.slots[0])
     assert max(len(part) for part in home.parts(0)) == 256
+
+
+GPU = torch.device("cuda")
+
+
+def opened(folder: Path, settings: Any, full: bool) -> tuple[Any, nn.Module, dict[str, Any], Any]:
+    """A tiny network with what trains in it, on the device, streamed or plain."""
+    family = find("wan")(folder, GPU, torch.float32)
+    net = family.denoiser(device=torch.device("cpu") if settings else GPU)
+    if full:
+        held = dict(net.requires_grad_(True).named_parameters())
+    else:
+        held = add_lora(net, family.spec, Lora(rank=4), 0)
+    streams = None
+    if settings is not None:
+        streams = stream_blocks(net, family.spec.blocks, GPU, *settings, () if full else list(held.values()))
+        held = streams.parameters(held)
+    return family, net, held, streams
+
+
+def gradients(folder: Path, settings: Any, full: bool) -> list[torch.Tensor]:
+    """Of two passes over the same batch."""
+    family, net, held, _ = opened(folder, settings, full)
+    batch = batch_of(family).map(lambda x: x.to(GPU))
+    for _ in range(2):
+        out = family.predict(net, batch.x0, torch.full((len(batch),), 0.4, device=GPU), batch)
+        out.square().sum().backward()
+    assert all(p.grad is not None for p in held.values())
+    return [out.detach().cpu(), *(p.grad.cpu() for p in held.values() if p.grad is not None)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("checkpointing", ["ON", "CPU_OFFLOADED"])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_streamed_gradients_are_the_plain_ones(
+    fraction: float, full: bool, checkpointing: str, tiny_bases: Bases, tmp_path: Path
+) -> None:
+    folder = deepen(tiny_bases("wan"), tmp_path / "deep")
+    plain = gradients(folder, None, full)
+    streamed = gradients(folder, (fraction, checkpointing), full)
+    for one, other in zip(plain, streamed, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7)
+        assert torch.isfinite(other).all()
+
+
+@pytest.mark.cuda
+def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path: Path) -> None:
+    folder = deepen(tiny_bases("wan"), tmp_path / "deep", blocks=40)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    _, net, _, streams = opened(folder, (1.0, "OFF"), False)
+    assert all(part.is_pinned() for part in streams.host_weights.parts(0))
+    assert all(p.is_cuda for p in net.parameters())
+    assert torch.cuda.memory_allocated() - before < resident_bytes(streams) + 512 * 60 * 40
+
+
+@pytest.mark.cuda
+def test_no_step_waits_for_the_host(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
+    """torch raises at any operation that makes the host wait for the device, from the second step on."""
+    fixed = ("resolution=32x32", "sample_after=0", "validate_every=0", "steps=12", f"cache_dir={tmp_path / 'cache'}")
+    streamed = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
+    base = deepen(tiny_bases("wan"), tmp_path / "deep")
+    said = Overrides(data=str(small_clips), sets=(f"base_model_name={base}", *fixed, *streamed))
+    trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
+    records: Any = step_records(trainer)
+    late = [next(records)]
+    with no_host_sync():
+        late += [next(records) for _ in range(10)]
+    assert all(math.isfinite(record.read()["loss"]) for record in late)
+    trainer.journal.close()

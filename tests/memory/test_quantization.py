@@ -1,11 +1,13 @@
 """Packed weights: their numbers, which layers have them, how they are loaded, streamed and trained over."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from torch import nn
 
 from tests.offload_kit import BLOCKS, CPU, batch_of, deepen, rig, same
@@ -13,15 +15,7 @@ from videotune.adapters.kinds import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
 from videotune.config.schema import Lora
-from videotune.memory.quantization import (
-    QuantizedLinear,
-    bytes_a_number,
-    form,
-    longest_list,
-    pack,
-    packed_note,
-    unpack,
-)
+from videotune.memory.quantization import QuantizedLinear, bytes_a_number, form, longest_list, pack, packed_note, unpack
 from videotune.models.model_files import weight_files
 from videotune.models.registry import find, names
 from videotune.types import WeightDtypes
@@ -170,7 +164,6 @@ def test_streamed_bytes_are_the_resident_ones(kind: str, fraction: float, mode: 
     plain = rig(family, None, dropout=0.3).steps(batch, 2)
     streamed = rig(family, (fraction, mode), dropout=0.3).steps(batch, 2)
     same(plain, streamed)
-    assert streamed.streams is not None
     there = {entry.name: entry.size for entries in streamed.streams.host_weights.slots for entry in entries}
     layers = {f"{path}.packed": x for path, x in plain.net.named_modules() if f"{path}.packed" in there}
     assert len(layers) == len(streamed.streams.streamed) * 10
@@ -260,15 +253,10 @@ def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) 
 
 
 def test_shard_by_shard_is_all_at_once(deep: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from diffusers import WanTransformer3DModel
-
     folder = shutil.copytree(deep, tmp_path / "shards")
     shutil.rmtree(folder / "transformer")
-    WanTransformer3DModel.from_pretrained(deep / "transformer").save_pretrained(
-        folder / "transformer", max_shard_size="30KB"
-    )
+    net = WanTransformer3DModel.from_pretrained(deep / "transformer")
+    net.save_pretrained(folder / "transformer", max_shard_size="30KB")
     assert len(weight_files(folder / "transformer")) > 3
     one, other = (opened("wan", place, "FLOAT_8").denoiser().state_dict() for place in (deep, folder))
     assert one.keys() == other.keys()

@@ -21,9 +21,8 @@ from torch import nn
 from tests.models import models_kit as kit
 from tests.models.models_kit import FAMILIES, KINDS, Open
 from tests.models.oracles import oracle, unpacked
-from videotune.adapters.layers import LiveText
+from videotune.adapters.layers import LiveText, add_rows
 from videotune.adapters.lora import add_lora
-from videotune.adapters.textual_inversion import add_rows
 from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.loss import Objective, denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps

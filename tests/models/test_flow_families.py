@@ -17,8 +17,8 @@ from torch import nn
 from tests.models.models_kit import Bases, Open, batch_of, clip_of, edit, noisy_lora, opened, small_shape
 from tests.models.oracles import unpacked
 from tests.models.test_family_contract import same_words
+from videotune.adapters.layers import add_rows
 from videotune.adapters.lora import matching
-from videotune.adapters.textual_inversion import add_rows
 from videotune.config.data_schema import VideoConfig
 from videotune.config.schema import Embedding
 from videotune.data.buckets import choose_size, parse_resolution

@@ -62,9 +62,10 @@ def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(tmp_pat
     assert "killed" in jobs.why(jobs.read(job.folder))
 
 
-@pytest.mark.parametrize(
-    ("code", "state"), [(0, "done"), (2, "done"), (1, "failed"), (130, "stopped"), (-9, "dead"), (-15, "stopped")]
-)
+STATES = {0: "done", 2: "done", 1: "failed", 130: "stopped", -9: "dead", -15: "stopped"}
+
+
+@pytest.mark.parametrize(("code", "state"), STATES.items())
 def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
     folder = tmp_path / "jobs" / "000001-check"
     folder.mkdir(parents=True)

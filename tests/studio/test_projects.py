@@ -39,9 +39,10 @@ def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: pr
         projects.create(tmp_path, "  ")
 
 
-@pytest.mark.parametrize(
-    "path", ["../x", "/etc/passwd", "a/../../x", "", ".", "C:\\x", "a\0b", ".hidden", "clips/.x", "..\\x"]
-)
+OUTSIDE = ("../x", "/etc/passwd", "a/../../x", "", ".", "C:\\x", "a\0b", ".hidden", "clips/.x", "..\\x")
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
 def test_no_path_leaves_a_project(cats: projects.Project, path: str) -> None:
     with pytest.raises(VideotuneError):
         projects.inside(cats.folder, path)
@@ -54,15 +55,9 @@ def test_a_name_that_is_no_project_is_refused(tmp_path: Path, cats: projects.Pro
 
 
 def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path, cats: projects.Project) -> None:
-    files = [
-        sent(tmp_path, "a.mp4", MP4),
-        sent(tmp_path, "a.txt", b"a cat"),
-        sent(tmp_path, "notes.mp4", b"these are notes"),
-        sent(tmp_path, "nothing.mp4", b""),
-        sent(tmp_path, "caption.txt", MP4),
-        sent(tmp_path, "program.exe", b"MZ\0\0"),
-    ]
-    got = {one.name: one for one in uploads.accept(cats, files)}
+    files = {"a.mp4": MP4, "a.txt": b"a cat", "notes.mp4": b"these are notes", "nothing.mp4": b"", "caption.txt": MP4}
+    files |= {"program.exe": b"MZ\0\0"}
+    got = {one.name: one for one in uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])}
     assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
     assert "content is text" in got["notes.mp4"].reason
     assert "empty" in got["nothing.mp4"].reason
@@ -105,17 +100,17 @@ def test_an_archive_cannot_escape(tmp_path: Path, cats: projects.Project) -> Non
     assert not list(tmp_path.rglob("evil.mp4"))
 
 
-@pytest.mark.parametrize(
-    ("name", "safe"), [("a/b\\c.mp4", "c.mp4"), ("..mp4", "mp4"), ("a\nb?.mp4", "a_b_.mp4"), ("<i>.mp4", "_i_.mp4")]
-)
+NAMES = {"a/b\\c.mp4": "c.mp4", "..mp4": "mp4", "a\nb?.mp4": "a_b_.mp4", "<i>.mp4": "_i_.mp4"}
+
+
+@pytest.mark.parametrize(("name", "safe"), NAMES.items())
 def test_names_of_sent_files_are_made_safe(name: str, safe: str) -> None:
     assert uploads.safe_name(name) == safe
 
 
 def test_captions_are_read_and_written_where_the_trainer_looks(tmp_path: Path, cats: projects.Project) -> None:
-    uploads.accept(
-        cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat"), sent(tmp_path, "b.mp4", MP4 + b"b")]
-    )
+    files = {"a.mp4": MP4, "a.txt": b"a cat", "b.mp4": MP4 + b"b"}
+    uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])
     assert {row["path"]: row["caption"] for row in clips.rows(cats)} == {"clips/a.mp4": "a cat", "clips/b.mp4": ""}
     assert clips.save_caption(cats, "clips/b.mp4", " a dog \n\n a hound ") == "caption saved"
     assert (cats.folder / "clips/b.txt").read_text() == "a dog\na hound\n"

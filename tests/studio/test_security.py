@@ -112,12 +112,8 @@ def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwo
 
     async def guess() -> list[int]:
         async with httpx2.AsyncClient(base_url=studio.address) as client:
-            tries = (
-                client.post(
-                    "/login", data=LOGIN | {"password": f"wrong {n}"}, headers={"X-Forwarded-For": f"10.9.8.{n}"}
-                )
-                for n in range(40)
-            )
+            words = [(LOGIN | {"password": f"wrong {n}"}, {"X-Forwarded-For": f"10.9.8.{n}"}) for n in range(40)]
+            tries = (client.post("/login", data=data, headers=headers) for data, headers in words)
             return [answer.status_code for answer in await asyncio.gather(*tries)]
 
     try:
@@ -133,9 +129,8 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
     content = b"\0\0\0\x18ftypmp42" + b"x" * 300_000
 
     def send(name: str, project: str = "b-one-b-all", **headers: str) -> Any:
-        return free.post(
-            "/studio/upload", params={"project": project, "name": name}, content=content, headers=headers or None
-        )
+        params = {"project": project, "name": name}
+        return free.post("/studio/upload", params=params, content=content, headers=headers or None)
 
     assert send("../../over.mp4").json() == [{"name": "over.mp4", "taken": True, "reason": "added"}]
     assert (root / "b-one-b-all" / "clips" / "over.mp4").read_bytes() == content

@@ -1,7 +1,6 @@
 """What only a CUDA device can show. Deselected where there is none; none of it has run on one yet."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cuda_kit import no_host_sync
+from tests.offload_kit import no_host_sync
+from tests.read_runs import steps_of
 from tests.runs import open_run, prepare
-from tests.shell import train
+from tests.shell import Bases, Patch, train
 from videotune.errors import DONE
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.cuda
-Bases = Callable[[str], Path]
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
@@ -48,7 +46,7 @@ def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_base
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
 def test_a_run_on_the_device_follows_the_one_on_the_cpu(
-    dtype: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The draws are the same on both, so the losses agree as far as the dtype carries."""
     on_device = words(small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}")
@@ -56,8 +54,5 @@ def test_a_run_on_the_device_follows_the_one_on_the_cpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     on_cpu = words(small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32")
     assert train(on_cpu, tmp_path / "cpu") == DONE
-
-    def losses(run: str) -> list[float]:
-        return [line["loss"] for line in read_journal(tmp_path / run) if line["kind"] == "step"]
-
-    assert losses("device") == pytest.approx(losses("cpu"), rel=1e-3 if dtype == "FLOAT_32" else 5e-2)
+    ours, theirs = ([line["loss"] for line in steps_of(tmp_path / run)] for run in ("device", "cpu"))
+    assert ours == pytest.approx(theirs, rel=1e-3 if dtype == "FLOAT_32" else 5e-2)

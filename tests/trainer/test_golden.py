@@ -19,9 +19,8 @@ from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import Source
-from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule
+from videotune.latent_cache.sampler import ExpertSchedule, Schedule
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
 from videotune.rng import draws
@@ -46,9 +45,8 @@ def losses(base: Path, folder: Path) -> list[float]:
         bucket = []
         for i in range(4):
             window = Window(f"{shape.frames}{i}" * 16, 0.0, 1.0, shape)
-            latents = draws(0, "golden", window.id).standard_normal(
-                (4, *family.spec.rules.latent_size(shape)), "float32"
-            )
+            size = (4, *family.spec.rules.latent_size(shape))
+            latents = draws(0, "golden", window.id).standard_normal(size, "float32")
             store.put("latents", keys.latents(keys.sample(window, 0)), {"mean": torch.from_numpy(latents)}, {})
             clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
             bucket.append(window)
@@ -78,9 +76,8 @@ def losses(base: Path, folder: Path) -> list[float]:
     pool.trainables = {"transformer": trainable}
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
-    trainer: Any = SimpleNamespace(
-        job=job, family=family, pool=pool, net=net, source=source, first=1, dist=DistributedContext(), together=False
-    )
+    alone = {"first": 1, "dist": DistributedContext(), "together": False}
+    trainer: Any = SimpleNamespace(job=job, family=family, pool=pool, net=net, source=source, **alone)
     records = step_records(trainer)
     return [float(record.read()["loss"]) for record in records]
 
@@ -98,7 +95,6 @@ if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as name:
-        GOLDEN.write_text(
-            json.dumps(losses(find("wan").tiny(Path(name) / "base"), Path(name) / "cache"), indent=1) + "\n"
-        )
+        found = losses(find("wan").tiny(Path(name) / "base"), Path(name) / "cache")
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
         print(GOLDEN.read_text(), file=sys.stderr)

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.trainer.checkpoint_writer import write_tensors
-from videotune.trainer.optimizers import (
-    AnyOptimizer,
-    apply,
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-)
+from videotune.trainer.optimizers import AnyOptimizer, apply, load_optimizer_state, make_optimizer, optimizer_state
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
 GOOD, BAD = torch.tensor(True), torch.tensor(False)
@@ -204,9 +198,8 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
     steps(own, optimizer, range(1))
     kept = optimizer_state(optimizer, own)
     assert {key.rpartition(".")[2] for key in kept if key.startswith("a.")} == {"momentum_buffer"}
-    assert {key for key in kept if key.startswith("b.vector")} == {
-        f"b.vector.{k}" for k in ("step", "exp_avg", "exp_avg_sq")
-    }
+    of_vector = {key for key in kept if key.startswith("b.vector")}
+    assert of_vector == {f"b.vector.{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
 
 
 @pytest.mark.cuda

@@ -4,17 +4,16 @@ import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.crew_kit import LOOKING, QUIET, STEPS, Ended, close, overrides_of, processes
-from tests.shell import export, train
+from tests.read_runs import film, of_kind, steps_of
+from tests.shell import Bases, export, train
 from videotune.errors import DONE, VideotuneError
 from videotune.latent_cache.store import Store
 from videotune.trainer.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
@@ -25,7 +24,7 @@ from videotune.trainer.run_dir import read_run_config
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
+def words(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Overrides:
     cache = tmp_path_factory.mktemp("sharded") / "cache"
     return overrides_of(small_clips, tiny_bases("wan"), cache, "save_every=2", "warmup_steps=0")
 
@@ -37,34 +36,26 @@ def rounded(run: Path, other: Path) -> None:
 
 def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
     """A sharded run in so many processes, of one sample each a step."""
-    told = ("batch_size=1", "sharding=FULL", *sets)
-    options = [part for text in (*words.sets, *told) for part in ("--set", text)]
-    return processes(
-        count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), "--data", str(words.data), *options], fault
+    told = (*words.sets, "batch_size=1", "sharding=FULL", *sets)
+    return go_on(
+        count, run, "--data", str(words.data), *(part for text in told for part in ("--set", text)), fault=fault
     )
 
 
-def go_on(count: int, run: Path, *more: str) -> Ended:
-    return processes(count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), "--resume", *more])
+def go_on(count: int, run: Path, *more: str, fault: str = "") -> Ended:
+    return processes(count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *more], fault)
 
 
 @pytest.fixture(scope="module")
-def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
     """One process with two samples a step, for each method once."""
     made: dict[str, Path] = {}
 
     def get(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp(f"alone-{method}") / "run"
-            sets = (
-                *words.sets,
-                f"training_method={method}",
-                "batch_size=2",
-                "sample_after=4",
-                "validate_every=4",
-                *LOOKING,
-            )
-            assert train(Overrides(data=words.data, sets=sets), made[method]) == DONE
+            sets = (*words.sets, f"training_method={method}", "batch_size=2", "sample_after=4", "validate_every=4")
+            assert train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method]) == DONE
         return made[method]
 
     return get
@@ -89,45 +80,32 @@ def same(run: Path, other: Path) -> None:
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Callable[[str], Path]) -> None:
+def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Bases) -> None:
     other = alone("FINE_TUNE")
     rounded(two, other)
     kinds = [Counter(line["kind"] for line in read_journal(run)) for run in (two, other)]
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
-    losses = [
-        [line["train"]["mean"] for line in read_journal(run) if line["kind"] == "validation"] for run in (two, other)
-    ]
+    losses = [[line["train"]["mean"] for line in of_kind(run, "validation")] for run in (two, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    probes = [[line for line in read_journal(run) if line["kind"] == "sample_metrics"] for run in (two, other)]
+    probes = [of_kind(run, "sample_metrics") for run in (two, other)]
     assert [line["step"] for line in probes[0]] == [0, 2, STEPS]
     for one, same in zip(*probes, strict=True):  # films are compressed and read again, and noise of a pixel is spread
         assert [sample["clip"] for sample in one["samples"]] == [sample["clip"] for sample in same["samples"]]
         assert one["replication"]["mean"] == pytest.approx(same["replication"]["mean"], abs=0.01)
-    start = [next(line for line in read_journal(run) if line["kind"] == "start") for run in (two, other)]
+    start = [of_kind(run, "start")[0] for run in (two, other)]
     assert start[0]["trainable_parameters"] == start[1]["trainable_parameters"]
 
 
-def frames_of(path: Path) -> np.ndarray:
-    with av.open(str(path)) as film:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
-
-
-def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
-    two: Path, alone: Callable[[str], Path]
-) -> None:
+def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(two: Path, alone: Bases) -> None:
     names = [sorted(path.name for path in (run / "samples").glob("*.mp4")) for run in (two, alone("FINE_TUNE"))]
     assert names[0] == names[1]
     assert len(names[0]) == 2
-    for name, most in zip(
-        names[0], (0.5, 2), strict=True
-    ):  # rounding moves pixels, and a film's compression spreads them
-        ours, theirs = (frames_of(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE")))
+    for name, most in zip(names[0], (0.5, 2), strict=True):  # rounding moves pixels, and compression spreads them
+        ours, theirs = (film(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE")))
         assert np.abs(ours - theirs).mean() <= most
 
 
-def test_each_process_writes_its_rows_and_the_export_gathers_them(
-    two: Path, alone: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_each_process_writes_its_rows_and_the_export_gathers_them(two: Path, alone: Bases, tmp_path: Path) -> None:
     """Half of the bytes in each file; what is exported, at the end and later by one process, are the averages, whole."""
     checkpoint = pick(two, STEPS)
     files = {path.name: path.stat().st_size for path in checkpoint.folder.iterdir()}
@@ -140,35 +118,33 @@ def test_each_process_writes_its_rows_and_the_export_gathers_them(
     exported = load_file(written)
     assert set(exported) == set(state)
     assert all(torch.equal(exported[name], state[name]) for name in state)
-    copy = tmp_path / "run"
-    shutil.copytree(two, copy)
+    copy = shutil.copytree(two, tmp_path / "run")
     shutil.rmtree(copy / "export")
     assert export(copy) == DONE
     assert next((copy / "export").glob("**/transformer/*.safetensors")).read_bytes() == written.read_bytes()
 
 
 def test_a_sharded_run_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
-    ended = go_on(2, run, "--from", "2")
+    run = shutil.copytree(two, tmp_path / "run")
+    ended = go_on(2, run, "--resume", "--from", "2")
     assert ended.codes == (DONE, DONE), ended.said
     same(run, two)
 
 
-def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Bases, tmp_path: Path) -> None:
     """From the rows of two processes to one that has them all, and the checkpoint is one file again."""
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
     assert train(Overrides(), run, resume=Resume(step=2)) == DONE
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
     rounded(run, alone("FINE_TUNE"))
 
 
-def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Bases, tmp_path: Path) -> None:
     """Of two samples a step one process has none: it runs the network along, and adds nothing."""
-    run = tmp_path / "run"
-    shutil.copytree(alone("FINE_TUNE"), run)
-    ended = go_on(3, run, "--from", "2", "--set", "sharding=FULL", *(w for text in QUIET for w in ("--set", text)))
+    run = shutil.copytree(alone("FINE_TUNE"), tmp_path / "run")
+    ended = go_on(
+        3, run, "--resume", "--from", "2", "--set", "sharding=FULL", *(w for text in QUIET for w in ("--set", text))
+    )
     assert ended.codes == (DONE,) * 3, ended.said
     assert (pick(run, STEPS).folder / "weights-00003-of-00003.safetensors").is_file()
     rounded(run, alone("FINE_TUNE"))
@@ -183,7 +159,7 @@ def alike(ours: Store, theirs: Store) -> None:
 
 
 def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process(
-    words: Overrides, alone: Callable[[str], Path], tmp_path: Path
+    words: Overrides, alone: Bases, tmp_path: Path
 ) -> None:
     """The adapter itself each process has whole, so the checkpoint is the plain one. They also share the encoding out."""
     run, cache = tmp_path / "run", tmp_path / "cache"
@@ -219,8 +195,7 @@ def test_where_one_process_has_no_room_all_wait_and_go_on(words: Overrides, tmp_
 def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkpoint_incomplete(
     two: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(two, run)
+    run = shutil.copytree(two, tmp_path / "run")
     folder = pick(run, STEPS).folder
     part = folder / "optimizer-00002-of-00002.safetensors"
     held = bytearray(part.read_bytes())
@@ -259,26 +234,17 @@ def run_it(
     count: int, run: Path, clips: Path, base: Path, cache: Path, sets: tuple[str, ...], resumed: tuple[str, ...] = ()
 ) -> None:
     own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={LENGTH}", "save_every=2")
-    own += (
-        "learning_rate=0.0003",
-        "warmup_steps=0",
-        "sample.steps=1",
-        "samples=1",
-        "sample_after=2",
-        "validate_every=2",
-    )
-    own += ("sample_metrics.budget=0", f"batch_size={1 if count > 1 else 2}", "sharding=FULL", "ema=0.5")
-    words = ["train", "--out", str(run), "--data", str(clips), *(w for text in (*own, *sets) for w in ("--set", text))]
-    ended = processes(
-        count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *resumed] if resumed else words
-    )
+    own += ("learning_rate=0.0003", "warmup_steps=0", "sample.steps=1", "samples=1", "sample_metrics.budget=0")
+    own += ("sample_after=2", "validate_every=2", f"batch_size={1 if count > 1 else 2}", "sharding=FULL", "ema=0.5")
+    words = ("--data", str(clips), *(word for text in (*own, *sets) for word in ("--set", text)))
+    ended = go_on(count, run, *(resumed or words))
     assert set(ended.codes) == {DONE}, ended.said
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_out_it_is_the_run_of_one_process(
-    kind: str, small_clips: Path, tiny_bases: Callable[..., Path], tmp_path: Path
+    kind: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     """Losses and weights to the dtype's rounding, previews and readings on the way; gone on with, the same bits again."""
     family, variant, sets = KINDS[kind]
@@ -288,16 +254,14 @@ def test_shared_out_it_is_the_run_of_one_process(
     run_it(2, two, small_clips, base, cache, sets)
     rough = any("BFLOAT_16" in text for text in sets)
     rounded = {"rtol": 0.05, "atol": 2e-3} if rough else {"rtol": 1e-3, "atol": 2e-4}
-    losses = [[line["loss"] for line in read_journal(run) if line["kind"] == "step"] for run in (one, two)]
+    losses = [[line["loss"] for line in steps_of(run)] for run in (one, two)]
     assert losses[0] == pytest.approx(losses[1], rel=2e-2 if rough else 1e-4)
     for part in ("weights", "ema"):
         ours, theirs = (pick(run, LENGTH).load(part) for run in (two, one))
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, **rounded)  # type: ignore[arg-type]
-    readings = [
-        [line["train"]["mean"] for line in read_journal(run) if line["kind"] == "validation"] for run in (one, two)
-    ]
+    readings = [[line["train"]["mean"] for line in of_kind(run, "validation")] for run in (one, two)]
     assert readings[0] == pytest.approx(readings[1], rel=2e-2 if rough else 1e-4)
     shutil.copytree(two, again)
     run_it(2, again, small_clips, base, cache, sets, resumed=("--resume", "--from", "2"))

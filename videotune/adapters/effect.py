@@ -1,19 +1,14 @@
 """What an adapter does to a weight, by its definition, in float64: the truth that exports and merges are held against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from videotune.adapters.kinds import by_module, side_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Parts = Mapping[str, "Tensor"]
+Parts = Mapping[str, Tensor]
 """The tensors of an adapter in one module, by PEFT's names."""
 
 

@@ -71,26 +71,16 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
     """
     import peft
 
+    common: dict[str, Any] = {"r": rank, "target_modules": paths}
+    alpha = rank * scale
     match kind:
         case "LORA" | "DORA":
-            return peft.LoraConfig(
-                r=rank,
-                lora_alpha=rank * scale,
-                lora_dropout=dropout,
-                target_modules=paths,
-                init_lora_weights=False,
-                use_dora=kind == "DORA",
-            )
+            common |= {"init_lora_weights": False, "use_dora": kind == "DORA"}
+            return peft.LoraConfig(**common, lora_alpha=alpha, lora_dropout=dropout)
         case "LOHA":
-            return peft.LoHaConfig(r=rank, alpha=rank * scale, rank_dropout=dropout, target_modules=paths)
+            return peft.LoHaConfig(**common, alpha=alpha, rank_dropout=dropout)
         case "LOKR":
-            return peft.LoKrConfig(
-                r=rank,
-                alpha=rank * scale,
-                rank_dropout=dropout,
-                rank_dropout_scale=True,
-                target_modules=paths,
-            )
+            return peft.LoKrConfig(**common, alpha=alpha, rank_dropout=dropout, rank_dropout_scale=True)
     return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
 
 

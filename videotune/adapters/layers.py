@@ -1,17 +1,24 @@
-"""The weights that train, named by patterns: of modules for adapters, of layers for full fine-tuning and text encoders."""
+"""The weights that train, named by patterns: of modules for adapters, of layers for full fine-tuning and text encoders.
 
-from __future__ import annotations
+And textual inversion (Gal et al. 2022, arXiv 2208.01618): new tokens, whose rows alone train. The rows are a parameter of
+their own, laid over the frozen table of a text encoder: nothing else has a gradient, and no weight decay can reach it. n
+vectors are n tokens, ``<name>``, ``<name>_1``, …, to which the word ``<name>`` of a caption is spelled out, as diffusers
+does it.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import Any
 
-from videotune.adapters.textual_inversion import spelled
+import torch
+from torch import Tensor, nn
+
+from videotune.config.schema import Embedding
 from videotune.errors import VideotuneError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from videotune.rng import draws
+from videotune.types import TextPart
 
 
 @dataclass(frozen=True)
@@ -105,3 +112,102 @@ def load_weights(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Ten
         raise VideotuneError(f"{where} does not fit what trains: {len(odd)} tensors differ, the first is {odd[0]}")
     for name, parameter in parameters.items():
         parameter.data.copy_(state[name])
+
+
+SAMPLED = 4096
+"""At most so many rows of the table say what a usual row is."""
+
+
+def spelled(text: str, tokens: Sequence[str]) -> str:
+    """The text with the first token, wherever it stands, followed by the others that belong to it."""
+    return text.replace(tokens[0], " ".join(tokens)) if len(tokens) > 1 else text
+
+
+class Overlay(nn.Module):
+    """An embedding table with ``rows`` (n, D) laid over it: the n numbers from ``first`` on read them instead.
+
+    The table may be shorter than ``first``, or have spare rows at those numbers: neither is looked at.
+    """
+
+    def __init__(self, table: nn.Module, rows: nn.Parameter, first: int) -> None:
+        super().__init__()
+        self.table, self.rows, self.first = table, rows, first
+
+    @property
+    def weight(self) -> Any:
+        """The table that lies below."""
+        return self.table.weight
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Token numbers (…) -> rows (…, D) in the table's dtype."""
+        place = numbers - self.first
+        own = (place >= 0) & (place < len(self.rows))
+        below = self.table(numbers.masked_fill(own, 0))
+        new = nn.functional.embedding(place.clamp(0, len(self.rows) - 1), self.rows)
+        return torch.where(own[..., None], new.to(below.dtype), below)
+
+
+def add_rows(parts: Mapping[str, TextPart], settings: Embedding, seed: int) -> dict[str, nn.Parameter]:
+    """Give each text encoder the new tokens; their rows (n, D), float32, by the encoder's name."""
+    return {
+        name: lay_rows(part, settings.tokens, first_rows(part, settings, seed, name)) for name, part in parts.items()
+    }
+
+
+def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Parameter:
+    """Teach the tokenizer the tokens and lay their rows (n, D) over the encoder's table.
+
+    T5's ``shared`` and its encoder's ``embed_tokens`` are one table, and so have one overlay. Raises VideotuneError for a
+    token that the tokenizer knows already or takes apart, and for rows of another width.
+    """
+    encoder = _model(part)
+    table = encoder.get_input_embeddings()
+    if rows.shape != (len(tokens), table.weight.shape[1]):
+        theirs = f"the text encoder reads {table.weight.shape[1]}: it is for another one"
+        raise VideotuneError(f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and {theirs}")
+    first = add_tokens(part.tokenizer, tokens)
+    parameter = nn.Parameter(rows.detach().to(table.weight.device, torch.float32, copy=True))
+    encoder.set_input_embeddings(Overlay(table, parameter, first))
+    return parameter
+
+
+def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
+    """Teach a tokenizer new tokens; the number of the first, after which come the others'.
+
+    Raises VideotuneError for a token that it knows already, or takes apart.
+    """
+    known = [token for token in tokens if token in tokenizer.get_vocab()]
+    if known:
+        fault = f"the tokenizer has a token {known[0]!r} of its own"
+        raise VideotuneError(f"embedding.token: {fault}: take another, such as <my-{known[0]}>")
+    tokenizer.add_tokens(list(tokens))
+    first = tokenizer.convert_tokens_to_ids(tokens[0])
+    read = tokenizer(f"a {' '.join(tokens)} b").input_ids
+    if [number for number in read if number >= first] != list(range(first, first + len(tokens))):
+        raise VideotuneError(f"embedding.token: the tokenizer takes {tokens[0]!r} apart: take a word such as <name>")
+    return first
+
+
+def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text_encoder") -> Tensor:
+    """Where the rows (n, D) begin, float32 on the CPU.
+
+    The tokens of ``init_text`` are dealt out over the rows in order: one row is the mean of all of them, as many rows as
+    tokens are the tokens' own, and fewer tokens than rows stand in several. Without a text: a usual row of the table, drawn
+    about their mean with their deviation, by (seed, encoder). Raises VideotuneError for a text without a token.
+    """
+    table = _model(part).get_input_embeddings().weight.detach()
+    if settings.init_text is None:
+        usual = table[:: max(1, len(table) // SAMPLED)].float().cpu()
+        noise = draws(seed, "embedding", name).standard_normal((settings.vectors, table.shape[1]), "float32")
+        return usual.mean(0) + usual.std(0) * torch.from_numpy(noise)
+    numbers = part.tokenizer(settings.init_text, add_special_tokens=False).input_ids
+    if not numbers:
+        raise VideotuneError(f"embedding.init_text: {settings.init_text!r} has no token")
+    words, count = table[torch.tensor(numbers, device=table.device)].float().cpu(), settings.vectors
+    bounds = [i * len(words) // count for i in range(count + 1)]
+    return torch.stack([words[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)])
+
+
+def _model(part: TextPart) -> Any:
+    """The encoder, as transformers' methods are not known to every module."""
+    return part.encoder

@@ -3,14 +3,11 @@
 The adapter is part of the model, never a wrapper around it: one object trains, is sampled and is saved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
@@ -19,9 +16,6 @@ from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import ModelSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 __all__ = ["ADAPTER", "adapter_off", "add_lora", "lora_parameters", "matching", "share", "updates"]
 

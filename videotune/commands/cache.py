@@ -7,10 +7,9 @@ from typing import Any, Unpack
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import VideotuneError
-from videotune.latent_cache import maintenance
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import EARLIER, LOCK, Store
+from videotune.latent_cache.store import EARLIER, LOCK, Damaged, Pruned, Store, listing, prune, verify
 from videotune.trainer.cache_filling import fill_distributed
 from videotune.trainer.components import open_models
 from videotune.trainer.distributed import join
@@ -71,7 +70,7 @@ def print_notes(store: Store, first: int = 0) -> None:
         echo(f"note: {note}")
 
 
-def verify_cache(place: Path) -> tuple[Store, int, list[maintenance.Damaged]]:
+def verify_cache(place: Path) -> tuple[Store, int, list[Damaged]]:
     """Read every entry again and drop those that are damaged: the cache, its entries before, and the damaged ones.
 
     Raises VideotuneError where ``place`` holds no cache, or another process is filling it.
@@ -79,12 +78,10 @@ def verify_cache(place: Path) -> tuple[Store, int, list[maintenance.Damaged]]:
     store = open_store(place)
     count = len(store.entries())
     with bar("verifying") as progress:
-        return store, count, maintenance.verify(store, progress.update)
+        return store, count, verify(store, progress.update)
 
 
-def prune_cache(
-    config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]
-) -> tuple[Store, maintenance.Pruned]:
+def prune_cache(config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]) -> tuple[Store, Pruned]:
     """The cache, and what of it a run of this config would not read; with ``yes`` that is removed.
 
     Raises VideotuneError where there is no cache yet, or another process is filling it.
@@ -95,7 +92,7 @@ def prune_cache(
         echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
     reads, keys = reads_of_run(job), CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
     printed = len(store.notes)
-    pruned = maintenance.prune(store, entries_of(keys, reads).keys(), yes=yes)
+    pruned = prune(store, entries_of(keys, reads).keys(), yes=yes)
     print_notes(store, printed)
     return store, pruned
 
@@ -103,4 +100,4 @@ def prune_cache(
 def list_cache(place: Path) -> tuple[Store, list[dict[str, Any]]]:
     """The cache and a row for each entry; VideotuneError where ``place`` holds none."""
     store = open_store(place)
-    return store, maintenance.listing(store)
+    return store, listing(store)

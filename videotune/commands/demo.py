@@ -30,8 +30,7 @@ from videotune.models.registry import find
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
-from videotune.toy.detect import detect
-from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
+from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, detect, phrase
 from videotune.trainer.logging.journal import History
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.run_dir import run_settings

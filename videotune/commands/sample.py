@@ -25,7 +25,7 @@ from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.latent_cache.encode import to_model
-from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name

@@ -22,9 +22,8 @@ from typing import IO, Any, NamedTuple, Self
 from filelock import FileLock, Timeout
 
 from videotune import files
+from videotune.data.file_checks import type_of_file
 from videotune.errors import VideotuneError
-
-from .file_checks import type_of_file
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
 """Names of archives (compared in lower case). What a file is, its bytes say."""

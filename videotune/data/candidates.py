@@ -1,25 +1,37 @@
-"""Files of datasets on their way to clips: media info, content scan, windows, size and captions, or why one is skipped."""
+"""Files of datasets on their way to clips: media info, content scan, windows, size and captions, or why one is skipped.
 
+And the account of a dataset: what became of every clip, and why; what to warn about.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from statistics import median
+from typing import Any
 
 from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
+from videotune.data.buckets import Choices, Size, choose_size, kept_share, upscale_factor
+from videotune.data.captions import lint, lint_all, read_caption, with_trigger
+from videotune.data.content_scan import ContentScan
+from videotune.data.decode import TONE_MAPPING_VERSION
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import (
+    FrameSampling,
+    fps_of,
+    keep_every,
+    planned_frames,
+    sample_frames,
+    shrink_factor,
+    without_randomness,
+)
+from videotune.data.layouts import ClipFile, Location, repeats_of
+from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.types import Clip, VideoRules, Window
-
-from .buckets import Choices, Size, choose_size
-from .captions import read_caption, with_trigger
-from .content_scan import ContentScan
-from .decode import TONE_MAPPING_VERSION
-from .file_checks import ClipProblem
-from .frame_sampling import FrameSampling, sample_frames, shrink_factor, without_randomness
-from .layouts import ClipFile, repeats_of
-from .locations import Location
-from .media_info import MediaInfo
 
 
 @dataclass
@@ -168,3 +180,171 @@ def _caption_message(refused: Sequence[Candidate]) -> str:
     clips = "1 clip has" if len(refused) == 1 else f"{len(refused)} clips have"
     remedy = 'Write them in UTF-8, or set missing_caption to "skip", "empty" or "text" (missing_caption_text).'
     return "\n".join([f"{clips} no usable caption:", *lines, remedy])
+
+
+REPEATS_LIMIT = 0.2
+"""Above this share of repeated frames a clip is warned about."""
+
+JITTER_LIMIT = 0.1
+"""Above this share of uneven frames a clip counts as one of variable rate."""
+
+CROP_LIMIT, CROP_NOTE = 0.5, 0.65
+"""Below this share of the picture that a crop keeps, a clip is warned about, and it is noted."""
+
+UPSCALE_LIMIT = 1.25
+"""Above this a clip that is enlarged is warned about."""
+
+CUT_LIMIT = 0.25
+"""Above this share of its time that no window shows, a clip is warned about."""
+
+STILL_LIMIT = 0.5
+"""Above this share of frozen or black frames a clip is warned about."""
+
+
+def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> dict[str, Any]:
+    """What becomes of one file, as ``check --json`` gives it; ``clip`` is what it became, None: it is skipped.
+
+    ``id`` is the hash of its bytes, None where it is skipped. It is ``used`` for training, or ``held_out`` for validation,
+    or neither and then ``reason`` (a code) and ``detail`` say why. ``model_frames`` are its frames at the rate of training
+    (within max_duration); ``frames`` pixel frames an epoch are in ``windows`` of ``shape``, ``frames_cut`` and
+    ``seconds_cut`` of the clip are in no window; ``warnings`` ask for something to be done, ``notes`` do not;
+    ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast motion plays (1.0: as filmed);
+    ``views_a_pass`` counts repeats; ``views`` is set by whoever knows the number of steps. An image has no rate and no
+    length.
+    """
+    info, problem = candidate.info, candidate.problem
+    moving = None if info is None or info.still else info
+    sampling = FrameSampling(seconds_cut=info.seconds if info else 0.0) if clip is None else candidate.sampling
+    warnings, notes = list[str](), list[str]()
+    if clip is not None:
+        _size_hints(candidate, warnings, notes)
+        _time_hints(candidate, rules, warnings, notes)
+        _content_hints(candidate, warnings, notes)
+        name = Path(candidate.path).stem
+        warnings += dict.fromkeys(hint for caption in candidate.written for hint in lint(caption, name))
+    return {
+        "path": candidate.path,
+        "id": clip and clip.id,
+        "kind": clip and clip.kind,
+        "source": clip and clip.source,
+        "used": clip is not None and not clip.held_out,
+        "held_out": clip is not None and clip.held_out,
+        "reason": problem and problem.reason,
+        "detail": problem and problem.detail,
+        "source_fps": moving and moving.fps,
+        "source_frames": info and len(info.ticks),
+        "source_seconds": moving and moving.seconds,
+        "width": info and info.width,
+        "height": info and info.height,
+        "model_frames": clip and sampling.frames,
+        "windows": len(sampling.windows),
+        "frames": sum(window.shape.frames for window in sampling.windows),
+        "shape": clip and str(sampling.windows[0].shape),
+        "frames_cut": sampling.frames_cut,
+        "seconds_cut": sampling.seconds_cut,
+        "repeats_share": sampling.repeats_share,
+        "speed": sampling.speed,
+        "views_a_pass": 0 if clip is None or clip.held_out else len(sampling.windows) * clip.repeats,
+        "views": None,
+        "captions": [] if clip is None else list(clip.captions),
+        "warnings": warnings,
+        "notes": notes,
+    }
+
+
+def _size_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
+    """Pictures that are enlarged, cropped away or distorted; a little of it goes to ``notes``."""
+    (high, wide), resize = candidate.size, candidate.sampling.windows[0].resize
+    width, height = candidate.media.width, candidate.media.height
+    factor = upscale_factor(width, height, candidate.size, resize)
+    if factor > 1.005:
+        hints = warnings if factor > UPSCALE_LIMIT else notes
+        hints.append(f"upscaled {factor:.2g}x: {width}x{height} pixels to {wide}x{high}")
+    kept = kept_share(width, height, candidate.size)
+    hints = warnings if kept < CROP_LIMIT else notes
+    if resize in ("center", "random") and kept < CROP_NOTE:
+        hints.append(f"the crop keeps {kept:.0%} of the picture: {width}x{height} becomes {wide}x{high}")
+    if resize == "pad" and kept < CROP_NOTE:
+        hints.append(f"black borders fill {1 - kept:.0%} of the frame: {width}x{height} in {wide}x{high}")
+    if resize == "stretch" and kept < 0.9:
+        warnings.append(f"distorted: {width}x{height} becomes {wide}x{high}")
+
+
+def _time_hints(candidate: Candidate, rules: VideoRules, warnings: list[str], notes: list[str]) -> None:
+    """Frames that repeat, are left out, or are cut; motion that plays at another speed; to ``notes`` what is as asked."""
+    info, sampling, fps = candidate.media, candidate.sampling, fps_of(candidate.video, rules)
+    first = sampling.windows[0]
+    if sampling.repeats_share > REPEATS_LIMIT:
+        slow = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
+        why = "the clip is shorter than a window" if first.sampling == "hold" else slow
+        warnings.append(f"{sampling.repeats_share:.0%} of the frames repeat the one before: {why}")
+    if info.fps > 3 * fps and first.shape.frames > 1:  # of pictures nothing plays too fast
+        warnings.append(f"{info.fps:.4g} fps is far above the {fps:.4g} fps of training: most frames are left out")
+    if abs(sampling.speed - 1) > 0.005:
+        notes.append(f"stretch: motion plays {sampling.speed:.2g}x as fast as filmed")
+    most = candidate.video.max_duration
+    beyond = max(0.0, info.seconds - most)
+    if beyond > 0:
+        notes.append(f"{beyond:.2f} of {info.seconds:.2f} s lie beyond max_duration {most:g}")
+    cut = sampling.seconds_cut - beyond
+    if cut > CUT_LIMIT * (info.seconds - beyond):
+        warnings.append(f"{cut:.2f} of {info.seconds:.2f} s are in no window; fewer frames or windows=slide show more")
+    elif cut * fps > 1 + 1e-6:
+        notes.append(f"{cut:.2f} of {info.seconds:.2f} s are in no window")
+    if info.unusable:
+        notes.append(f"{info.unusable} frames before the first keyframe cannot be decoded and are left out")
+
+
+def _content_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
+    """What the content scan found: nothing moves, one tone, several scenes, the same as another clip."""
+    info, scan = candidate.media, candidate.scan
+    if info.interlaced:
+        warnings.append("interlaced: each frame holds two moments, seen as combs on what moves; deinterlace it first")
+    if info.hdr is not None:
+        notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")
+    if info.transparent:
+        warnings.append("the transparency is left out: what is hidden there will be seen")
+    if candidate.duplicate is not None:
+        warnings.append(f"shows nearly the same as {candidate.duplicate}")
+    if scan is None or info.still:
+        return
+    if scan.black > STILL_LIMIT:
+        warnings.append(f"{scan.black:.0%} of it is black or one flat colour")
+    elif scan.frozen > STILL_LIMIT:
+        warnings.append(f"{scan.frozen:.0%} of it is frozen: the picture does not change")
+    windows = list(zip(candidate.sampling.windows, candidate.sampling.ends, strict=True))
+    inside = [cut for cut in scan.cuts if any(window.start < cut < end for window, end in windows)]
+    if inside:
+        at = ", ".join(f"{cut:.2f}" for cut in inside[:4]) + (", …" if len(inside) > 4 else "")
+        cuts = "1 cut" if len(inside) == 1 else f"{len(inside)} cuts"
+        warnings.append(f"{cuts} inside the windows (at {at} s): `videotune dataset split` makes a clip of each scene")
+    if scan.jitter > JITTER_LIMIT:
+        notes.append(f"variable frame rate: {scan.jitter:.0%} of the frames are uneven; shown by their times")
+    if scan.damaged_at is not None:
+        warnings.append(f"the pictures are damaged from {scan.damaged_at:.2f} s on; no window reaches there")
+
+
+def notes_on_clips(candidates: Sequence[Candidate], video: VideoConfig, rules: VideoRules) -> list[str]:
+    """Notes on all clips together: repeats by folders' names, a number of frames that is not the one that was asked for,
+    windows that none fills, frame rates, captions that do not differ."""
+    folders = dict(sorted({candidate.repeats for candidate in candidates if candidate.repeats[0]}))
+    listed = ", ".join(f"{name} {count}" for name, count in list(folders.items())[:5])
+    notes = [f"repeats by folders' names: {listed}{', …' if len(folders) > 5 else ''}"] if folders else []
+    planned, changed = planned_frames(video, rules)
+    default = VideoConfig().max_frames
+    asked = video.frames is not None or video.max_frames != default or keep_every(video, rules) > 1
+    moving = [candidate for candidate in candidates if not candidate.media.still]
+    if changed and asked and moving:
+        notes.append(changed)
+    frames = [window.shape.frames for candidate in moving for window in candidate.sampling.windows]
+    if max(frames, default=planned) < planned:
+        longest = f"the longest window has {max(frames)} (pad_short freeze holds the last frame instead)"
+        notes.append(f"no clip is long enough for {planned} frames: {longest}")
+    rates, fps = Counter(round(candidate.media.fps, 2) for candidate in moving), fps_of(video, rules)
+    if len(rates) > 1:
+        listed = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))
+        listed += f" and {len(rates) - 5} more" if len(rates) > 5 else ""
+        notes.append(f"{len(rates)} frame rates are mixed: {listed}; all are shown at {fps:g} fps, at their true speed")
+    if rates and median(candidate.media.fps for candidate in moving) < 0.8 * fps:
+        notes.append(f"most clips are slower than the {fps:g} fps of training: frames are repeated")
+    return notes + lint_all({candidate.path: candidate.written for candidate in candidates})

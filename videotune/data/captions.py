@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
-
-from .file_checks import ClipProblem
 
 LONG_CAPTION = 512
 """Words beyond which a caption is surely cut by every model's text encoder."""
@@ -28,7 +27,7 @@ _TEMPORAL = re.compile(r"\b(first|firstly|then|next|afterwards?|finally|lastly)\
 
 _PLACEHOLDERS = re.compile(
     r"(your |insert )?(captions?|text|prompt|description|placeholder)( here)?|todo|tbd|fixme|xxx|lorem ipsum|none|null|nan"
-    r"|n/?a|untitled|unknown|test|example|((a|an|the) )?(video|clip|image|picture)",
+    r"|n/?a|untitled|unknown|test|example|((a|an|the) )?(video|clip|image|picture)"
 )
 """Captions that were never written, as ``_plain`` gives them."""
 
@@ -176,9 +175,7 @@ def _listed(path: Path, place: str, row: Mapping[str, Any], column: str) -> Meta
 
 def with_trigger(caption: str, trigger: str | None) -> str:
     """The caption with the trigger word in front, unless it holds that word already."""
-    if not trigger:
-        return caption
-    if re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE):
+    if not trigger or re.search(rf"(?<!\w){re.escape(trigger)}(?!\w)", caption, re.IGNORECASE):
         return caption
     return f"{trigger}, {caption}" if caption else trigger
 

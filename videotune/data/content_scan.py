@@ -4,8 +4,6 @@ Each frame is decoded once and shrunk to 60 × 60 grey cells at once. No frame i
 would save 40 % of the time, but make cuts inexact and damage invisible. Every threshold has its measurement beside it.
 """
 
-from __future__ import annotations
-
 import base64
 from bisect import bisect_left
 from collections import deque
@@ -19,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.decode import Reader
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
 from videotune.files import REVALIDATED, Number, checked
 from videotune.lazy import av_reformatter
-
-from .decode import Reader
-from .file_checks import ClipProblem
-from .media_info import MediaInfo
 
 Picture = NDArray[np.float32]
 
@@ -91,7 +88,7 @@ class ContentScan:
         return vars(self) | {"cuts": list(self.cuts), "signatures": list(self.signatures)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> ContentScan:
+    def from_json(value: dict[str, Any]) -> "ContentScan":
         """What ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
         lists = {name: tuple(value[name]) for name in ("cuts", "signatures")}
         scan: ContentScan = checked(ContentScan, ContentScan(**(value | lists)))
@@ -220,9 +217,7 @@ def likeness(one: Picture, other: Picture) -> float:
     return float(np.sort(products)[len(products) // 3])
 
 
-def find_cuts(
-    changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float], ratio: float = CUT_RATIO
-) -> list[int]:
+def find_cuts(changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float], ratio: float) -> list[int]:
     """Indices of frames that begin a new shot.
 
     ``changes[i]`` is the mean change from frame i to i + 1 and ``gaps[i]`` the seconds between them; ``alike[i]`` the

@@ -9,19 +9,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
+from videotune.data.archives import Progress
+from videotune.data.buckets import kept_share, parse_resolution, suits
+from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
+from videotune.data.file_checks import refuse_links
+from videotune.data.frame_sampling import fps_of, planned_frames, shrink_factor
+from videotune.data.layouts import Location, open_location
+from videotune.data.media_index import MediaIndex
+from videotune.data.media_info import MediaInfo
+from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates
 from videotune.errors import VideotuneError
 from videotune.types import Clip, ClipShape, VideoRules, Window
-
-from .accounting import account_of, notes_on_clips
-from .archives import Progress
-from .buckets import kept_share, parse_resolution, suits
-from .candidates import Candidate, examine
-from .file_checks import refuse_links
-from .frame_sampling import fps_of, planned_frames, shrink_factor
-from .locations import Location, open_location
-from .media_index import MediaIndex
-from .media_info import MediaInfo
-from .source_videos import SourceClip, group_by_source, hold_out, near_duplicates
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,7 @@ class Library:
 
 
 def scan(
-    config: Config,
-    rules: VideoRules,
-    index_path: Path | None = None,
-    progress: Progress | None = None,
+    config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress | None = None
 ) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 
@@ -80,11 +75,8 @@ def scan(
         one.content_id, one.info, one.scan, one.problem = examined
     examine(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
-    notes += [
-        *index.notes,
-        *_hold_out(usable, locations, config, rules),
-        *notes_on_clips(usable, config.video_config, rules),
-    ]
+    notes += index.notes + _hold_out(usable, locations, config, rules)
+    notes += notes_on_clips(usable, config.video_config, rules)
     return _library(candidates, locations, notes, rules)
 
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.file_checks import MAX_PIXELS, ClipProblem
+from videotune.data.images import read_image
+from videotune.data.media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 from videotune.lazy import av, av_reformatter
-
-from .file_checks import MAX_PIXELS, ClipProblem
-from .images import read_image
-from .media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
 
 Frames = NDArray[np.uint8]
 
@@ -235,9 +234,8 @@ def _reshaper(
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
             matrix = av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
-        planes: Any = reformatter.reformat(
-            frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1
-        ).planes
+        sized: Any = reformatter.reformat(frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1)
+        planes = sized.planes
         if resize == "pad" and any(margins):
             out[...] = 0
         shown = out[down : down + size[0], right : right + size[1]]

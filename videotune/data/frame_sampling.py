@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from numpy.random import Generator
 
 from videotune.config.data_schema import VideoConfig
+from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
-
-from .file_checks import ClipProblem
 
 if TYPE_CHECKING:  # the module reads files, which a machine that only trains need not be able to do
     from .media_info import MediaInfo

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from PIL.Image import Image as Picture
 
-from .file_checks import MAX_PIXELS, ClipProblem, head_of, type_of
+from videotune.data.file_checks import MAX_PIXELS, ClipProblem, head_of, type_of
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 """What counts as an image in a dataset folder (compared in lower case). A GIF of several pictures is a video."""

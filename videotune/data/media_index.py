@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from videotune import files
-
-from .archives import Progress
-from .content_scan import ContentScan
-from .file_checks import REASONS, ClipProblem, stat_of
-from .media_info import MediaInfo
-from .workers import Call, default_workers
+from videotune.data.archives import Progress
+from videotune.data.content_scan import ContentScan
+from videotune.data.file_checks import REASONS, ClipProblem, stat_of
+from videotune.data.media_info import MediaInfo
+from videotune.data.workers import Call, default_workers
 
 INDEX_VERSION = 5
 """Raised whenever ``probe`` or ``scan_content`` would say something else of the same file."""

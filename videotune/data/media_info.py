@@ -3,8 +3,6 @@
 No frame is decoded but the first, which alone tells the rotation.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from bisect import bisect_right
@@ -19,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from videotune.data.file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
+from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
 from videotune.files import REVALIDATED, Count, Number, checked
 from videotune.lazy import av
-
-from .file_checks import MAX_PIXELS, ClipProblem, head_of, stat_of, type_of
-from .images import IMAGE_SUFFIXES, is_animated, read_image
 
 VIDEO_SUFFIXES = (
     *(".mp4", ".mov", ".avi", ".webm", ".mkv", ".m4v", ".3gp"),
@@ -118,7 +115,7 @@ class MediaInfo:
         return fields | packed | {"time_base": list(self.time_base)}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> MediaInfo:
+    def from_json(value: dict[str, Any]) -> "MediaInfo":
         """What ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else.
 
         A dataset's own index, which is untrusted, is read by this too.

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from videotune.data.content_scan import GRID
 from videotune.rng import key
-
-from .content_scan import GRID
 
 SOURCES_NEEDED = 20
 """Below this number of source videos nothing is held out: every clip counts more in training than in validation."""

@@ -18,17 +18,16 @@ from typing import Any
 import numpy as np
 
 from videotune import files
+from videotune.data.archives import Progress
+from videotune.data.content_scan import CUT_RATIO, scan_content
+from videotune.data.decode import Reader
+from videotune.data.file_checks import ClipProblem
+from videotune.data.images import is_animated
+from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.media_info import VIDEO_SUFFIXES, MediaInfo, probe
+from videotune.data.video_writer import SAME_BITS
 from videotune.errors import VideotuneError
 from videotune.lazy import av, av_reformatter
-
-from .archives import Progress
-from .content_scan import CUT_RATIO, scan_content
-from .decode import Reader
-from .file_checks import ClipProblem
-from .images import is_animated
-from .layouts import ClipFile, read_folder
-from .media_info import VIDEO_SUFFIXES, MediaInfo, probe
-from .video_writer import SAME_BITS
 
 JOURNAL = ".videotune-split.jsonl"
 """In the output folder: how each file was split, so that a stopped run continues and no other file is overwritten."""

@@ -32,12 +32,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from videotune.data.content_scan import scan_content
+from videotune.data.decode import decode
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo, probe
 from videotune.files import hash_file
-
-from .content_scan import scan_content
-from .decode import decode
-from .file_checks import ClipProblem
-from .media_info import MediaInfo, probe
 
 START_LIMIT = 120.0
 """Seconds within which a child must have started; a cold network disk is slow to give a Python its libraries."""

@@ -173,11 +173,8 @@ def prior_target(
     def pick(x: Tensor) -> Tensor:
         return torch.stack([x[i] for i in which])  # by plain numbers: an index tensor would wait for the device
 
-    part = replace(
-        batch.map(pick),
-        captions=tuple(batch.captions[i] for i in which),
-        window_ids=tuple(batch.window_ids[i] for i in which),
-    )
+    captions, ids = (tuple(names[i] for i in which) for names in (batch.captions, batch.window_ids))
+    part = replace(batch.map(pick), captions=captions, window_ids=ids)
     with torch.no_grad():
         predicted = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
     target = list(v)

@@ -1,7 +1,5 @@
 """step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
 
-from __future__ import annotations
-
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +15,8 @@ from videotune.config.schema import Config
 from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
-from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule, bucket_of, picks
+from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
@@ -46,6 +43,18 @@ class StepBatch:
     noise: Tensor
     prior: tuple[int, ...] = ()
     spare: bool = False
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
+    frame, and t (B,).
+    """
+
+    samples: tuple[tuple[Window, int], ...]
+    captions: tuple[str, ...]
+    first_frame: tuple[bool, ...]
+    t: Tensor
 
 
 @dataclass(frozen=True)
@@ -175,18 +184,6 @@ class Source:
         return block[place]
 
 
-@dataclass(frozen=True)
-class StepDraws:
-    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
-    frame, and t (B,).
-    """
-
-    samples: tuple[tuple[Window, int], ...]
-    captions: tuple[str, ...]
-    first_frame: tuple[bool, ...]
-    t: Tensor
-
-
 def draws_of(source: Source, step: int) -> StepDraws:
     """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
     seed = source.keys.seed
@@ -215,10 +212,8 @@ def assemble(
     if source.spec.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
-    extras = [
-        {name: value * shown for name, value in moments.extras.items()}
-        for moments, shown in zip(clips, first_frame, strict=True)
-    ]
+    told = zip(clips, first_frame, strict=True)
+    extras = [{name: value * shown for name, value in moments.extras.items()} for moments, shown in told]
     return Batch.of(
         x0,
         _condition(source, captions, extras),

@@ -3,8 +3,6 @@
 What is there already is left alone, so a killed run goes on where it was.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque
@@ -13,25 +11,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_index import SLOWEST_DECODER
 from videotune.data.media_info import MediaInfo
-from videotune.data.workers import DecoderCrash
+from videotune.data.workers import DecoderCrash, Workers
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Entry, Name, Store
+from videotune.latent_cache.store import Entry, Name, Store, form_of
 from videotune.types import ClipShape, Family, Moments, Take, Window
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from videotune.data.workers import Workers
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
@@ -74,8 +68,7 @@ def missing(store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambd
     store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
     lacking = [one for name, one in found.items() if not store.has(*name)]
     return CacheItems(
-        tuple(one for one in lacking if isinstance(one, str)),
-        tuple(one for one in lacking if not isinstance(one, str)),
+        tuple(one for one in lacking if isinstance(one, str)), tuple(one for one in lacking if not isinstance(one, str))
     )
 
 
@@ -86,12 +79,11 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
     spec = family.spec
 
     @cache
-    def form_of(shape: ClipShape) -> dict[str, tuple[str, tuple[int, ...]]]:
-        blank = family.blank_states(shape)
-        return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in blank.items()}
+    def form(shape: ClipShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return form_of(family.blank_states(shape))
 
     def fits(entry: Entry, shape: ClipShape | None) -> bool:
-        own, form = dict(entry.tensors), form_of(shape or some)
+        own, whole = dict(entry.tensors), form(shape or some)
         if shape is not None:
             size = (spec.latent_channels, *spec.rules.latent_size(shape))
             moments = ("mean", "logvar") if spec.keeps_variance else ("mean",)
@@ -99,7 +91,7 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
                 return False
         elif "text" not in own:
             return False
-        return all(name in form and _is_of_form(form[name], one) for name, one in own.items())
+        return all(name in whole and _is_of_form(whole[name], one) for name, one in own.items())
 
     return fits
 
@@ -132,7 +124,20 @@ def fill(
     keys = CacheKeys.of(family, seed)
     with nullcontext() if helps else store.filling():
         _fill_captions(family, store, keys, todo.captions, progress)
-        return _fill_samples(family, store, keys, todo.samples, media, workers, progress)
+        left = [pair for pair in todo.samples if not store.has("latents", keys.latents(keys.sample(*pair)))]
+        begun, waited = time.monotonic(), 0.0
+        try:
+            lazily = (keys.sample(*pair) for pair in left)  # all of them would take much memory
+            for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
+                clip, window = media[sample.window.clip_id], sample.window
+                tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
+                about = {"clip": _printable(clip.path), "window": window.id, "variant": sample.variant}
+                store.put("latents", keys.latents(sample), tensors, about | {"encoder": keys.vae})
+                waited += wait
+                progress(_rate("windows", done, begun), done, len(left))
+        finally:
+            family.free("vae")
+        return waited
 
 
 def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
@@ -171,32 +176,6 @@ def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequ
             progress(_rate("captions", done, begun), done, len(left))
     finally:
         family.free("text_encoder")
-
-
-def _fill_samples(
-    family: Family,
-    store: Store,
-    keys: CacheKeys,
-    samples: Sequence[tuple[Window, int]],
-    media: Mapping[str, MediaInfo],
-    workers: Workers | None,
-    progress: Progress,
-) -> float:
-    """Encode those that no other process has made; the seconds for which the VAE waited for frames."""
-    left = [pair for pair in samples if not store.has("latents", keys.latents(keys.sample(*pair)))]
-    begun, waited = time.monotonic(), 0.0
-    try:
-        lazily = (keys.sample(*pair) for pair in left)  # all of them would take much memory
-        for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
-            clip, window = media[sample.window.clip_id], sample.window
-            tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
-            about = {"clip": _printable(clip.path), "window": window.id, "variant": sample.variant, "encoder": keys.vae}
-            store.put("latents", keys.latents(sample), tensors, about)
-            waited += wait
-            progress(_rate("windows", done, begun), done, len(left))
-    finally:
-        family.free("vae")
-    return waited
 
 
 def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]) -> Moments:

@@ -36,14 +36,7 @@ class Exposure:
 
     def to_json(self, learning_rate: float) -> dict[str, Any]:
         """The plan's ``views``; ranges, band and advice are those of the training windows alone."""
-        windows, clips = self._trained(self.windows), self._trained(self.clips)
-        most = max(windows.values(), default=0)
-        out = {
-            "per_window": _range(windows.values()) | {"band": band(most)},
-            "per_clip": _range(clips.values()),
-            "clips": dict(self.clips),
-            "advice": advice(most, learning_rate),
-        }
+        out = self._ranges() | {"clips": dict(self.clips), "advice": advice(most(self), learning_rate)}
         aside = [views for name, views in self.windows.items() if name in self.regularization]
         return out | {"regularization": _range(aside)} if aside else out
 
@@ -52,13 +45,15 @@ class Exposure:
 
         Clips by the first digits of their ids, as windows name them.
         """
-        windows, clips = self._trained(self.windows), self._trained(self.clips)
-        return {
-            "per_window": _range(windows.values()) | {"band": band(max(windows.values(), default=0))},
-            "per_clip": _range(clips.values()),
-            "windows": {str(views): count for views, count in sorted(Counter(windows.values()).items())},
+        counts = sorted(Counter(self._trained(self.windows)).items())
+        return self._ranges() | {
+            "windows": {str(views): count for views, count in counts},
             "clips": {name[:CLIP_DIGITS]: views for name, views in self.clips.items()},
         }
+
+    def _ranges(self) -> dict[str, Any]:
+        windows = _range(self._trained(self.windows)) | {"band": band(most(self))}
+        return {"per_window": windows, "per_clip": _range(self._trained(self.clips))}
 
     def less(self, other: Exposure) -> Exposure:
         """The views of both, subtracted: what came between two steps of one stream."""
@@ -76,8 +71,8 @@ class Exposure:
                 clips[clip_of[name]] += count
         return Exposure(shown, clips, self.regularization)
 
-    def _trained(self, views: Mapping[str, int]) -> dict[str, int]:
-        return {name: count for name, count in views.items() if name not in self.regularization}
+    def _trained(self, views: Mapping[str, int]) -> list[int]:
+        return [count for name, count in views.items() if name not in self.regularization]
 
 
 def _range(values: Collection[int]) -> dict[str, Any]:
@@ -107,7 +102,7 @@ def exposure(
 
 def most(shown: Exposure) -> int:
     """Views of the training window that is shown most."""
-    return max((views for name, views in shown.windows.items() if name not in shown.regularization), default=0)
+    return max(shown._trained(shown.windows), default=0)
 
 
 def steps_for(views: int, shown_after: Callable[[int], Exposure], guess: float) -> int:

@@ -4,8 +4,6 @@ Most families draw nothing but pixels, and what shows the same pixels has the sa
 before it is encoded (``ModelSpec.image_noise``), every window has variants, and a variant's name says which noise it has.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +32,7 @@ class CacheKeys:
     image_noise: bool = False
 
     @classmethod
-    def of(cls, family: Family, seed: int) -> CacheKeys:
+    def of(cls, family: Family, seed: int) -> "CacheKeys":
         """The names of what a family encodes in a run with this seed."""
         prints, spec = family.fingerprints(), family.spec
         return cls(prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise)

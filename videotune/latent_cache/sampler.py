@@ -4,12 +4,14 @@ A step takes b_j samples of its bucket j of n_j windows, so a bucket has w_j = n
 (t from 0) is due at the time (t + 1/2) / w_j in epochs, that of bucket 0, the dearest, at t / w_0; steps come in the order
 of these times. Every bucket is then near its fair share at all times. The samples of a bucket, counted from the first step
 on, go through one permutation of its windows after the other.
+
+And which expert a step trains: runs of steps, dealt out by the experts' shares, a pure function of the step too.
 """
 
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import lcm
+from math import floor, lcm
 
 import numpy as np
 
@@ -107,3 +109,45 @@ def _spacing(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
     whole = lcm(*schedule.sizes)
     spacing = tuple(b * (whole // n) for n, b in zip(schedule.sizes, schedule.batches, strict=True))
     return spacing, 2 * whole / steps_per_epoch(schedule)
+
+
+@dataclass(frozen=True)
+class ExpertSchedule:
+    """Of one or two experts that train, the first has ``share`` of the runs of ``period`` steps, spread evenly.
+
+    Run p (from 0) is the first one's where ⌊(p + 1)·share + ½⌋ > ⌊p·share + ½⌋ (Bresenham's line), so after P runs it has
+    had P·share of them to within one half.
+    """
+
+    names: tuple[str, ...]
+    share: Fraction = Fraction(1)
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        assert 1 <= len(self.names) <= 2, self.names
+        assert 0 <= self.share <= 1, self.share
+        assert self.period >= 1, self.period
+
+    def at(self, step: int) -> str:
+        """The expert of a step (from 1)."""
+        if len(self.names) == 1:
+            return self.names[0]
+        run = (step - 1) // self.period
+        return self.names[0] if self._runs(run + 1) > self._runs(run) else self.names[1]
+
+    def count(self, step: int, name: str) -> int:
+        """How many of the steps 1 … ``step`` are an expert's."""
+        if len(self.names) == 1:
+            return step if name == self.names[0] else 0
+        runs, rest = divmod(step, self.period)
+        first = self._runs(runs) * self.period + (rest if rest and self.at(step) == self.names[0] else 0)
+        return first if name == self.names[0] else step - first
+
+    def _runs(self, count: int) -> int:
+        """How many of the first ``count`` runs are the first expert's."""
+        return floor(count * self.share + Fraction(1, 2))
+
+
+def exact(share: float) -> Fraction:
+    """A share as a fraction of small numbers, so that no rounding moves a run."""
+    return Fraction(share).limit_denominator(10_000)

@@ -2,6 +2,8 @@
 
 An entry's name is a hash of what decides its content (clip, times, size, encoder, dtype; not library versions): what changes
 gets another name, so no entry is ever stale. A file is there whole or not at all; its hash is checked when it is first read.
+
+And looking after it: read everything again, remove what nobody wants, list what is there.
 """
 
 import hashlib
@@ -9,7 +11,7 @@ import json
 import os
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -152,9 +154,8 @@ def read_tensors(folder: Path, entry: Entry, *, check: bool = True) -> dict[str,
         raise ValueError("holds other bytes than were written")
     if form_of(own) != entry.tensors:
         raise ValueError("holds tensors of another kind than it says")
-    if not all(
-        x.sum(dtype=torch.float32).isfinite() for x in own.values()
-    ):  # a third of the time of asking each number
+    # of the sums: a third of the time of asking each number
+    if not all(x.sum(dtype=torch.float32).isfinite() for x in own.values()):
         raise ValueError("holds infinite or undefined numbers")
     return own
 
@@ -213,9 +214,8 @@ class Store:
     def names(self) -> list[Name]:
         """The names of all files that look like entries."""
         found = [(kind, name) for kind in KINDS for name in self._files(kind)]
-        return [
-            (k, name.removesuffix(SUFFIX)) for k, name in found if name.endswith(SUFFIX) and not name.startswith(PART)
-        ]
+        whole = [(kind, name) for kind, name in found if name.endswith(SUFFIX) and not name.startswith(PART)]
+        return [(kind, name.removesuffix(SUFFIX)) for kind, name in whole]
 
     def entries(self) -> list[Entry]:
         """All entries that can be read."""
@@ -271,9 +271,8 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise VideotuneError(
-                f"the cache {self.folder} cannot be written: {error}. Set cache_dir elsewhere."
-            ) from error
+            what = f"the cache {self.folder} cannot be written: {error}"
+            raise VideotuneError(f"{what}. Set cache_dir elsewhere.") from error
 
     @contextmanager
     def filling(self) -> Iterator[None]:
@@ -385,3 +384,77 @@ class Store:
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many are done, how many there are, and which is next."""
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """An entry that is not what was written, what it was made of, and what is wrong with it."""
+
+    kind: str
+    key: str
+    file: str
+    of: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a pruning removes, or would: entries with their bytes, and files that are none; ``kept`` entries stay."""
+
+    entries: tuple[Entry, ...]
+    entry_bytes: int
+    files: tuple[str, ...]
+    file_bytes: int
+    kept: int
+
+
+def verify(store: Store, progress: Progress) -> list[Damaged]:
+    """Read every entry, compare it with its hash, and drop those that are damaged, so that they are made anew.
+
+    Raises VideotuneError where another process is filling the cache.
+    """
+    found, names = [], store.names()
+    with store.filling():
+        for done, (kind, key) in enumerate(names):
+            file = file_of(kind, key)
+            progress(done, len(names), file)
+            entry = None
+            try:
+                entry = read_entry(store.folder, kind, key)
+                read_tensors(store.folder, entry)
+            except UNREADABLE as error:
+                found.append(Damaged(kind, key, file, entry.of if entry else "", f"cannot be read ({error})"))
+        progress(len(names), len(names), "")
+        store.drop((row.kind, row.key) for row in found)
+    return found
+
+
+def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
+    """What of the cache is not ``wanted``; with ``yes`` it is removed.
+
+    Raises VideotuneError where another process is filling the cache.
+    """
+    entries = store.entries()
+    gone = tuple(entry for entry in entries if entry.name not in wanted)
+    others = {file: store.folder / file for file in store.strays() | store.parts()}
+    sizes = {file: path.stat().st_size for file, path in others.items() if path.is_file()}
+    if yes:
+        with store.filling():
+            store.drop((entry.name for entry in gone), store.strays())
+        sizes = {file: size for file, size in sizes.items() if not others[file].exists()}
+    kept, files = len(entries) - len(gone), tuple(sorted(sizes))
+    return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
+
+
+def listing(store: Store) -> list[dict[str, Any]]:
+    """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
+    rows = []
+    for entry in store.entries():
+        tensors = {name: f"{kind} {'x'.join(map(str, size))}".strip() for name, (kind, size) in entry.tensors.items()}
+        row = {name: getattr(entry, name) for name in ("kind", "key", "of", "bytes", "made", "versions", "file")}
+        rows.append(row | {"clip": entry.about.get("clip"), "encoder": entry.about.get("encoder"), "tensors": tensors})
+    return sorted(rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"]))

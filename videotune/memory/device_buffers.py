@@ -1,14 +1,17 @@
-"""A few places on the device through which the weights of streamed blocks pass, each in time for its block."""
+"""A few places on the device through which the weights of streamed blocks pass, each in time for its block.
 
-from collections.abc import Iterator, Sequence
+Gradients of streamed weights that train go the other way, as soon as their block's backward pass has made them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
-from videotune.memory.gradient_release import GradientRelease
 from videotune.memory.host_weights import HostSlot, HostWeights
 
 SLOTS = 2
@@ -45,10 +48,8 @@ class DeviceBuffers:
         self._nothing: dict[torch.dtype, Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         size = max(end - begin for begin, end in host_weights.spans)
-        self.slots = [
-            Slot(torch.empty(size, dtype=torch.uint8, device=device))
-            for _ in range(min(SLOTS, len(host_weights.spans)))
-        ]
+        count = min(SLOTS, len(host_weights.spans))
+        self.slots = [Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
             for slot in self.slots:
@@ -71,10 +72,8 @@ class DeviceBuffers:
     def forward(self, block: int, turns: bool) -> Iterator[None]:
         """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
         count = len(self.tensors)
-        ahead = range(block, block + len(self.slots))
-        self._bind(
-            block, [i for i in ahead if i < count] if turns or self.host_weights.trains else [i % count for i in ahead]
-        )
+        ahead, ends = range(block, block + len(self.slots)), turns or self.host_weights.trains
+        self._bind(block, [i for i in ahead if i < count] if ends else [i % count for i in ahead])
         try:
             yield
         finally:
@@ -98,7 +97,7 @@ class DeviceBuffers:
     def _end(self) -> None:
         """A backward pass is over."""
         self.rest()
-        self.gradient_release.finish()
+        self.gradient_release.settle()
 
     def rest(self) -> None:
         """Close the window that a backward pass has left open."""
@@ -170,3 +169,78 @@ class DeviceBuffers:
 
     def _slot_of(self, block: int) -> Slot:
         return next(slot for slot in self.slots if slot.holds == block)
+
+
+@dataclass
+class Sent:
+    """Gradients on their way to the host; ``arrived`` is behind the last of them."""
+
+    gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    arrived: torch.cuda.Event | None = None
+
+
+class GradientRelease:
+    """Adds the network's gradients to those of the parameters on the host, in their own dtype, as autograd would.
+
+    On CUDA they are copied on a stream of their own; the host waits for a block's while the next one but one computes, and
+    for the last ones at the end of the backward pass.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._under_way: deque[Sent] = deque()
+        self._watches = False
+
+    def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
+        """From now on what autograd accumulates for the one is the other's gradient."""
+        parameter.register_post_accumulate_grad_hook(self._to(host))
+        self._watches = True
+
+    def _to(self, host: nn.Parameter) -> Callable[[Tensor], None]:
+        def release(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            if self._stream is None:
+                _add(host, gradient)
+                return
+            if not self._under_way:
+                self._under_way.append(Sent(arrived=torch.cuda.Event()))
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            staged = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+            with torch.cuda.stream(self._stream):
+                staged.copy_(gradient, non_blocking=True)
+                gradient.record_stream(self._stream)
+                sent = self._under_way[-1]
+                sent.gradients.append((host, staged))
+                assert sent.arrived is not None
+                sent.arrived.record(self._stream)
+
+        return release
+
+    def forget(self) -> None:
+        """What is still under way is of a backward pass that was broken off."""
+        self._under_way.clear()
+
+    def next_block(self) -> None:
+        """Another block's backward pass begins: those before the last one have had time to arrive."""
+        if self._stream is not None and self._watches:
+            self.settle(keep=1)
+            self._under_way.append(Sent(arrived=torch.cuda.Event()))
+
+    def settle(self, keep: int = 0) -> None:
+        """Every gradient has arrived, but for those of so many blocks."""
+        while len(self._under_way) > keep:
+            sent = self._under_way.popleft()
+            if sent.gradients:
+                assert sent.arrived is not None
+                sent.arrived.synchronize()
+            for host, staged in sent.gradients:
+                _add(host, staged.clone())  # pageable: pinned memory is for what is under way
+
+
+def _add(host: nn.Parameter, gradient: Tensor) -> None:
+    if host.grad is None:
+        host.grad = gradient
+    else:
+        host.grad.add_(gradient)

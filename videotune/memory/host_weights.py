@@ -68,9 +68,8 @@ class HostWeights:
             done += len(part)
         self._taken.add(entry.name)
         if entry.trains:
-            self.parameters[entry.name] = nn.Parameter(
-                entry.view(self._at(entry.begin // self.piece), entry.begin % self.piece)
-            )
+            number, at = divmod(entry.begin, self.piece)
+            self.parameters[entry.name] = nn.Parameter(entry.view(self._at(number), at))
 
     def parts(self, block: int) -> list[Tensor]:
         """The bytes of a block, in order."""

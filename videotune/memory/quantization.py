@@ -89,13 +89,11 @@ def unpack(kept: Mapping[str, Tensor], kind: str, shape: tuple[int, int], dtype:
         functions = bitsandbytes()
         # of a streamed block that is away there is one number for all; the kernels read as if all were there
         solid = {name: tensor.contiguous() for name, tensor in kept.items()}
-        inner = functions.QuantState(
-            solid["scales_of_scales"], blocksize=NF4_SCALES, code=solid["code"], dtype=torch.float32
-        )
+        absmax, code = solid["scales_of_scales"], solid["code"]
+        inner = functions.QuantState(absmax, blocksize=NF4_SCALES, code=code, dtype=torch.float32)
         scales = functions.dequantize_blockwise(solid["scales"], inner) + solid["offset"]
-        state = functions.QuantState(
-            scales, (len(scales), NF4_BLOCK), dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4"
-        )
+        size = (len(scales), NF4_BLOCK)
+        state = functions.QuantState(scales, size, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
         rows = functions.dequantize_4bit(solid["packed"], state)
     count = shape[0] * shape[1]
     flat = rows.view(-1)
@@ -235,8 +233,5 @@ def packed_note(net: nn.Module, what: str, kind: str) -> str:
 
 def bytes_a_number(kind: str) -> float:
     """Bytes that a number of a large weight takes."""
-    shape = (4096, 4096)
-    sizes = {
-        name: torch.empty(size, dtype=dtype, device="meta").nbytes for name, (size, dtype) in form(kind, shape).items()
-    }
-    return sum(size for name, size in sizes.items() if name != "code") / (shape[0] * shape[1])
+    parts = form(kind, (4096, 4096)).items()
+    return sum(math.prod(shape) * dtype.itemsize for name, (shape, dtype) in parts if name != "code") / 4096**2

@@ -4,20 +4,16 @@ A block's weights are gathered when it computes, forward and backward, and let g
 as plain tensors over this process's rows, so that optimizers, averages and checkpoints know nothing of the cutting.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,8 @@ class Shards:
         blocks = [block for path in paths for block in net.get_submodule(path).children()]
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for module in (*blocks, net):
-            cut = fully_shard(
-                module, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=kept
-            )  # the root too lets its weights go: a reading between two updates must not see old ones
+            # the root too lets its weights go: a reading between two updates must not see old ones
+            cut = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=kept)
             cut.set_gradient_divide_factor(1.0)  # summed: each process has divided by the samples of the whole step
             cut.set_force_sum_reduction_for_comms(True)
         now = dict(net.named_parameters())

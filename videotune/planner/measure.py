@@ -26,7 +26,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.files import Count, Number
 from videotune.latent_cache.batches import StepBatch
-from videotune.latent_cache.expert_schedule import ExpertSchedule
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
 from videotune.trainer.components import DTYPES, make_objective

@@ -64,10 +64,8 @@ def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
 
     Raises VideotuneError for another suffix.
     """
-    codecs: dict[str, dict[str, Any]] = {
-        ".mp4": {},
-        ".webm": {"codec": "libvpx-vp9", "options": {"b": "0", "cpu-used": "2"}},
-    }
+    vp9 = {"codec": "libvpx-vp9", "options": {"b": "0", "cpu-used": "2"}}
+    codecs: dict[str, dict[str, Any]] = {".mp4": {}, ".webm": vp9}
     if path.suffix not in codecs:
         raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
     write_video(path, clip, fps, crf=10, **codecs[path.suffix])

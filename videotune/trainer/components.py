@@ -16,8 +16,8 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import Source, assemble
 from videotune.latent_cache.encode import encode_sample
-from videotune.latent_cache.expert_schedule import ExpertSchedule
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import Store
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find

@@ -14,7 +14,7 @@ from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
-from videotune.latent_cache.expert_schedule import ExpertSchedule, exact
+from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note

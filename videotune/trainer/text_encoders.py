@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from videotune.adapters.layers import LiveText, add_text, layers_of, load_weights
-from videotune.adapters.textual_inversion import add_rows, add_tokens, lay_rows, spelled
+from videotune.adapters.layers import (
+    LiveText,
+    add_rows,
+    add_text,
+    add_tokens,
+    lay_rows,
+    layers_of,
+    load_weights,
+    spelled,
+)
 from videotune.config.schema import Config, token_names
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.trainer.experts import of_expert

@@ -1,0 +1,323 @@
+"""What is done with clips by the command line: check, cache and its maintenance, dataset split."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.clips import noise, numbered, read_numbers, write_clip, write_image
+from tests.scenery import shots
+from tests.shell import Bases, Patch, Printed, cache, check, list_cache, prune_cache, verify_cache
+from tests.shell import run as shell
+from videotune.commands.cache import cache_at
+from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.latent_cache.store import Store
+from videotune.models.registry import find
+from videotune.trainer.resolve_config import Overrides
+
+SETS = ("resolution=64x96", "video_config.frames=9")
+
+
+@pytest.fixture
+def settings(data: Path, tiny_bases: Bases) -> Overrides:
+    return Overrides(data=str(data), sets=(f"base_model_name={tiny_bases('wan')}", *SETS))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    for name, frames in (("a", numbered(40)), ("b", noise(20, seed=2)), ("short", noise(3, seed=3))):
+        write_clip(tmp_path / "data" / f"{name}.mp4", frames, 16).with_suffix(".txt").write_text(f"the clip {name}")
+    return tmp_path / "data"
+
+
+def test_the_row_of_a_clip(settings: Overrides, capsys: Printed, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+    assert check(settings) == 2
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if "a.mp4" in line)
+    cells = [cell.strip() for cell in row.strip("│ ").split("│")]
+    assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "96x64, 9 frames", "4", "36 (4 cut)"]
+    assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert check(settings, allow_skips="1") == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines()[1:8])) <= 80
+    assert "short.mp4: has 3 frames at 16 fps" in narrow
+
+
+def test_captions_are_counted_in_tokens_and_cut_ones_reported(
+    data: Path, settings: Overrides, tiny_bases: Bases, tmp_path: Path,
+    tiny_family: Callable[..., Any], capsys: Printed,
+) -> None:  # fmt: skip
+    """As the pipeline counts them; without a fast tokenizer they are not counted."""
+    captions = ["a cat", "  two   spaces &amp; an entity &lt;3 ", "ﬁne “quotes” …", "", "word " * 300]
+    lengths = find("wan").token_lengths(tiny_bases("wan"), captions)
+    assert lengths == [tiny_family("wan").text_length(caption) for caption in captions]
+    (data / "a.txt").write_text(captions[-1])
+    check(settings, as_json=True)
+    rows = {Path(row["path"]).stem: row for row in json.loads(capsys.readouterr().out)["clips"]}
+    assert f"a caption has {lengths[-1]} tokens; the model reads 512, the rest is cut" in rows["a"]["warnings"]
+    assert not any("tokens" in warning for warning in rows["b"]["warnings"])
+    base = shutil.copytree(tiny_bases("wan"), tmp_path / "base")
+    (base / "tokenizer" / "tokenizer.json").unlink()
+    own = replace(settings, sets=(f"base_model_name={base}", *SETS))
+    for without in (own, Overrides(family="wan", data=str(data))):
+        check(without)
+        assert "captions were not counted in tokens" in capsys.readouterr().out
+
+
+def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: Path) -> None:
+    """The clip's frames carry their numbers: windows of 9 begin at 0, 9, 18 and 27."""
+    sheet = tmp_path / "sheet"
+    assert check(settings, contact_sheet=sheet, allow_skips="all") == 0
+    pictures = sorted((sheet / "clips").iterdir())
+    assert len(pictures) == 6
+    page = (sheet / "index.html").read_text(encoding="utf-8")
+    assert all(f"clips/{path.name}" in page for path in pictures)
+    assert "skipped: too_short" in page
+    read: dict[str, dict[str, np.ndarray]] = {}
+    for path in pictures:
+        read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = np.asarray(Image.open(path))
+    numbers = [[read_numbers(shots[k][None])[0] for k in ("first", "middle", "last")] for shots in read.values()]
+    assert [0, 22, 35] in numbers
+    with Image.open(sheet / "sheet-001.jpg") as image:
+        assert image.height > 2 * 160
+
+
+def test_a_contact_sheet_among_the_clips_is_refused(data: Path, settings: Overrides, tmp_path: Path) -> None:
+    """Its pictures would be clips of the next run; hidden folders, as the cache is, are never read."""
+    (tmp_path / "link").symlink_to(data, target_is_directory=True)
+    for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
+        with pytest.raises(VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"):
+            check(settings, contact_sheet=folder)
+    assert not list(data.rglob("*.jpg"))
+    cached = data / ".videotune-cache" / "sheet"
+    assert check(settings, contact_sheet=cached, allow_skips="all") == 0
+    assert (cached / "index.html").is_file()
+
+
+def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
+    data: Path, settings: Overrides, tmp_path: Path
+) -> None:
+    keep, config, sheet = tmp_path / "keep", tmp_path / "config.json", tmp_path / "sheet"
+    write_image(keep / "one.png", noise(1, 128, 192, seed=9)[0])
+    (keep / "one.txt").write_text("a still\nthe same, otherwise\nonce more")
+    config.write_text(json.dumps({"datasets": [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]}))
+    assert check(Overrides(config=config, sets=settings.sets), contact_sheet=sheet, allow_skips="all") == 0
+    pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
+    assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
+    page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
+    assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
+    assert f"{keep}/" not in page
+
+
+def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overrides) -> None:
+    """From the Hub's own cache, offline: the commit is reported, so that a run can be given the same clips again."""
+    commit, repo = "0123456789abcdef" * 2 + "01234567", tmp_path / "hub" / "datasets--user--films"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    write_clip(repo / "snapshots" / commit / "a.mp4", noise(20), 16).with_suffix(".txt").write_text("a film")
+    sets = [part for text in (*settings.sets, f"cache_dir={tmp_path}/cache") for part in ("--set", text)]
+    command = [sys.executable, "-m", "videotune", "check", "user/films", "--json", *sets]
+    offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False)
+    assert done.returncode == 0, done.stderr
+    account = json.loads(done.stdout)
+    assert account["used"] == 1
+    assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]
+
+
+def test_nothing_that_a_dataset_says_steers_the_terminal(data: Path, settings: Overrides, capsys: Printed) -> None:
+    odd = "b\x1b[31mc\x07\u202e4pm"
+    (data / "b.mp4").rename(data / f"{odd}.mp4")
+    (data / "b.txt").rename(data / f"{odd}.txt")
+    (data / "metadata.csv").write_text("file_name,text\n\x1b]0;x\x07.mp4,a\n")
+    check(settings)
+    shown = capsys.readouterr()
+    assert r"b\x1b[31mc\x07\u202e4pm.mp4" in shown.out
+    assert not set(shown.out + shown.err) & set("\x1b\x07\u202e")
+    assert "\x1b" not in str(VideotuneError("\x1b[31m"))
+    assert len(str(VideotuneError(f"unknown key '{'k' * 10**7}': why"))) < 1000
+    assert len(str(VideotuneError("k " * 10**6))) < 100_000
+
+
+def test_a_dataset_that_cannot_be_written_is_checked_all_the_same(
+    data: Path, settings: Overrides, capsys: Printed
+) -> None:
+    (data / ".videotune-cache").write_text("a file where the cache would be")
+    assert check(settings) == 2
+    assert "cannot be written" in capsys.readouterr().out
+
+
+def test_many_clips_are_cut_short_and_numbers_sort_by_value(
+    tmp_path: Path, settings: Overrides, capsys: Printed, monkeypatch: Patch
+) -> None:
+    for i in range(1, 24):
+        clip = write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16)
+        clip.with_suffix(".txt").write_text("a")
+    monkeypatch.setenv("COLUMNS", "80")
+    many = replace(settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0"))
+    for more, listed in (({}, 5), ({"every": True}, 23)):
+        assert check(many, **more) == 0
+        out = capsys.readouterr().out
+        assert ("18 more (--all)" in out) != bool(more)
+        numbers = [int(number) for number in re.findall(r"│ clip_(\d+)\.mp4", out)]
+        assert numbers == list(range(1, listed + 1))
+
+
+# ---- cache
+
+
+@pytest.fixture
+def small(clips: Path, tiny_bases: Bases) -> Overrides:
+    sets = ("resolution=32x32", "samples=0", "dataloader_threads=1")
+    return Overrides(data=str(clips), sets=(f"base_model_name={tiny_bases('wan')}", *sets))
+
+
+def spoil(store: Store, kind: str) -> str:
+    """Change a byte of one entry's data in its shard; the entry's key."""
+    entry = next(entry for entry in store.entries() if entry.kind == kind)
+    path = store.folder / entry.file
+    first = next(iter(store.get(kind, entry.key).values()))
+    data = bytearray(path.read_bytes())
+    data[data.index(first.reshape(-1).numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    return entry.key
+
+
+def test_a_cache_is_filled_listed_verified_and_pruned(clips: Path, small: Overrides, capsys: Printed) -> None:
+    assert cache(small) == DONE
+    capsys.readouterr()
+    for place in (clips, clips / ".videotune-cache"):
+        assert list_cache(place, as_json=True) == DONE
+        listed = json.loads(capsys.readouterr().out)
+        assert listed["folder"] == str(clips / ".videotune-cache")
+        assert [row["kind"] for row in listed["entries"]] == ["latents"] * 6 + ["text"] * 7
+    captions = {path.read_text() for path in (clips / "captions").iterdir()} | {""}
+    assert {row["of"] for row in listed["entries"] if row["kind"] == "text"} == captions
+    films = {str(path) for path in (clips / "videos").iterdir()}
+    assert {row["clip"] for row in listed["entries"] if row["kind"] == "latents"} == films
+    assert list_cache(clips) == DONE
+    assert "6 windows of" in (short := capsys.readouterr().out)
+    assert len(short.splitlines()) == 3
+    assert list_cache(clips, every=True) == DONE
+    assert "13 entries" in capsys.readouterr().out
+    assert verify_cache(clips) == DONE
+    assert "all 13 entries" in capsys.readouterr().out
+    assert prune_cache(small) == DONE
+    assert "nothing to remove" in capsys.readouterr().out
+
+
+def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
+    clips: Path, small: Overrides, capsys: Printed
+) -> None:
+    cache(small)
+    folder = clips / ".videotune-cache"
+    before = {entry.name: entry.hash for entry in Store(folder).entries()}
+    key = spoil(Store(folder), "latents")
+    capsys.readouterr()
+    assert verify_cache(clips) == SKIPPED
+    printed = capsys.readouterr().out
+    assert "holds other bytes than were written" in printed
+    assert "1 of 13 entries are damaged" in printed
+    assert not Store(folder).has("latents", key)
+    assert verify_cache(clips) == DONE
+    assert cache(small) == DONE
+    assert {entry.name: entry.hash for entry in Store(folder).entries()} == before
+
+
+def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
+    clips: Path, small: Overrides, capsys: Printed
+) -> None:
+    cache(small)
+    caption = sorted((clips / "captions").iterdir())[0]
+    old = caption.read_text()
+    caption.write_text("something else")
+    video = sorted((clips / "videos").iterdir())[1]
+    video.unlink()
+    (clips / "captions" / f"{video.stem}.txt").unlink()
+    cache(small)
+    capsys.readouterr()
+    assert prune_cache(small) == DONE
+    printed = capsys.readouterr().out
+    assert "would remove 3 entries" in printed
+    assert "11 entries would stay. --yes does it" in printed
+    assert f"text of {old!r}" in printed
+    assert len(Store(clips / ".videotune-cache").entries()) == 14
+    assert prune_cache(small, yes=True) == DONE
+    assert "removed 3 entries" in capsys.readouterr().out
+    assert len(Store(clips / ".videotune-cache").entries()) == 11
+    assert verify_cache(clips) == DONE
+    assert prune_cache(small) == DONE
+    assert "nothing to remove" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(VideotuneError, match=r"neither a cache nor a dataset.*cache_dir"):
+        verify_cache(tmp_path)
+    with pytest.raises(VideotuneError, match="there is no such folder"):
+        list_cache(tmp_path / "none")
+    (tmp_path / "text").mkdir()
+    with pytest.raises(VideotuneError, match="neither a cache"):
+        verify_cache(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"], "looking leaves nothing behind"
+    (tmp_path / "lock").touch()
+    assert cache_at(tmp_path) == tmp_path
+
+
+def split(source: Path, out: Path) -> int:
+    return shell("dataset", "split", source, out=out, min_seconds=1.0)
+
+
+def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None:
+    """Scenes, a whole file, images that are listed and not split, a broken file."""
+    write_clip(tmp_path / "in" / "film.mp4", shots([1, 2, 3], 30)[:-12])
+    write_clip(tmp_path / "in" / "whole.mp4", shots([4], 30))
+    pages = [Image.fromarray(frame) for frame in shots([5, 6], 30)]
+    pages[0].save(tmp_path / "in" / "a.gif", save_all=True, append_images=pages[1:], duration=40)
+    for name in ("b.gif", "c.png", "d.jpg"):
+        pages[0].save(tmp_path / "in" / name)
+    assert split(tmp_path / "in", tmp_path / "out") == DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    said = (
+        "left out: 2.50 to 3.25 s",
+        "no cut: copied as it is",
+        "1 scene is shorter than 1 s",
+        "3 images were not split",
+    )
+    for part in said:
+        assert part in printed
+    assert printed.count("image: not split") == 3
+    assert f"videotune check {tmp_path / 'out'}" in printed
+    made = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {name for name in made if name.startswith("a-scene-")}
+    assert not {name for name in made if name.endswith((".png", ".jpg"))}
+    (tmp_path / "in" / "bad.mp4").write_bytes(b"")
+    assert split(tmp_path / "in", tmp_path / "again") == SKIPPED
+    printed = capsys.readouterr()
+    assert "empty: the file has 0 bytes" in " ".join(printed.out.split())
+    assert "exit code 2" in printed.err
+    assert (tmp_path / "again" / "film-scene-002.mp4").exists()
+
+
+def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "notes.txt").write_text("no clip")
+    with pytest.raises(VideotuneError, match="No video files"):
+        split(tmp_path / "in", tmp_path / "out")
+    Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
+    with pytest.raises(VideotuneError, match=r"No video files.*Images, of which it has 1, have no scenes to split"):
+        split(tmp_path / "in", tmp_path / "out")
+    (tmp_path / "in" / "metadata.csv").write_text("nonsense\nx\n")
+    with pytest.raises(VideotuneError, match=r"metadata\.csv"):
+        split(tmp_path / "in", tmp_path / "out")
