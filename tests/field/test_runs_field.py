@@ -13,6 +13,7 @@ loss of NaN (finetrainers #135) in test_not_finite.py.
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,16 +74,18 @@ def trained(said: Overrides, run: Path) -> float:
 def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> None:
     """Steps by their phases, readings, previews and saves: what is left over is the journal and the looks between steps.
 
-    The promise is 2 % of a run whose steps take a second; here a step is 30 ms and 10 % are allowed.
+    The promise is 2 % of a run whose steps take a second; here a step is 30 ms, other programs run, and 20 % are allowed.
     """
     sets = ("steps=12", "batch_size=6", "validate_every=6", "sample_after=6", "save_every=6", "sample.steps=2")
     wall = trained(words(*sets), tmp_path / "run")
-    told = 0.0
+    parts = Counter[str]()
     for line in read_journal(tmp_path / "run"):
-        seconds = line.get("seconds", 0.0)
-        told += sum(seconds.values()) if isinstance(seconds, dict) else seconds
-    print(f"{told:.2f} of {wall:.2f} s: {told / wall:.1%}")
-    assert 0.9 * wall <= told <= 1.02 * wall
+        seconds = line.get("seconds", {})
+        parts.update(seconds if isinstance(seconds, dict) else {line["kind"]: seconds})
+    assert {"data", "forward", "backward", "optimizer", "validation", "sample", "save"} <= {
+        key for key in parts if parts[key]
+    }
+    assert 0.8 * wall <= sum(parts.values()) <= 1.02 * wall
 
 
 def test_a_run_that_waits_for_data_says_so(words: Words, tmp_path: Path, monkeypatch: Patch) -> None:
