@@ -161,7 +161,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
 
     names = [expert.name for expert in spec.experts]
     nets = DenoiserPool(ExpertSchedule(tuple(names)), names, load)
-    _ = nets[names[0]]  # a file that does not fit is told before the text encoder runs
+    nets.load(names[0])  # a file that does not fit is told before the text encoder runs
     return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 
 

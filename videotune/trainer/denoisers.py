@@ -48,12 +48,16 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         self.loaded: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
+        self.load(name)
+        return self.net
+
+    def load(self, name: str) -> None:
+        """Have an expert in memory; whoever still holds the one that was there keeps both there."""
         if name not in self._names:
             raise KeyError(name)
         if self.loaded is None or self.loaded[0] != name:
             self.drop()
             self.loaded = (name, self._open(name))
-        return self.loaded[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -160,12 +164,12 @@ def open_pool(
     pool.beside = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:
         pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, expert_schedule, steps)
-        _ = pool[now]
+        pool.load(now)
         if pool.shards:
             pool.trainables[TEXT] = replace(pool.trainables[TEXT], shards=pool.shards[now])
         return pool
     for name in sorted(expert_schedule.names, key=lambda name: name == now):  # the one that is needed first comes last
-        _ = pool[name]  # opened, it is in memory, with what trains in it
+        pool.load(name)
         made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule, steps)
         pool.trainables[name] = replace(made, shards=pool.shards.get(name))
     return pool

@@ -122,7 +122,9 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
-        yield train_step(settings, net, trainable, batch, clock, own_step)
+        record = train_step(settings, net, trainable, batch, clock, own_step)
+        del net, trainable  # a generator that waits would keep an expert beside the next one
+        yield record
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:

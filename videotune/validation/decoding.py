@@ -115,4 +115,4 @@ def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
                     raise
         raise AssertionError
     finally:
-        _ = trainer.pool[name]
+        trainer.pool.load(name)

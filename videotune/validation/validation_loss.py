@@ -71,6 +71,7 @@ def read_validation(
                             errors[part][place, some] = found
         finally:
             net.train(training)
+            del net  # it would stay in memory beside the next expert
     return {part: _mean(errors[part], windows) for part, windows in parts.items()}
 
 
