@@ -28,6 +28,7 @@ from videotune.reporter import contact_sheet
 from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import resolve_config
+from videotune.trainer.run_dir import refuse_samples_in_data
 from videotune.trainer.run_spec import open_job
 
 NO_TEXT = ("a\0b", "a\x1b[31m", "a \ud800", "a" * 10**7)
@@ -67,7 +68,7 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"prompts": ("a",)}, ""),
+        ({"prompts": ("a",)}, "sample needs a RUN folder"),
         ({"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)}, "no such LoRA file"),
         *[({"prompts": ("a",), "base": "asset:toy", "seed": seed}, "seed") for seed in (2**63, 10**30, -1)],
         *[({"prompts": ("a",), "base": "asset:toy", "sets": (f"sample.seed={seed}",)}, "seed") for seed in (2**63, -1)],
@@ -79,6 +80,14 @@ def test_options_that_make_no_sample_are_refused(options: dict[str, Any], named:
     """A seed of more than 63 bits, a prompt that is no text."""
     with pytest.raises(VideotuneError, match=named):
         sample(SampleOptions(**options), tmp_path)
+
+
+def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: Path) -> None:
+    """They would be clips of it; a folder above the dataset is none of it."""
+    for write in (lambda out: sample(SampleOptions(("a",), run=a_run), out), lambda out: compare(a_run, "a", 1, out)):
+        with pytest.raises(VideotuneError, match="lies in the dataset"):
+            write(small_clips / "videos" / "more")
+    refuse_samples_in_data(a_run, small_clips.parent)
 
 
 def test_options_that_contradict_a_run_are_refused(a_run: Path, tmp_path: Path) -> None:

@@ -345,7 +345,10 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     assert (len(chosen), sum(held), notes) == (2, 6, [])
     few, notes = hold_out(sources[:57], ["train"] * 57, 0.1, seed=0)
     assert not any(few)
-    assert [note.startswith("no validation: 19 source videos, 20 are needed (57 clips") for note in notes] == [True]
+    assert [
+        note.startswith("no clip is held out, so there is no verdict: 19 source videos, 20 are needed (57 clips")
+        for note in notes
+    ] == [True]
 
 
 def test_datasets_of_other_kinds_and_the_split() -> None:

@@ -16,11 +16,24 @@ import torch
 from diffusers import CogVideoXDDIMScheduler
 
 from tests.clips import noise, write_dataset, write_image
-from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, take, trainer_of, weights
+from tests.effects.effects_kit import (
+    Lab,
+    in_cache,
+    job_of,
+    overrides_of,
+    pixels,
+    run_steps,
+    source_of,
+    take,
+    trainer_of,
+    weights,
+)
 from tests.read_runs import of_kind
 from tests.runs import measure
+from tests.shell import train
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import Timesteps
+from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.rng import draws
 from videotune.trainer.components import make_objective
@@ -69,6 +82,9 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     assert first_loss({"kind": "regularization"}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
+    alone = [{"path": str(one), "kind": "regularization"}]
+    with pytest.raises(VideotuneError, match="nothing would be learnt"):
+        train(overrides_of(lab, {"datasets": alone}), lab.tmp / "nothing")
 
 
 @pytest.mark.effect("datasets.loss_weight")

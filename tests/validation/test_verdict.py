@@ -91,7 +91,7 @@ def test_too_few_readings_say_nothing() -> None:
     for count in (1, 2):
         found = judge(course(DOWN[:count], DOWN[:count]))
         assert found.word is None
-        assert "3 are needed" in found.reason
+        assert "needs 3 validations" in found.reason
 
 
 def test_without_held_out_clips_no_validation_is_possible() -> None:

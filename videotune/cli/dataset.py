@@ -60,7 +60,8 @@ def dataset_split(
     if images:
         say(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
     if written:
-        say(f"next: write a caption beside each scene (NAME.txt), then: videotune check {out}")
+        bare = any(result.scenes and not result.captions for result in results if result.problem is None)
+        say(f"next: {'write a caption beside each scene (NAME.txt), then: ' if bare else ''}videotune check {out}")
     if broken:
         echo(f"{broken} files could not be split (exit code 2); the table says why")
         raise typer.Exit(SKIPPED)

@@ -126,6 +126,9 @@ def verdict(facts: Mapping[str, Any]) -> str:
         return f"needs {need} of device memory (--card or --vram says whether and how a card has it)"
     where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
     line = f"{'it fits' if facts['fits'] else 'it does not fit'} {where}: {need} of {size(device['vram_bytes'])}"
+    host = facts["host"]
+    if host["need_bytes"] > host["total_bytes"]:
+        line += f", but host memory is short here: {size(host['need_bytes'])} of {size(host['total_bytes'])}"
     if facts["hours"] is not None:
         both = facts["hours"] + (facts["hours_beside"] or 0)
         line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), calculated, not measured"
@@ -139,7 +142,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         [name, phase["way"], size(phase["allocated_bytes"]), size(phase["need_bytes"])]
         for name, phase in device["phases"].items()
     ]
-    print_table("memory of the device, calculated", ["when", "how", "held", "to have"], rows, right=(2, 3))
+    print_table("memory of the device, calculated", ["when", "how", "held", "needed"], rows, right=(2, 3))
     parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
     print(f"most is needed for {device['phase']}: {parts}")
     settings = ", ".join(f"{key}={value}" for key, value in chosen.items())

@@ -22,7 +22,7 @@ from videotune.reporter.build import write_report
 from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
 from videotune.trainer.logging.journal import History
-from videotune.trainer.run_dir import run_settings
+from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.validation.selection import sample_settings
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def compare(
         raise VideotuneError(f"{run} has no checkpoint yet, so there is nothing to compare: train it further first")
     prompt = first_prompt(run) if prompt is None else prompt
     folder = out or run / "compare"
+    if out is not None:
+        refuse_samples_in_data(run, out)
     name = key(prompt, seed, settings, image)
     cells = [Cell(0, folder / f"{name}-step-000000.mp4", (folder / f"{name}-step-000000.mp4").is_file())]
     cells += [cell_of(checkpoint, folder / f"{name}-step-{checkpoint.step:06d}.mp4") for checkpoint in found]

@@ -34,7 +34,7 @@ from videotune.trainer.components import open_models
 from videotune.trainer.denoisers import DenoiserPool, attach
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.resolve_config import absolute_paths
-from videotune.trainer.run_dir import run_settings
+from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.selection import sample_settings
@@ -103,6 +103,8 @@ def sample(
     """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
     folder = None if run is None else Path(run)
     words = SampleOptions(prompts, seed, folder, step, base, loras, strength, sets, images, embeddings)
+    if folder is not None:
+        refuse_samples_in_data(folder, Path(out))
     Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
     seeds = [sampler.seed + i for i in range(len(prompts))]

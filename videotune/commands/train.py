@@ -25,7 +25,7 @@ from videotune.trainer.resolve_config import ConfigSource, Layers, Overrides, ov
 from videotune.trainer.resume import Opened, Resume, open_run, restore
 from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
 from videotune.trainer.run_export import export_run
-from videotune.trainer.run_spec import refuse_skips
+from videotune.trainer.run_spec import refuse_nothing_to_learn, refuse_skips
 from videotune.trainer.saving import (
     flush_or_wait,
     refuse_small_disk,
@@ -109,6 +109,7 @@ def train_once(
         close_default_workers()  # a training opens no more files for hours
         plan = make_plan(opened.job)
         if resume is None:  # a resume trains on exactly what was allowed at the start
+            refuse_nothing_to_learn(opened.job.config)
             refuse_skips(opened.job, allow_skips)
             refuse_small_disk(run, plan["disk"])
         with same_bits(opened.job.config.deterministic):

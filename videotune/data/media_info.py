@@ -159,7 +159,9 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
             return _read(str(path), container)
     except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
         if type_of(head) != "video":
-            raise ClipProblem("not_a_video", "its bytes are no video container, whatever its name says") from error
+            raise ClipProblem(
+                "not_a_video", "its bytes are not those of a video file, whatever its name says"
+            ) from error
         detail = getattr(error, "strerror", None) or str(error)
         raise ClipProblem("unreadable", f"the container is damaged or cut short ({detail})") from error
 

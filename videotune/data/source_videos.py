@@ -143,7 +143,8 @@ def hold_out(
     if fraction == 0 or not names:
         return none, []
     if len(names) < SOURCES_NEEDED:
-        note = f"no validation: {len(names)} source video{'s' * (len(names) != 1)}, {SOURCES_NEEDED} are needed"
+        videos = f"{len(names)} source video{'s' * (len(names) != 1)}, {SOURCES_NEEDED} are needed"
+        note = f"no clip is held out, so there is no verdict: {videos}"
         clips = kinds.count("train")
         if len(names) < clips:
             note += f" ({clips} clips: some are cuts of one video, by their names or their pictures)"

@@ -121,7 +121,9 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     away = memory.others(spec, training, vram)
     if vram is not None and "preview" in away and memory.room(away["preview"][1]) > vram:
         away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
-    phases: dict[str, tuple[str, Parts]] = {"training": ("as it is", training.device[training.worst]), **away}
+    streamed = training.choice.streamed
+    way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.PLAIN
+    phases: dict[str, tuple[str, Parts]] = {"training": (way, training.device[training.worst]), **away}
     fits = (
         None if vram is None else found is not None and all(memory.room(parts) <= vram for _, parts in phases.values())
     )

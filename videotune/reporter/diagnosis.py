@@ -132,7 +132,9 @@ def _overfitting(run: Run) -> Iterator[Finding]:
     views = (run.plan or {}).get("views", {})
     if views.get("per_window", {}).get("band") in ("high", "risky"):
         most = views["per_window"]["max"]
-        yield Finding("Poor quality: overfitting", f"{most} views of a window by the end", str(views.get("advice")))
+        yield Finding(
+            "Poor quality: overfitting", f"planned by the end: {most} views of a window", str(views.get("advice"))
+        )
 
 
 def _slow(run: Run) -> Iterator[Finding]:
@@ -219,7 +221,7 @@ def _habits(run: Run) -> Iterator[Finding]:
         yield Finding(
             "Performance tips: regular sampling",
             f"{' and '.join(off)} 0",
-            "250, the default: `videotune plan` says what it costs",
+            "leave them out: `videotune plan` chooses the spacing and prints what it costs",
         )
     if all(now.get(key) == 0 for key in ("save_every", "backup_after", "backup_every")):
         yield Finding("Performance tips: back up", "nothing is saved before the end", "backup_after 30, the default")

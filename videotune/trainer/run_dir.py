@@ -86,19 +86,24 @@ def _refuse_taken(run: Path) -> None:
         )
 
 
-def refuse_out_in_data(run: Path, datasets: Iterable[str]) -> None:
-    """Raise VideotuneError where the run's folder is a dataset, lies in one, or one lies in it.
+def refuse_out_in_data(run: Path, datasets: Iterable[str], above: bool = True) -> None:
+    """Raise VideotuneError where the folder of a run, or of samples, is a dataset or lies in one, or (``above``) holds one.
 
-    The run's previews would be clips of the dataset then.
+    The samples would be clips of the dataset then.
     """
     out = run.resolve()
     for dataset in datasets:
         data = Path(dataset).expanduser().resolve()
-        if data.exists() and (out == data or data in out.parents or out in data.parents):
+        if data.exists() and (out == data or data in out.parents or (above and out in data.parents)):
             how = "is" if out == data else "lies in" if data in out.parents else "holds"
             raise VideotuneError(
                 f"--out {run} {how} the dataset {dataset}, so that previews would be taken as clips: give another --out"
             )
+
+
+def refuse_samples_in_data(run: Path, out: Path) -> None:
+    """The same for a folder of samples of a run."""
+    refuse_out_in_data(out, [row["path"] for row in read_run_config(run)["settings"]["datasets"]], above=False)
 
 
 @contextmanager

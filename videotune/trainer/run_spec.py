@@ -266,6 +266,16 @@ def crop_blocker(job: Job) -> str | None:
     return None if job.config.allow_crop else crops_too_much(job.library, job.spec.rules, asked)
 
 
+def refuse_nothing_to_learn(config: Config) -> None:
+    """Raise VideotuneError where every sample's target is the base model's own prediction."""
+    trained = [one for one in config.datasets if one.loss_weight > 0 and one.kind != "validation"]
+    if trained and all(one.kind == "regularization" and one.prior_preservation is not False for one in trained):
+        raise VideotuneError(
+            "datasets: all of them are regularization, whose target is the base model's own prediction, so nothing would be "
+            "learnt. Add a dataset of kind train"
+        )
+
+
 def refuse_skips(job: Job, allow: str | None) -> None:
     """Stop where clips are skipped and the person has not allowed so many by name ("all", or a number).
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
-from videotune.text import counted
-
 LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
 
 T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
@@ -74,7 +72,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     first, last = as_good(held, best)
     found = Verdict(
         word=None,
-        reason=f"{counted(len(readings), 'validation')} so far, {ENOUGH} are needed",
+        reason=f"a verdict needs {ENOUGH} validations, and the run has {len(readings)}",
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
