@@ -21,8 +21,9 @@ if (
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-SLOW = ("fuzz/", "benchmarks/", "docs/", "studio/test_browser.py", "toy/test_toy_making.py")
-"""What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a browser, the making of the toy base."""
+SLOW = ("fuzz/", "benchmarks/", "docs/", "simcuda/", "studio/test_browser.py", "toy/test_toy_making.py")
+"""What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a stand-in card, a browser, the making of
+the toy base."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

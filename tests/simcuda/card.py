@@ -1,0 +1,182 @@
+"""A CUDA device that is not there, for tests: ``enable()`` before anything asks ``torch.cuda``.
+
+Afterwards ``torch.device("cuda")`` works on a CPU build of torch, and the product's own CUDA branches run unchanged. The
+card finds tensors of two devices in one call, races between streams, memory that is freed while another stream uses it,
+bytes that are read before their copy has arrived (they are NaN), and each place where the host waits; ``card.cpp`` has how.
+Kernels are the CPU's, so speed and rounding are not a card's. It cannot be undone: each test has a process of its own.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+SOURCE = Path(__file__).with_name("card.cpp")
+FOLDER = "VIDEOTUNE_SIMCUDA"
+"""The environment variable that names the folder of what was built (default: one of the user's in the temporary files)."""
+MEMORY = 24 << 30
+ops: Any = torch.ops.simcuda
+
+
+def build() -> Path:
+    """The card as a library, built once for each version of torch and of the source. Takes about half a minute."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    folder = Path(os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / f"simcuda-{os.getuid()}")
+    folder.mkdir(parents=True, exist_ok=True)
+    key = hashlib.sha256(f"{torch.__version__} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()).hexdigest()
+    library = folder / f"card-{key[:16]}.so"
+    with FileLock(folder / "lock"):  # workers of one test session build it once
+        if not library.exists():
+            half = library.with_suffix(".half")
+            words = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", str(SOURCE), "-o", str(half)]
+            words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+            words += [f"-isystem{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+            try:
+                subprocess.run([*words, "-ltorch", "-ltorch_cpu", "-lc10"], check=True, capture_output=True, text=True)
+            except FileNotFoundError:
+                sys.exit("the stand-in card is C++, and there is no g++ to build it with: apt-get install g++")
+            except subprocess.CalledProcessError as error:
+                sys.exit(f"{SOURCE.name} cannot be built with torch {torch.__version__}:\n{error.stderr[:4000]}")
+            half.replace(library)
+    return library
+
+
+class Stream:
+    """A queue of its own. Number 0 is the default one."""
+
+    def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
+        self.number = ops.stream() if number is None else number
+        self.device, self.cuda_stream, self.stream_id = torch.device("cuda", 0), self.number, self.number
+
+    def wait_stream(self, other: "Stream") -> None:
+        other.record_event().wait(self)
+
+    def wait_event(self, event: "Event") -> None:
+        event.wait(self)
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        ops.host_waits_for_stream(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __enter__(self) -> "Stream":
+        self._before = ops.set_current(self.number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ops.set_current(self._before)
+
+
+class Event:
+    """A moment of a stream. One that was never recorded orders nothing."""
+
+    def __init__(self, enable_timing: bool = False, **_: object) -> None:
+        self.number, self.at = -1, 0.0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.number = ops.record(self.number, ops.current() if stream is None else stream.number)
+        self.at = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        if self.number >= 0:
+            ops.stream_waits(ops.current() if stream is None else stream.number, self.number)
+
+    def synchronize(self) -> None:
+        if self.number >= 0:
+            ops.host_waits_for_event(self.number)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: "Event") -> float:
+        return (other.at - self.at) * 1000
+
+
+def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    own = torch.Stream(stream_id=stream.number, device_index=0, device_type=1)
+    torch.ops.aten.record_stream.default(tensor, own)
+
+
+def _names(generator: torch.Generator) -> dict[str, Any]:
+    """What ``torch.cuda`` is asked for."""
+    facts = SimpleNamespace(name="stand-in card", total_memory=MEMORY, major=9, minor=0, multi_processor_count=1)
+    answers = {"is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "init": None}
+    answers |= {"_lazy_init": None, "is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
+    answers |= {"get_device_properties": facts, "get_device_name": facts.name, "get_device_capability": (9, 0)}
+    answers |= {"empty_cache": None, "is_current_stream_capturing": False}
+    functions = {name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()}
+    return functions | {
+        "synchronize": lambda *_: ops.host_waits_for_all(),
+        "memory_allocated": lambda *_: ops.held(),
+        "memory_reserved": lambda *_: ops.held(),
+        "max_memory_allocated": lambda *_: ops.peak(False),
+        "max_memory_reserved": lambda *_: ops.peak(False),
+        "reset_peak_memory_stats": lambda *_: ops.peak(True),
+        "mem_get_info": lambda *_: (MEMORY - ops.held(), MEMORY),
+        "current_stream": lambda *_: Stream(number=ops.current()),
+        "default_stream": lambda *_: Stream(number=0),
+        "stream": lambda stream: nullcontext() if stream is None else stream,
+        "device": lambda *_: nullcontext(),
+        "manual_seed": generator.manual_seed,
+        "manual_seed_all": generator.manual_seed,
+        "get_rng_state": lambda *_: generator.get_state(),
+        "set_rng_state": lambda state, *_: generator.set_state(state),
+        "set_sync_debug_mode": lambda mode: ops.may_wait(mode not in ("error", 2)),
+        "OutOfMemoryError": torch.OutOfMemoryError,
+        "Stream": Stream,
+        "Event": Event,
+        "default_generators": (generator,),
+        "_initialized": True,
+    }
+
+
+def enable() -> None:
+    """Make ``torch.cuda`` the stand-in card."""
+    torch.ops.load_library(str(build()))
+    ops.enable()
+    for name, value in _names(ops.generator()).items():
+        setattr(torch.cuda, name, value)
+    torch.Tensor.record_stream = _record_stream  # type: ignore[assignment]
+    torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
+
+
+@dataclass
+class Watched:
+    """What was wrong within, and the places where the host waited."""
+
+    errors: list[str] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    """What the card finds within the block."""
+    ops.errors(), ops.waits()
+    found = Watched()
+    try:
+        yield found
+    finally:
+        found.errors += ops.errors()
+        found.waits += ops.waits()
