@@ -27,7 +27,7 @@
 namespace {
 using namespace at;
 
-// ---------------------------------------------------------------------------------------------- what the card knows
+// ---------------------------------------------------------------------------------- what the card knows
 
 constexpr int CLOCKS = 33, HOST = 32;  // 32 streams, as torch's pool has, and the host
 using Clock = std::array<uint64_t, CLOCKS>;
@@ -109,7 +109,7 @@ Range range_of(const Tensor& tensor) {
   return {begin, begin + (last + 1) * tensor.itemsize()};
 }
 
-// ---------------------------------------------------------------------------------------------- order and waiting
+// ---------------------------------------------------------------------------------- order and waiting
 
 // Complete the copies for which this holds, and those that come before them, in their order.
 template <class Condition>
@@ -174,7 +174,7 @@ void touch(const Tensor& tensor, bool writes, const std::string& what, uint64_t 
   accesses.push_back(now);
 }
 
-// ---------------------------------------------------------------------------------------------- memory
+// ---------------------------------------------------------------------------------- memory
 
 // What a copy was to read of this range is kept for it. What it was to write there is nobody's.
 void keep_for_copies(const Range& freed) {
@@ -231,7 +231,7 @@ struct Memory final : c10::Allocator {
 };
 Memory on_card(true), pinned(false);
 
-// ---------------------------------------------------------------------------------------------- what torch asks a device
+// ---------------------------------------------------------------------------------- what torch asks a device
 
 struct CardGenerator final : c10::GeneratorImpl {
   Generator own = at::detail::createCPUGenerator();
@@ -313,7 +313,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
-// ---------------------------------------------------------------------------------------------- operations of their own
+// ---------------------------------------------------------------------------------- operations of their own
 
 Tensor tensor_over(const Storage& storage, const Tensor& like, DispatchKey key) {
   auto made = at::detail::make_tensor<TensorImpl>(Storage(storage), DispatchKeySet(key), like.dtype());
@@ -377,7 +377,7 @@ Scalar item(const Tensor& self) {
 
 void record_stream(Tensor& self, c10::Stream stream) { use_on(self.storage().data(), stream.id()); }
 
-// ---------------------------------------------------------------------------------------------- all other operations
+// ---------------------------------------------------------------------------------- all other operations
 
 // The host needs the result's size, or an answer, before it can go on.
 const std::set<std::string> WAITING = {
@@ -548,7 +548,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
-// ---------------------------------------------------------------------------------------------- for card.py
+// ---------------------------------------------------------------------------------- for card.py
 
 void enable() {
   c10::SetAllocator(kCUDA, &on_card, 1);
