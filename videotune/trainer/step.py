@@ -341,9 +341,13 @@ def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
     return replace(batch, cond=replace(cond, extras={**batch.cond.extras, **cond.extras}))
 
 
+NO_ROOM = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What libraries of a device say that take memory by themselves, and the driver where it pins memory."""
+
+
 def of_memory(error: BaseException) -> bool:
     """Whether there was no room, on the device or on the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in NO_ROOM):
         return True
     from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
 
