@@ -1,19 +1,25 @@
 """One network at a time: what makes room is gone before the next one is loaded."""
 
+import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import pytest
+import torch
 
 from tests.commands.safety_kit import Work
 from tests.read_runs import of_kind
 from tests.shell import Patch, sample, train
 from videotune.commands.sample import SampleOptions
-from videotune.errors import DONE
+from videotune.errors import DONE, DoesNotFit
 from videotune.models.base import DiffusersModel
+from videotune.models.registry import find, names
+from videotune.planner import out_of_memory
 from videotune.toy.dataset import write_dataset
+from videotune.trainer import step
 from videotune.trainer.resolve_config import Overrides
 
 EVERYTHING = ("steps=4", "expert_period=1", "expert_share=0.5", "validate_every=2", "sample_after=2", "sample.steps=2")
@@ -47,3 +53,41 @@ def test_one_expert_is_in_memory_at_a_time(opened: list[str], work: Work, clips:
     assert len(opened) > 8, "training, validation and previews change the expert"
     if not sets:
         assert sample(SampleOptions(["a"], 1, work.run), work.tmp / "out") == DONE
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_freed_part_is_gone_without_a_search_for_cycles(name: str, tiny_family: Callable[..., Any]) -> None:
+    for variant in find(name).variants:
+        family = tiny_family(name, variant=variant)
+        parts = [ref(family.vae()), *(ref(part.encoder) for part in family.text_parts().values())]
+        gc.collect()
+        gc.disable()
+        try:
+            family.free("vae")
+            family.free("text_encoder")
+            assert [known() for known in parts] == [None] * len(parts), variant
+        finally:
+            gc.enable()
+
+
+def test_a_failed_step_has_let_go_before_the_state_is_saved(work: Work, monkeypatch: Patch) -> None:
+    """What the step's frames hold would be in the way of what saving needs of the device."""
+    held: list[ref[torch.Tensor]] = []
+    loss, save = step.denoising_loss, out_of_memory.save_what_is_good
+
+    def greedy(*given: Any) -> Any:
+        large = torch.ones(4, 4)
+        held.append(ref(large))
+        if len(held) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return loss(*given)
+
+    def saving(*given: Any) -> str:
+        assert [known() for known in held] == [None] * 3
+        return save(*given)
+
+    monkeypatch.setattr(step, "denoising_loss", greedy)
+    monkeypatch.setattr(out_of_memory, "save_what_is_good", saving)
+    with pytest.raises(DoesNotFit, match="out of memory in step 3"):
+        train(work.overrides("steps=4"), work.run)
+    assert len(held) == 3

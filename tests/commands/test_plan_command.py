@@ -170,6 +170,28 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(small: Any, 
         fit_settings(small)
 
 
+@pytest.mark.parametrize(
+    ("driver", "whole", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80 << 30, "H100"),
+        ("NVIDIA GeForce RTX 3060", 12 << 30, "RTX 3060 12GB"),
+        ("a card of tomorrow", 48 << 30, None),
+    ],
+)
+def test_the_plan_is_for_the_card_in_use_and_what_is_free_of_it(
+    driver: str, whole: int, name: str | None, monkeypatch: Patch
+) -> None:
+    """The second of two cards, on which another program holds 2 GiB and this one 1 GiB."""
+    facts = {"mem_get_info": (whole - (3 << 30), whole), "memory_reserved": 1 << 30, "get_device_name": driver}
+    for asked, answer in facts.items():
+        answers = {1: answer}
+        monkeypatch.setattr(torch.cuda, asked, lambda device, answers=answers: answers[device.index])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    memory, card = fitting.asked_card(None, None)
+    assert (memory, card and card.name) == (whole - (2 << 30), name)
+
+
 # ---- another way where there is no room
 
 

@@ -168,6 +168,23 @@ def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
         assert streamed.streams.activation_offload.bytes == sum(sizes[first:])
 
 
+def test_host_buffers_are_used_again_and_nothing_waits_for_the_collector(deep: Deep) -> None:
+    """Of every step the same eight buffers, free when it is over although no cycle was searched for."""
+    family = deep()
+    batch, offloaded = batch_of(family), rig(family, (0.0, "CPU_OFFLOADED"))
+    free, buffers = offloaded.streams.activation_offload._free, []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            offloaded.steps(batch, count=1)
+            buffers.append(sorted(one.flat.data_ptr() for one in free))
+    finally:
+        gc.enable()
+    assert len(buffers[0]) == BLOCKS
+    assert buffers[0] == buffers[1] == buffers[2]
+
+
 def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) -> None:
     """As where two experts take turns: the home outlives the network, and the optimizer goes on with it."""
     family = deep()

@@ -5,12 +5,10 @@ regularization dataset of shapes that it does know, whose target is the base's o
 after are drawn by diffusers' own pipeline from the exported file.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +32,6 @@ from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, detect, phrase
 from videotune.trainer.logging.journal import History
 from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.run_dir import run_settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 TRIGGER = "zorble"
 
@@ -128,9 +123,8 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "sample_after": STEPS,
         "samples": previews,
         "sample": {"steps": SAMPLE_STEPS},
-        "sample_metrics": {
-            "budget": 0
-        },  # a run of minutes could pay the base's probe alone, and 96 samples are measured at the end
+        # a run of minutes could pay the base model's samples alone, and 96 samples are measured at the end
+        "sample_metrics": {"budget": 0},
         "seed": seed,
     }
 
@@ -147,15 +141,10 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
         first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
         pipe.load_lora_weights(str(lora))
         then = draw(pipe, settings, asked, shots, lambda done: progress.update(whole // 2 + done, whole, "LoRA"))
-    before, kept, after, still = (
-        first[: len(prompts)],
-        first[len(prompts) :],
-        then[: len(prompts)],
-        then[len(prompts) :],
-    )
-    picture(
-        out / "before_after.png", [*prompts[:4], *controls[::6]], [*before[:4], *kept[::6]], [*after[:4], *still[::6]]
-    )
+    count = len(prompts)
+    before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
+    rows = [*prompts[:4], *controls[::6]]
+    picture(out / "before_after.png", rows, [*before[:4], *kept[::6]], [*after[:4], *still[::6]])
     plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],

@@ -1,10 +1,14 @@
 """``train``: compose a run from its settings, train it, and export and report what it gave."""
 
+import gc
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
+
+import torch
 
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
@@ -155,6 +159,7 @@ def explained_loop(trainer: Trainer) -> str:
     try:
         return train_loop(trainer)
     except OutOfMemory as error:
+        free_failed_step(error)
         raise DeviceFull(device_full_message(trainer, error), retry_settings(trainer)) from error
     except NoBatch as error:
         several, done = trainer.dist.size > 1, trainer.journal.history.last
@@ -166,6 +171,16 @@ def explained_loop(trainer: Trainer) -> str:
             f"{error}; the journal names their clips. {kept} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
         ) from error
+
+
+def free_failed_step(error: OutOfMemory) -> None:
+    """Free what the frames of a failed step hold, so that the device has room for what saving needs."""
+    for one in (error, error.__cause__):
+        if one is not None:
+            traceback.clear_frames(one.__traceback__)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:

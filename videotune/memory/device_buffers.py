@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
-from videotune.memory.host_weights import HostSlot, HostWeights
+from videotune.memory.host_weights import HostSlot, HostWeights, pinned
 
 SLOTS = 2
 """Places on the device: one block computes, the next one arrives."""
@@ -207,7 +207,7 @@ class GradientRelease:
             if not self._under_way:
                 self._under_way.append(Sent(arrived=torch.cuda.Event()))
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            staged = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True)
+            staged = pinned(gradient.shape, gradient.dtype)
             with torch.cuda.stream(self._stream):
                 staged.copy_(gradient, non_blocking=True)
                 gradient.record_stream(self._stream)

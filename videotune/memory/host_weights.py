@@ -13,6 +13,14 @@ ALIGNED = 256
 """Tensors begin at multiples of so many bytes, as a device's own allocator would lay them."""
 
 
+def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in pinned memory; pageable, and copied more slowly, where the system refuses to pin more."""
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+    except RuntimeError:
+        return torch.empty(tuple(shape), dtype=dtype)
+
+
 @dataclass(frozen=True)
 class HostSlot:
     """A tensor's bytes: where they begin on the host, and how they are read. ``trains``: an optimizer writes to them."""

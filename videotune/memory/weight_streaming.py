@@ -6,12 +6,12 @@ gradient is summed in the same order as without, and is the same to the bit.
 """
 
 import inspect
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
-from videotune.memory.host_weights import HostWeights, dense
+from videotune.memory.host_weights import HostWeights, dense, pinned
 
 
 class Streams:
@@ -177,30 +177,41 @@ def _move_in(streams: Streams, host_weights: HostWeights, named: Sequence[Mappin
             streams.buffers.gradient_release.watch(tensor, host_weights.parameters[name])
 
 
+AHEAD = 2
+"""Blocks whose inputs are on their way to the host, or back from it, at a time: the device holds those of no others."""
+
+
 @dataclass
+class HostBuffer:
+    """Bytes on the host, pinned on CUDA. ``read``: behind the last copy to the device, before which nothing is written."""
+
+    flat: Tensor
+    read: torch.cuda.Event | None = None
+
+
+@dataclass(eq=False)
 class Offloaded:
-    """A tensor on the host, and its copy back on the device once that is asked for. Events: behind either copy."""
+    """A tensor on the host, which autograd keeps in place of the one on the device, and its copy back while that is wanted.
+
+    ``blocks``: what each block of the pass has on the host; this tensor is of number ``block``. Events: behind either copy.
+    """
 
     host: Tensor
-    group: "Group"
+    buffer: HostBuffer
+    blocks: "list[list[ref[Offloaded]]]"
+    block: int
     sent: torch.cuda.Event | None = None
     device: Tensor | None = None
     back: torch.cuda.Event | None = None
-
-
-@dataclass
-class Group:
-    """What one block has on the host, and the block before it, whose inputs are wanted next in a backward pass."""
-
-    before: "Group | None"
-    entries: list[Offloaded] = field(default_factory=list)
 
 
 class ActivationOffload:
     """What goes from block to block waits on the host; what all blocks share (text, time, positions) stays where it is.
 
     That is a block's first tensor, and whatever the block before it has returned. On CUDA each way has a stream, ordered
-    by events; on the way back the next block's inputs are fetched while a block computes. ``bytes``: sent so far.
+    by events: the host waits for nothing. A tensor that leaves is kept until its copy is done, at most those of ``AHEAD``
+    blocks, for which computation waits; on the way back the next block's inputs are fetched while a block computes. Host
+    buffers are used again as soon as no graph refers to them. ``bytes``: sent so far.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -208,11 +219,20 @@ class ActivationOffload:
         cuda = device.type == "cuda"
         self._out, self._in = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
         self._returned: list[ref[Tensor]] = []
-        self._last: Group | None = None
+        self._blocks: list[list[ref[Offloaded]]] = []
+        self._free: list[HostBuffer] = []
+        self._leaving: deque[tuple[int, Tensor, torch.cuda.Event]] = deque()
+        self._coming: list[Tensor] = []
 
     def begin(self) -> None:
-        """Before a forward pass of the network."""
-        self._returned, self._last = [], None
+        """Before a forward pass of the network: what another one has left, which may have been broken off, is over."""
+        if self._out is not None and self._in is not None:
+            now = torch.cuda.current_stream(self.device)
+            now.wait_stream(self._out)
+            now.wait_stream(self._in)
+        self._leaving.clear()
+        self._coming.clear()
+        self._returned, self._blocks = [], []
 
     def returned(self, out: Any) -> None:
         """A block has returned this."""
@@ -220,59 +240,89 @@ class ActivationOffload:
 
     def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
         """While a checkpoint saves these arguments of a block, those that go from block to block are offloaded."""
-        group = self._last = Group(self._last)
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
-        goes = iter([
-            (i == 0 or any(known() is x for known in self._returned)) and x.is_floating_point() and dense(x)
+        self._blocks.append([])
+        self._let_go(len(self._blocks) - AHEAD)
+        tensors, blocks = [x for x in arguments if isinstance(x, Tensor)], self._blocks
+        goes = {
+            _bytes_of(x)
             for i, x in enumerate(tensors)
-        ])  # fmt: skip
-        return saved_tensors_hooks(lambda x: self._offload(x, group) if next(goes) else x, self._fetch)
+            if (i == 0 or any(known() is x for known in self._returned)) and x.is_floating_point() and dense(x)
+        }  # by what they are: a checkpoint may save other tensors too, in any order
+        return saved_tensors_hooks(lambda x: self._offload(x, blocks) if _bytes_of(x) in goes else x, self._fetch)
 
-    def _offload(self, x: Tensor, group: Group) -> Offloaded:
-        x = x.detach()
-        pinned = self._out is not None
+    def _let_go(self, block: int) -> None:
+        """Keep no tensor of the blocks before this one any longer; computation waits until their copies are done."""
+        while self._leaving and self._leaving[0][0] < block:
+            torch.cuda.current_stream(self.device).wait_event(self._leaving.popleft()[2])
+
+    def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
+        x, number = x.detach(), len(blocks) - 1
+        buffer = self._take(x.nbytes)
         # strides too: kernels may go by them
-        host = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu", pin_memory=pinned)
-        waiting = Offloaded(host, group)
-        group.entries.append(waiting)
-        self.bytes += host.numel() * host.element_size()
+        waiting = Offloaded(
+            buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride()), buffer, blocks, number
+        )
+        blocks[number].append(ref(waiting))
+        finalize(waiting, self._free.append, buffer).atexit = False
+        self.bytes += x.nbytes
         if self._out is None:
-            host.copy_(x)
+            waiting.host.copy_(x)
             return waiting
         self._out.wait_stream(torch.cuda.current_stream(self.device))
+        if buffer.read is not None:
+            self._out.wait_event(buffer.read)
         with torch.cuda.stream(self._out):
-            host.copy_(x, non_blocking=True)
-            x.record_stream(self._out)  # its memory is no one else's before the copy is done
-            waiting.sent = torch.cuda.Event()
-            waiting.sent.record(self._out)
+            waiting.host.copy_(x, non_blocking=True)
+        waiting.sent = self._out.record_event()
+        self._leaving.append((number, x, waiting.sent))
         return waiting
+
+    def _take(self, size: int) -> HostBuffer:
+        """The smallest free buffer of so many bytes; where there is none a new one, in place of one that is too small."""
+        fit = [i for i, one in enumerate(self._free) if one.flat.nbytes >= size]
+        if fit:
+            return self._free.pop(min(fit, key=lambda i: self._free[i].flat.nbytes))
+        if self._free:
+            self._free.pop()
+        return HostBuffer(
+            pinned((size,), torch.uint8) if self._out is not None else torch.empty(size, dtype=torch.uint8)
+        )
 
     def _fetch(self, waiting: Offloaded | Tensor) -> Tensor:
         if isinstance(waiting, Tensor):
             return waiting
         if self._in is None:
-            return waiting.host
-        self._start(waiting.group)
-        if waiting.group.before is not None:
-            self._start(waiting.group.before)
-            waiting.group.before = None
+            return waiting.host.clone()
+        self._let_go(len(waiting.blocks))
+        if waiting.device is None:
+            self._start(waiting)
+        for known in (*waiting.blocks[waiting.block], *waiting.blocks[max(waiting.block - AHEAD + 1, 0)]):
+            other = known()
+            if other is not None and other.back is None:
+                self._start(other)
         assert waiting.back is not None
         assert waiting.device is not None
         torch.cuda.current_stream(self.device).wait_event(waiting.back)
-        return waiting.device
+        found, waiting.device = waiting.device, None  # whoever asked keeps it
+        self._coming = [one for one in self._coming if one is not found]
+        return found
 
-    def _start(self, group: Group) -> None:
-        """Start a block's inputs back to the device."""
+    def _start(self, waiting: Offloaded) -> None:
+        """Start a tensor back to the device."""
         assert self._in is not None
-        for waiting in group.entries:
-            if waiting.device is None:
-                host = waiting.host
-                waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
-                self._in.wait_stream(torch.cuda.current_stream(self.device))  # its memory may be in use until then
-                assert waiting.sent is not None
-                self._in.wait_event(waiting.sent)
-                with torch.cuda.stream(self._in):
-                    waiting.device.copy_(host, non_blocking=True)
-                    waiting.device.record_stream(self._in)
-                    waiting.back = torch.cuda.Event()
-                    waiting.back.record(self._in)
+        host = waiting.host
+        waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
+        self._coming.append(
+            waiting.device
+        )  # nobody else's memory before the copy is done, whatever becomes of the graph
+        self._in.wait_stream(torch.cuda.current_stream(self.device))  # its memory may be in use until then
+        assert waiting.sent is not None
+        self._in.wait_event(waiting.sent)
+        with torch.cuda.stream(self._in):
+            waiting.device.copy_(host, non_blocking=True)
+        waiting.back = waiting.buffer.read = self._in.record_event()
+
+
+def _bytes_of(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Which bytes a tensor shows, and how: equal for a tensor and what autograd makes of it to keep it."""
+    return x.data_ptr(), tuple(x.shape), x.stride()

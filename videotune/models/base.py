@@ -5,6 +5,7 @@ A family is a subclass that says what differs. Shapes are those of ``videotune/t
 
 from __future__ import annotations
 
+import gc
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,7 @@ class DiffusersModel:
         with self.vae_lock:
             self._loaded.pop(part, None)
         if self.device.type == "cuda":
+            gc.collect()  # libraries' hooks, and blocks that are streamed, refer to their networks
             torch.cuda.empty_cache()
 
     def part(self, name: str, fill: Fill = None) -> nn.Module:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
@@ -158,9 +159,12 @@ class LTXVideo(DiffusersModel):
         """A VAE that is told a timestep is told the usual one."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
-            decode = net.decode
+            decode, known = (
+                type(net).decode,
+                ref(net),
+            )  # a bound method would keep the network until a search for cycles
             net.decode = lambda latents, **words: decode(
-                latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
+                known(), latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
             )
         return net
 

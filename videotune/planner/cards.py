@@ -7,6 +7,7 @@ Consumer cards sum in float32 at half the rate of their advertised one. What a s
 import difflib
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -94,3 +95,11 @@ def _words(name: str) -> tuple[tuple[str, ...], int | None]:
 
 def _without(words: tuple[str, ...], noise: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for word in words if word not in noise)
+
+
+def known_card(name: str, memory: int) -> Card | None:
+    """The card that a driver calls so and that has so many bytes; None where videotune does not know it."""
+    for word in (name, f"{name} {round(memory / 2**30)}GB"):  # the driver's name of some does not tell the memory
+        with suppress(VideotuneError):
+            return card(word)
+    return None

@@ -18,11 +18,11 @@ from videotune.memory.quantization import bytes_a_number
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.cards import USUAL, Card
+from videotune.planner.cards import USUAL, Card, known_card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
 from videotune.planner.memory import Choice, Fixed, Need, StepSpec
-from videotune.trainer.components import DTYPES, dtype_name, weights_of
+from videotune.trainer.components import DTYPES, dtype_name, local_device, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all
 
@@ -66,7 +66,9 @@ def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card |
     if vram is not None:
         return int(vram * 1e9), card
     if card is None and torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory, None
+        device = local_device()
+        free, whole = torch.cuda.mem_get_info(device)  # other programs, a desktop say, hold some of it
+        return free + torch.cuda.memory_reserved(device), known_card(torch.cuda.get_device_name(device), whole)
     return (card.vram if card else None), card
 
 

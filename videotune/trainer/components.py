@@ -27,17 +27,29 @@ from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, W
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
 
-def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
-    """CUDA where there is one, else the CPU; and the train dtype."""
-    device = (
+def local_device() -> torch.device:
+    """This process's card where there is CUDA, else the CPU."""
+    return (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
     )
-    return device, DTYPES[dtype_name(config)]
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 by itself: cards before Ampere emulate it, and a CPU is twelve times slower."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
+    """The device of this process, and the train dtype."""
+    return local_device(), DTYPES[dtype_name(config)]
 
 
 def dtype_name(config: Config) -> str:
-    """The train dtype as the config says, or what suits the device: on a CPU bf16 is some twelve times slower."""
-    return config.train_dtype or ("BFLOAT_16" if torch.cuda.is_available() else "FLOAT_32")
+    """The train dtype as the config says, or what suits the device."""
+    return config.train_dtype or ("BFLOAT_16" if has_bf16(local_device()) else "FLOAT_32")
 
 
 def weights_of(config: Config, dtype: str) -> WeightDtypes:

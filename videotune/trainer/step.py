@@ -15,6 +15,7 @@ from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
+from videotune.memory.host_weights import pinned
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
@@ -340,9 +341,13 @@ def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
     return replace(batch, cond=replace(cond, extras={**batch.cond.extras, **cond.extras}))
 
 
+NO_ROOM = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What libraries of a device say that take memory by themselves, and the driver where it pins memory."""
+
+
 def of_memory(error: BaseException) -> bool:
     """Whether there was no room, on the device or on the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in NO_ROOM):
         return True
     from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
 
@@ -358,7 +363,7 @@ def _tokens(family: Family, batch: Batch) -> int:
 
 def _to(x: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
-        return x.pin_memory().to(device, non_blocking=True)
+        return pinned(x.shape, x.dtype).copy_(x).to(device, non_blocking=True)
     return x.to(device)
 
 
@@ -366,7 +371,7 @@ def _send(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
     """Start the copy to the host without waiting for it."""
     if values.device.type != "cuda":
         return values, None
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host = pinned(values.shape, values.dtype)
     host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()

@@ -1,18 +1,18 @@
 """The state of a training run that the loop and its callbacks share, and the interface of a callback."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
+from videotune.adapters.layers import LiveText
 from videotune.latent_cache.batches import Source
 from videotune.latent_cache.exposure import band
+from videotune.memory.sharding import Shard
 from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.experts import prefix
@@ -24,12 +24,6 @@ from videotune.trainer.run_dir import Signals
 from videotune.trainer.run_spec import Job
 from videotune.trainer.text_encoders import live_text
 from videotune.types import Family, Window
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from videotune.adapters.layers import LiveText
-    from videotune.memory.sharding import Shard
 
 T = TypeVar("T")
 
@@ -51,7 +45,7 @@ class Trainer:
     journal: Journal
     heartbeat: Heartbeat
     dist: DistributedContext = field(default_factory=DistributedContext)
-    callbacks: Sequence[Callback] = ()
+    callbacks: "Sequence[Callback]" = ()
     signals: Signals = field(default_factory=Signals)
     first: int = 1
     skipped_in_a_row: int = 0
