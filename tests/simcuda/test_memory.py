@@ -29,8 +29,7 @@ def test_every_way_is_the_same_training(tmp_path: Path) -> None:
         for fraction in FRACTIONS
     } | {f"FINE_TUNE {part}": ["training_method=FINE_TUNE", f"layer_offload_fraction={part}"] for part in FRACTIONS}
     seen = on_card(stepped, tmp_path, ways)
-    known = {name: 1 << 30 for name in ways if name.startswith("CPU_OFFLOADED")}  # the next test's
-    wrong = {name: faults(one, WAITS.get(name, 0), known.get(name, 0)) for name, one in seen.items()}
+    wrong = {name: faults(one, WAITS.get(name, 0)) for name, one in seen.items()}
     assert {name: told for name, told in wrong.items() if told} == {}
     for name, one in seen.items():
         if not name.startswith("FINE_TUNE"):
@@ -38,12 +37,3 @@ def test_every_way_is_the_same_training(tmp_path: Path) -> None:
         else:  # squares of streamed gradients are summed on the host, in another order
             for mine, resident in zip(one["losses"], seen["FINE_TUNE 0"]["losses"], strict=True):
                 assert mine == pytest.approx(resident, rel=1e-5), name
-
-
-@pytest.mark.xfail(
-    strict=False, reason="Offloaded.group is a reference cycle: what is offloaded stays until Python collects garbage"
-)
-def test_offloaded_inputs_do_not_pile_up(tmp_path: Path) -> None:
-    """Memory is the same after every step."""
-    seen = on_card(stepped, tmp_path, {"offloaded": ["gradient_checkpointing=CPU_OFFLOADED"]})
-    assert faults(seen["offloaded"]) == []

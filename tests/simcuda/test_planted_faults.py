@@ -12,6 +12,7 @@ import torch
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
+from videotune.memory.weight_streaming import ActivationOffload
 from videotune.trainer import step
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -61,8 +62,12 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     "no wait for loaded weights": (STREAMED, lambda: no_wait(default=True), "race: .* reads .* what copy writes"),
     "a slot is filled too early": (STREAMED, lambda: no_wait(default=False), "race: copy writes .* reads on stream 0"),
     "no wait for offloaded inputs": (OFFLOADED, lambda: no_wait(default=True), "race: .* reads .* what copy writes"),
-    "no record_stream": (OFFLOADED, lambda: recorded(None), "freed while copy .* record_stream is missing"),
-    "a wrong record_stream": (OFFLOADED, lambda: recorded(0), "freed while copy .* record_stream is missing"),
+    "what leaves is not kept": (
+        OFFLOADED,
+        lambda: patch.object(ActivationOffload, "_let_go", lambda self, _: self._leaving.clear()),
+        "freed while copy .* record_stream is missing",
+    ),
+    "a wrong record_stream": (FINE_TUNE, lambda: recorded(0), "freed while copy .* record_stream is missing"),
     "no record_stream of a gradient": (
         FINE_TUNE,
         lambda: recorded(None),

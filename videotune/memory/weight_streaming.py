@@ -253,7 +253,8 @@ class ActivationOffload:
     def _let_go(self, block: int) -> None:
         """Keep no tensor of the blocks before this one any longer; computation waits until their copies are done."""
         while self._leaving and self._leaving[0][0] < block:
-            torch.cuda.current_stream(self.device).wait_event(self._leaving.popleft()[2])
+            torch.cuda.current_stream(self.device).wait_event(self._leaving[0][2])
+            self._leaving.popleft()
 
     def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
         x, number = x.detach(), len(blocks) - 1
