@@ -119,11 +119,10 @@ def read(record: StepRecord | None) -> list[list[float]]:
     return [[line["loss"], line["grad_norm"]] for line in lines]
 
 
-def faults(seen: Mapping[str, Any], waits: int = 0, growth: int = 0) -> list[str]:
+def faults(seen: Mapping[str, Any], waits: int = 0) -> list[str]:
     """What is wrong with a run, in words.
 
-    ``waits``: so many a step are known, from the second step on. ``growth``: so many bytes of memory are known to be left by
-    something between two steps.
+    ``waits``: so many a step are known, from the second step on.
     """
     found, experts = [*seen["errors"], *filter(None, [seen["raised"]])], seen["experts"]
     found += [f"the host waits {made}" for made in seen["waits"][1:] if sum(made.values()) > waits][:1]
@@ -131,6 +130,6 @@ def faults(seen: Mapping[str, Any], waits: int = 0, growth: int = 0) -> list[str
         found.append("a loss or a gradient is NaN")
     begun = max((experts.index(one) for one in set(experts)), default=0)  # the last expert has made its moments
     held = seen["held"][begun:]
-    if held and max(held) - min(held) > growth:
+    if held and max(held) != min(held):
         found.append(f"memory grows: {held}")
     return found
