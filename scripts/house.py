@@ -35,6 +35,9 @@ class Figure:
     places: tuple[str, ...] = ()
 
 
+GPU_TESTS = 1_500
+"""Code lines that tests of the GPU path may add to those of the rest: the stand-in card in tests/simcuda/."""
+
 DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -197,7 +200,7 @@ def figures() -> list[Figure]:
         Figure("import circles", len(rings), 0, tuple(rings)),
         Figure("modules of one training step", len(step := step_modules()), 9, tuple(step)),
         Figure("imports inside functions", len(inner), 100, tuple(inner)),
-        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000),
+        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000 + GPU_TESTS),
     ]
 
 
