@@ -17,7 +17,7 @@ from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.cards import USUAL
-from videotune.planner.memory import Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
+from videotune.planner.memory import PLAIN, Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -45,7 +45,7 @@ def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: 
     found = fastest(facts, batch, Fixed(), vram, USUAL)
     training = found or smallest(facts, batch, Fixed())
     choice = training.choice
-    phases = {"training": ("as it is", training.device[training.worst]), **others(facts, training, vram)}
+    phases = {"training": (PLAIN, training.device[training.worst]), **others(facts, training, vram)}
     return {
         "model": model,
         "method": method,

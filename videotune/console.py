@@ -183,4 +183,4 @@ def clock(seconds: float) -> str:
 
 def exactly(error: float) -> str:
     """How near two values are, in words."""
-    return f"within {error:.0e}" if error else "the same to the bit"
+    return f"within {error:.0e}" if error else "bit-identical"

@@ -64,7 +64,7 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(capsys: Printed
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out
-    for words in ('"zorble" is drawn as an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
+    for words in ('"zorble" is an orange diamond', "0%", "96%", "100%", "0.240", "0.200"):
         assert words in printed
     assert "42 clips, 300 steps, 2:03 in all" in printed
     assert "report:   demo/run/report.html" in printed

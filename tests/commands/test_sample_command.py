@@ -179,7 +179,7 @@ def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, c
     videos[1].unlink()
     capsys.readouterr()
     assert compare(compared, PROMPT, 4, tmp_path) == DONE
-    assert "2 of 3 are drawn already" in capsys.readouterr().err
+    assert "2 of 3 are sampled already" in capsys.readouterr().err
     after = [video.stat().st_mtime_ns for video in videos]
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
     assert len(read_json(tmp_path / "compare.json")) == 1

@@ -46,8 +46,8 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     """The result as a table, and where everything is."""
     concept, control, validation = result["concept"], result["control"], result["validation"]
     rows = [
-        [f'"{commands.demo.TRIGGER}" is drawn as an {" ".join(commands.demo.CONCEPT)}', *shares(concept), concept["n"]],
-        ["what the base knew is drawn right", *shares(control), control["n"]],
+        [f'"{commands.demo.TRIGGER}" is an {" ".join(commands.demo.CONCEPT)}', *shares(concept), concept["n"]],
+        ["what the base model knew is still right", *shares(control), control["n"]],
         ["error on held-out clips", f"{validation['before']:.3f}", f"{validation['after']:.3f}", ""],
     ]
     print()

@@ -152,7 +152,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
     if facts["hours"] is not None:
         each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
-        hours += f" and about {facts['hours_beside']:.1f} beside them" if facts["hours_beside"] else ""
+        hours += f" and about {facts['hours_beside']:.1f} of validation and previews" if facts["hours_beside"] else ""
         print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
     for line in facts["remedies"]:
         print(f"  {line}")

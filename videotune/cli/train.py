@@ -27,7 +27,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
     step: Annotated[
         int | None,
-        typer.Option("--from", help="--resume from the checkpoint of this step; later steps are set aside"),
+        typer.Option("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches"),
     ] = None,
     override: Annotated[
         bool, typer.Option("--override", help="--resume although a changed setting changes the training")

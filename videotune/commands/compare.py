@@ -73,7 +73,7 @@ def compare(
     cells += [cell_of(checkpoint, folder / f"{name}-step-{checkpoint.step:06d}.mp4") for checkpoint in found]
     todo = [cell for cell in cells if not cell.drawn]
     if len(todo) < len(cells):
-        echo(f"{len(cells) - len(todo)} of {len(cells)} are drawn already")
+        echo(f"{len(cells) - len(todo)} of {len(cells)} are sampled already")
     with bar("checkpoints") as progress:
         for done, cell in enumerate(todo):
             progress.update(done, len(todo), "base" if cell.step == 0 else f"step {cell.step}")

@@ -169,9 +169,9 @@ def cannot_wait(config: Config) -> str | None:
     if config.training_method != "FINE_TUNE" or not config.transformer.train:
         return None
     if kind.name != "ADAMW":
-        return f"optimizer.name: {kind.name} does not update weights that wait on the host"
+        return f"optimizer.name: {kind.name} does not update offloaded weights"
     if kind.step_in_backward:
-        return "optimizer.step_in_backward: weights that wait on the host are updated there, after backward"
+        return "optimizer.step_in_backward: offloaded weights are updated on the host, after backward"
     if kind.masters == "STOCHASTIC_ROUNDING":
-        return "optimizer.masters: weights that wait on the host have float32 masters there"
+        return "optimizer.masters: offloaded weights have float32 master weights on the host"
     return None

@@ -164,7 +164,7 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
         there = sum(tried.training.host.values())
         lines.append(f"the host has too little memory for what would wait there ({size(there)})")
     if "encoding clips" in short:
-        lines.append("the autoencoder over the dearest clips: fewer frames (video_config.frames) or a lower resolution")
+        lines.append("encoding the largest clips: fewer frames (video_config.frames) or a lower resolution")
     if "preview" in short:
         lines.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
     if "encoding text" in short:

@@ -195,8 +195,8 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
     return found
 
 
-PLAIN, STREAMED, ASIDE = "as it is", "its blocks streamed", "the denoiser set aside"
-TILED = "the denoiser set aside, decoded in tiles"
+PLAIN, STREAMED, ASIDE = "unchanged", "blocks streamed from the host", "the denoiser offloaded"
+TILED = "the denoiser offloaded, decoded in tiles"
 """Ways of a phase without a step."""
 
 

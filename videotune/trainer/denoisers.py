@@ -197,7 +197,7 @@ def arrange_blocks(
     if first and streams.host_weights is not None:
         echo(
             f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
-            "they are computed again in the backward pass"
+            "they are recomputed in the backward pass"
         )
         if device.type == "cpu":
             echo("note: layer_offload_fraction saves memory of a GPU; on a CPU it takes some")

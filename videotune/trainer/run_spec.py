@@ -226,7 +226,7 @@ def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
         "video_config.keyframe_source": video.frame_sample_strategy != "keyframe"
         and 'frame_sample_strategy is not "keyframe"',
         "video_config.variants": not (noisy or any(window.varies for window in windows))
-        and "nothing of a window is drawn at random",
+        and "nothing of a window is random",
         "video_config.windows": video.stretch and "stretch makes one window of each clip",
         "early_stopping": (config.validate_every == 0 and "validate_every is 0, and only readings can say when to stop")
         or (

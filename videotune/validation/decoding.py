@@ -90,7 +90,7 @@ class SamplingCallback(Callback):
 
 ATTEMPTS = (
     ("", False),
-    ("note: the device has no room to decode a preview beside the denoiser, which is set aside meanwhile", False),
+    ("note: the device has no room to decode a preview beside the denoiser, which is offloaded meanwhile", False),
     ("note: there is no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly", True),
 )
 """What is printed before an attempt to decode, and whether it is in tiles."""
