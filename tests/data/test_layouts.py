@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.fake_hub import COMMIT, hub_of
-from videotune.data.layouts import ClipFile, open_location, read_folder
+from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.locations import open_location
 from videotune.errors import VideotuneError
 
 
@@ -242,7 +243,7 @@ def opened(path: str, folder: Path, **env: str) -> Any:
     code = f"""
         import json
         from pathlib import Path
-        from videotune.data.layouts import open_location
+        from videotune.data.locations import open_location
         from videotune.errors import VideotuneError
         try:
             layout = open_location({path!r}, Path("cache"))

@@ -50,8 +50,7 @@ def _devices() -> list[list[str]]:
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         torch.ones(8, device=f"cuda:{index}").sum().item()
-        note = (
-            "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16: use train_dtype FLOAT_32"
-        )
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        note = "bf16" if native else "no bf16: use train_dtype FLOAT_32"
         rows.append([f"CUDA {index}", f"{facts.name}, {size(facts.total_memory)}", note])
     return rows

@@ -27,7 +27,8 @@ from videotune.data.frame_sampling import (
     shrink_factor,
     without_randomness,
 )
-from videotune.data.layouts import ClipFile, Location, repeats_of
+from videotune.data.layouts import ClipFile, repeats_of
+from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.files import digest

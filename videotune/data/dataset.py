@@ -14,7 +14,7 @@ from videotune.data.buckets import kept_share, parse_resolution, suits
 from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
 from videotune.data.file_checks import refuse_links
 from videotune.data.frame_sampling import fps_of, planned_frames, shrink_factor
-from videotune.data.layouts import Location, open_location
+from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
 from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates

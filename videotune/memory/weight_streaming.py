@@ -206,12 +206,12 @@ class Offloaded:
 
 
 class ActivationOffload:
-    """What goes from block to block waits on the host; what all blocks share (text, time, positions) stays where it is.
+    """Offloads a block's first tensor and what the block before it returned; what all blocks share stays on the device.
 
-    That is a block's first tensor, and whatever the block before it has returned. On CUDA each way has a stream, ordered
-    by events: the host waits for nothing. A tensor that leaves is kept until its copy is done, at most those of ``AHEAD``
-    blocks, for which computation waits; on the way back the next block's inputs are fetched while a block computes. Host
-    buffers are used again as soon as no graph refers to them. ``bytes``: sent so far.
+    On CUDA each direction has a stream, ordered by events, and the host waits for nothing. The tensor on the device is
+    kept until its copy is done: the compute stream waits where more than ``AHEAD`` blocks' tensors are being copied. In
+    the backward pass the next block's inputs are fetched while a block computes. A host buffer is used again as soon as
+    no graph refers to it. ``bytes``: copied to the host so far.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -260,9 +260,8 @@ class ActivationOffload:
         x, number = x.detach(), len(blocks) - 1
         buffer = self._take(x.nbytes)
         # strides too: kernels may go by them
-        waiting = Offloaded(
-            buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride()), buffer, blocks, number
-        )
+        host = buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride())
+        waiting = Offloaded(host, buffer, blocks, number)
         blocks[number].append(ref(waiting))
         finalize(waiting, self._free.append, buffer).atexit = False
         self.bytes += x.nbytes
@@ -285,9 +284,8 @@ class ActivationOffload:
             return self._free.pop(min(fit, key=lambda i: self._free[i].flat.nbytes))
         if self._free:
             self._free.pop()
-        return HostBuffer(
-            pinned((size,), torch.uint8) if self._out is not None else torch.empty(size, dtype=torch.uint8)
-        )
+        make = torch.empty if self._out is None else pinned
+        return HostBuffer(make((size,), dtype=torch.uint8))
 
     def _fetch(self, waiting: Offloaded | Tensor) -> Tensor:
         if isinstance(waiting, Tensor):
@@ -313,9 +311,8 @@ class ActivationOffload:
         assert self._in is not None
         host = waiting.host
         waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
-        self._coming.append(
-            waiting.device
-        )  # nobody else's memory before the copy is done, whatever becomes of the graph
+        # kept until the copy is done, also where the graph is deleted before
+        self._coming.append(waiting.device)
         self._in.wait_stream(torch.cuda.current_stream(self.device))  # its memory may be in use until then
         assert waiting.sent is not None
         self._in.wait_event(waiting.sent)

@@ -159,10 +159,8 @@ class LTXVideo(DiffusersModel):
         """A VAE that is told a timestep is told the usual one."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
-            decode, known = (
-                type(net).decode,
-                ref(net),
-            )  # a bound method would keep the network until a search for cycles
+            # a bound method would keep the network in memory until the garbage collector runs
+            decode, known = type(net).decode, ref(net)
             net.decode = lambda latents, **words: decode(
                 known(), latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
             )

@@ -96,9 +96,8 @@ def own_share(job: Job, spec: StepSpec) -> StepSpec:
     """What this process holds of a step: where weights are sharded its part."""
     if job.config.sharding != "FULL" or job.processes == 1:
         return spec
-    return memory.sharded(
-        spec, job.processes, job.config.training_method == "FINE_TUNE" and job.config.transformer.train
-    )
+    whole = job.config.training_method == "FINE_TUNE" and job.config.transformer.train
+    return memory.sharded(spec, job.processes, whole)
 
 
 def pass_samples(job: Job) -> list[int]:

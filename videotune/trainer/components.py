@@ -29,9 +29,8 @@ DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
 def local_device() -> torch.device:
     """This process's card where there is CUDA, else the CPU."""
-    return (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
-    )
+    index = int(os.environ.get("LOCAL_RANK", 0))
+    return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -52,7 +52,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         return self.net
 
     def load(self, name: str) -> None:
-        """Have an expert in memory; whoever still holds the one that was there keeps both there."""
+        """Load an expert in place of the one in memory, which a caller that keeps a reference to it would keep there too."""
         if name not in self._names:
             raise KeyError(name)
         if self.loaded is None or self.loaded[0] != name:

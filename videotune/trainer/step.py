@@ -342,7 +342,7 @@ def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
 
 
 NO_ROOM = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""What libraries of a device say that take memory by themselves, and the driver where it pins memory."""
+"""Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
 
 
 def of_memory(error: BaseException) -> bool:
