@@ -9,16 +9,18 @@
 // - Memory that is freed while another stream uses it, without a record_stream, is an error.
 // - Tensors of two devices in one call are an error, as is a generator of the other device.
 // - Every place where the host waits for the card has a name in a list.
-// card.py gives torch.cuda its Python names.
+// torch.accelerator, torch.Stream and torch.Event work as they are; card.py gives torch.cuda its Python names.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -29,6 +31,7 @@ using namespace at;
 
 // ---------------------------------------------------------------------------------- what the card knows
 
+constexpr size_t MEMORY = size_t(24) << 30;
 constexpr int CLOCKS = 33, HOST = 32;  // 32 streams, as torch's pool has, and the host
 using Clock = std::array<uint64_t, CLOCKS>;
 
@@ -63,14 +66,19 @@ struct Copy {  // that has not arrived; the tensors are the CPU's views of the b
   Clock behind;  // what comes before it
 };
 
+struct Moment {  // of a stream: what an event has recorded
+  Clock clock;
+  std::chrono::steady_clock::time_point at;
+};
+
 struct Card {
   std::recursive_mutex lock;
   std::map<char*, Block> blocks;
   std::deque<Copy> under_way;
   Clock clocks[CLOCKS]{};
-  std::vector<Clock> events;
   std::vector<std::string> errors, waits;
   bool may_wait = true;
+  std::string planted;  // a fault, for the tests of this card itself
   int streams = 0;
   size_t held = 0, peak = 0;
 };
@@ -213,23 +221,54 @@ void free_block(void* address) {
   free(address);
 }
 
-struct Memory final : c10::Allocator {
-  bool on_card;
-  explicit Memory(bool on_card) : on_card(on_card) {}
+void* new_block(size_t size, bool on_card) {
+  Lock hold(card().lock);
+  void* address = nullptr;
+  size_t taken = std::max<size_t>(size, 512);
+  TORCH_CHECK(posix_memalign(&address, 512, taken) == 0);
+  memset(address, 255, taken);
+  card().blocks[(char*)address] = {size, on_card, current, {}, {}};
+  if (on_card) card().peak = std::max(card().peak, card().held += size);
+  return address;
+}
+
+void use_on(const void* address, int stream) {
+  Lock hold(card().lock);
+  auto found = block_of(address);
+  if (found != card().blocks.end()) found->second.recorded.insert(stream);
+}
+
+struct CardMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
-    Lock hold(card().lock);
-    void* address = nullptr;
-    size_t taken = std::max<size_t>(size, 512);
-    TORCH_CHECK(posix_memalign(&address, 512, taken) == 0);
-    memset(address, 255, taken);
-    card().blocks[(char*)address] = {size, on_card, current, {}, {}};
-    if (on_card) card().peak = std::max(card().peak, card().held += size);
-    return {address, address, &free_block, on_card ? Device(kCUDA, 0) : Device(kCPU)};
+    void* address = new_block(size, true);
+    return {address, address, &free_block, Device(kCUDA, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, size_t count) const override { memcpy(to, from, count); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const DataPtr& data, c10::Stream on) override { use_on(data.get(), on.id()); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    stats.allocated_bytes[0].current = stats.reserved_bytes[0].current = card().held;
+    stats.allocated_bytes[0].peak = stats.reserved_bytes[0].peak = card().peak;
+    return stats;
+  }
+  void resetAccumulatedStats(DeviceIndex) override {}
+  void resetPeakStats(DeviceIndex) override { card().peak = card().held; }
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex) override { return {MEMORY - card().held, MEMORY}; }
+};
+
+struct PinnedMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    void* address = new_block(size, false);
+    return {address, address, &free_block, Device(kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, size_t count) const override { memcpy(to, from, count); }
 };
-Memory on_card(true), pinned(false);
+CardMemory on_card;
+PinnedMemory pinned;
 
 // ---------------------------------------------------------------------------------- what torch asks a device
 
@@ -279,11 +318,7 @@ struct Hooks final : at::CUDAHooksInterface {
   }
 };
 
-void use_on(const void* address, int stream) {
-  Lock hold(card().lock);
-  auto found = block_of(address);
-  if (found != card().blocks.end()) found->second.recorded.insert(stream);
-}
+int64_t new_stream() { return 1 + card().streams++ % (HOST - 1); }  // a pool, as torch has one
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return kCUDA; }
@@ -296,17 +331,40 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getDefaultStream(Device) const override { return stream(0); }
   c10::Stream exchangeStream(c10::Stream to) const override { return stream(std::exchange(current, (int)to.id())); }
   DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Stream getNewStream(Device, int) const override { return stream(new_stream()); }
+  c10::Stream getStreamFromGlobalPool(Device, bool) const override { return stream(new_stream()); }
   void record(void** event, const c10::Stream& on, DeviceIndex, c10::EventFlag) const override {
     Lock hold(card().lock);
-    if (!*event) *event = new Clock{};
-    *(Clock*)*event = card().clocks[on.id()];
+    if (!*event) *event = new Moment;
+    auto& clock = card().clocks[on.id()];
+    join(clock, card().clocks[HOST]);
+    *(Moment*)*event = {clock, std::chrono::steady_clock::now()};
   }
   void block(void* event, const c10::Stream& on) const override {
     Lock hold(card().lock);
-    if (event) join(card().clocks[on.id()], *(Clock*)event);
+    if (card().planted == (on.id() ? "other streams do not wait" : "the default stream does not wait")) return;
+    if (event) join(card().clocks[on.id()], ((Moment*)event)->clock);
   }
+  void synchronizeEvent(void* event) const override {  // it knows what it waits for, and until when: not counted
+    Lock hold(card().lock);
+    if (event && card().planted != "the host does not wait") host_waits(((Moment*)event)->clock, "");
+  }
+  void synchronizeStream(const c10::Stream& on) const override {
+    Lock hold(card().lock);
+    host_waits(card().clocks[on.id()], "stream.synchronize");
+  }
+  void synchronizeDevice(DeviceIndex) const override {
+    Lock hold(card().lock);
+    Clock all{};
+    for (auto& clock : card().clocks) join(all, clock);
+    host_waits(all, "");
+  }
+  double elapsedTime(void* from, void* to, DeviceIndex) const override {
+    return std::chrono::duration<double, std::milli>(((Moment*)to)->at - ((Moment*)from)->at).count();
+  }
+  bool queryStream(const c10::Stream&) const override { return true; }
   bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete (Clock*)event; }
+  void destroyEvent(void* event, DeviceIndex) const noexcept override { delete (Moment*)event; }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& on) const override {
     use_on(data.get(), on.id());
   }
@@ -557,62 +615,13 @@ void enable() {
   if (!hooks->hasCUDA()) *(void**)hooks = *(void**)new Hooks;
 }
 
-int64_t set_current(int64_t stream) { return std::exchange(current, (int)stream); }
-
-int64_t new_stream() { return 1 + card().streams++ % (HOST - 1); }  // a pool, as torch has one
-
-int64_t record(int64_t event, int64_t stream) {  // event -1: a new one
-  Lock hold(card().lock);
-  auto& events = card().events;
-  if (event < 0) event = (events.emplace_back(), events.size() - 1);
-  join(card().clocks[stream], card().clocks[HOST]);
-  events[event] = card().clocks[stream];
-  return event;
-}
-
-void stream_waits(int64_t stream, int64_t event) {
-  Lock hold(card().lock);
-  join(card().clocks[stream], card().events[event]);
-}
-
-void host_waits_for_event(int64_t event) {  // it knows what it waits for, and until when: not counted
-  Lock hold(card().lock);
-  host_waits(card().events[event], "");
-}
-
-void host_waits_for_stream(int64_t stream) {
-  Lock hold(card().lock);
-  host_waits(card().clocks[stream], "stream.synchronize");
-}
-
-void host_waits_for_all() {
-  Lock hold(card().lock);
-  Clock all{};
-  for (auto& clock : card().clocks) join(all, clock);
-  host_waits(all, "");
-}
-
-int64_t peak(bool forget) {
-  auto found = card().peak;
-  if (forget) card().peak = card().held;
-  return found;
-}
-
 TORCH_LIBRARY(simcuda, m) {
   m.def("enable() -> ()", &enable);
   m.def("generator() -> Generator?", [] { return std::optional<Generator>(default_generator()); });
-  m.def("stream() -> int", &new_stream);
-  m.def("current() -> int", [] { return (int64_t)current; });
-  m.def("set_current(int stream) -> int", &set_current);
-  m.def("record(int event, int stream) -> int", &record);
-  m.def("stream_waits(int stream, int event) -> ()", &stream_waits);
-  m.def("host_waits_for_event(int event) -> ()", &host_waits_for_event);
-  m.def("host_waits_for_stream(int stream) -> ()", &host_waits_for_stream);
-  m.def("host_waits_for_all() -> ()", &host_waits_for_all);
+  m.def("plant(str fault) -> ()", [](std::string fault) { card().planted = fault; });
   m.def("may_wait(bool yes) -> ()", [](bool yes) { card().may_wait = yes; });
   m.def("errors() -> str[]", [] { return std::exchange(card().errors, {}); });
   m.def("waits() -> str[]", [] { return std::exchange(card().waits, {}); });
   m.def("held() -> int", [] { return (int64_t)card().held; });
-  m.def("peak(bool forget) -> int", &peak);
 }
 }  // namespace

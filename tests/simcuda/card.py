@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from filelock import FileLock
 SOURCE = Path(__file__).with_name("card.cpp")
 FOLDER = "VIDEOTUNE_SIMCUDA"
 """The environment variable that names the folder of what was built (default: one of the user's in the temporary files)."""
-MEMORY = 24 << 30
 ops: Any = torch.ops.simcuda
 
 
@@ -54,89 +52,27 @@ def build() -> Path:
     return library
 
 
-class Stream:
-    """A queue of its own. Number 0 is the default one."""
-
-    def __init__(self, device: object = None, priority: int = 0, number: int | None = None) -> None:
-        self.number = ops.stream() if number is None else number
-        self.device, self.cuda_stream, self.stream_id = torch.device("cuda", 0), self.number, self.number
-
-    def wait_stream(self, other: "Stream") -> None:
-        other.record_event().wait(self)
-
-    def wait_event(self, event: "Event") -> None:
-        event.wait(self)
-
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        ops.host_waits_for_stream(self.number)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.number == self.number
-
-    def __hash__(self) -> int:
-        return self.number
-
-    def __enter__(self) -> "Stream":
-        self._before = ops.set_current(self.number)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        ops.set_current(self._before)
-
-
-class Event:
-    """A moment of a stream. One that was never recorded orders nothing."""
-
-    def __init__(self, enable_timing: bool = False, **_: object) -> None:
-        self.number, self.at = -1, 0.0
-
-    def record(self, stream: Stream | None = None) -> None:
-        self.number = ops.record(self.number, ops.current() if stream is None else stream.number)
-        self.at = time.perf_counter()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        if self.number >= 0:
-            ops.stream_waits(ops.current() if stream is None else stream.number, self.number)
-
-    def synchronize(self) -> None:
-        if self.number >= 0:
-            ops.host_waits_for_event(self.number)
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other: "Event") -> float:
-        return (other.at - self.at) * 1000
-
-
-def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
-    own = torch.Stream(stream_id=stream.number, device_index=0, device_type=1)
-    torch.ops.aten.record_stream.default(tensor, own)
-
-
 def _names(generator: torch.Generator) -> dict[str, Any]:
     """What ``torch.cuda`` is asked for."""
-    facts = SimpleNamespace(name="stand-in card", total_memory=MEMORY, major=9, minor=0, multi_processor_count=1)
+    here = torch.accelerator
+    facts = SimpleNamespace(
+        name="stand-in card", total_memory=here.get_memory_info()[1], major=9, minor=0, multi_processor_count=1
+    )
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "init": None}
-    answers |= {"_lazy_init": None, "is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
+    answers |= {"is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
     answers |= {"get_device_properties": facts, "get_device_name": facts.name, "get_device_capability": (9, 0)}
     answers |= {"empty_cache": None, "is_current_stream_capturing": False}
     functions = {name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()}
     return functions | {
-        "synchronize": lambda *_: ops.host_waits_for_all(),
-        "memory_allocated": lambda *_: ops.held(),
-        "memory_reserved": lambda *_: ops.held(),
-        "max_memory_allocated": lambda *_: ops.peak(False),
-        "max_memory_reserved": lambda *_: ops.peak(False),
-        "reset_peak_memory_stats": lambda *_: ops.peak(True),
-        "mem_get_info": lambda *_: (MEMORY - ops.held(), MEMORY),
-        "current_stream": lambda *_: Stream(number=ops.current()),
-        "default_stream": lambda *_: Stream(number=0),
+        "synchronize": here.synchronize,
+        "memory_allocated": here.memory_allocated,
+        "memory_reserved": here.memory_reserved,
+        "max_memory_allocated": here.max_memory_allocated,
+        "max_memory_reserved": here.max_memory_reserved,
+        "reset_peak_memory_stats": here.reset_peak_memory_stats,
+        "mem_get_info": here.get_memory_info,
+        "current_stream": here.current_stream,
+        "default_stream": lambda *_: stream(0),
         "stream": lambda stream: nullcontext() if stream is None else stream,
         "device": lambda *_: nullcontext(),
         "manual_seed": generator.manual_seed,
@@ -145,20 +81,35 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "set_rng_state": lambda state, *_: generator.set_state(state),
         "set_sync_debug_mode": lambda mode: ops.may_wait(mode not in ("error", 2)),
         "OutOfMemoryError": torch.OutOfMemoryError,
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": torch.Stream,
+        "Event": torch.Event,
         "default_generators": (generator,),
         "_initialized": True,
     }
+
+
+def stream(number: int) -> torch.Stream:
+    """The card's stream of this number; 0 is the default one."""
+    return torch.Stream(stream_id=number, device_index=0, device_type=1)
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """The card does not wait, as ``card.cpp`` says of this fault."""
+    ops.plant(fault)
+    try:
+        yield
+    finally:
+        ops.plant("")
 
 
 def enable() -> None:
     """Make ``torch.cuda`` the stand-in card."""
     torch.ops.load_library(str(build()))
     ops.enable()
+    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
-    torch.Tensor.record_stream = _record_stream  # type: ignore[assignment]
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
 

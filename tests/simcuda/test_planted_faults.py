@@ -18,17 +18,6 @@ from videotune.trainer import step
 Plant = Callable[[], AbstractContextManager[Any]]
 
 
-def no_wait(default: bool) -> AbstractContextManager[Any]:
-    """The default stream, or all others, do not wait for events."""
-    own = card.Stream.wait_event
-
-    def wait_event(stream: card.Stream, event: card.Event) -> None:
-        if (stream.number == 0) != default:
-            own(stream, event)
-
-    return patch.object(card.Stream, "wait_event", wait_event)
-
-
 def given_t(change: Callable[[torch.Tensor], torch.Tensor]) -> AbstractContextManager[Any]:
     """The step computes its loss with what ``change`` makes of t."""
     own = step.denoising_loss
@@ -43,9 +32,9 @@ def recorded(stream: int | None) -> AbstractContextManager[Any]:
     """record_stream names this stream whatever it is told; None: it does nothing."""
     own = torch.Tensor.record_stream
 
-    def record(tensor: torch.Tensor, _: card.Stream) -> None:
+    def record(tensor: torch.Tensor, _: torch.Stream) -> None:
         if stream is not None:
-            own(tensor, card.Stream(number=stream))
+            own(tensor, card.stream(stream))
 
     return patch.object(torch.Tensor, "record_stream", record)
 
@@ -59,9 +48,21 @@ STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=ON")
 OFFLOADED = ("layer_offload_fraction=0", "gradient_checkpointing=CPU_OFFLOADED")
 FINE_TUNE = ("layer_offload_fraction=1", "training_method=FINE_TUNE")
 PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
-    "no wait for loaded weights": (STREAMED, lambda: no_wait(default=True), "race: .* reads .* what copy writes"),
-    "a slot is filled too early": (STREAMED, lambda: no_wait(default=False), "race: copy writes .* reads on stream 0"),
-    "no wait for offloaded inputs": (OFFLOADED, lambda: no_wait(default=True), "race: .* reads .* what copy writes"),
+    "no wait for loaded weights": (
+        STREAMED,
+        lambda: card.planted("the default stream does not wait"),
+        "race: .* reads .* what copy writes",
+    ),
+    "a slot is filled too early": (
+        STREAMED,
+        lambda: card.planted("other streams do not wait"),
+        "race: copy writes .* reads on stream 0",
+    ),
+    "no wait for offloaded inputs": (
+        OFFLOADED,
+        lambda: card.planted("the default stream does not wait"),
+        "race: .* reads .* what copy writes",
+    ),
     "what leaves is not kept": (
         OFFLOADED,
         lambda: patch.object(ActivationOffload, "_let_go", lambda self, _: self._leaving.clear()),
@@ -81,8 +82,8 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     ),
     "the host's generator": (STREAMED, lambda: given_t(host_noise), "device type for generator"),
     "item": (STREAMED, lambda: given_t(lambda t: t * float((t.max() > -1).item())), "the host waits .*item"),
-    "a record is read too early": (STREAMED, lambda: patch.object(card.Event, "synchronize", lambda _: None), "NaN"),
-    "gradients are read too early": (FINE_TUNE, lambda: patch.object(card.Event, "synchronize", lambda _: None), "NaN"),
+    "a record is read too early": (STREAMED, lambda: card.planted("the host does not wait"), "NaN"),
+    "gradients are read too early": (FINE_TUNE, lambda: card.planted("the host does not wait"), "NaN"),
 }
 """The settings, the fault, and what the card says of it."""
 
