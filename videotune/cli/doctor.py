@@ -1,26 +1,38 @@
 """``videotune doctor``."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from videotune import commands
 from videotune.cli.options import AsJson
-from videotune.console import print_table
-from videotune.errors import DONE, FAILED, VideotuneError
+from videotune.console import print_table, size
+from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
+from videotune.planner.cards import measured_file
 
 
 def doctor(
     run: Annotated[Path | None, typer.Argument(help="a run folder whose problems to show")] = None,
     as_json: AsJson = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")
+    ] = False,
     repair_journal: Annotated[
         bool, typer.Option("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
     ] = False,
 ) -> None:
-    """Show what is installed, the devices, and what is missing; or the problems of a run."""
+    """Show what is installed, the devices, and what is missing; or the problems of a run.
+
+    Exit code of --gpu: 2 where something is beyond its bound.
+    """
+    if gpu:
+        report = commands.self_test.self_test()
+        show_gpu(report, as_json)
+        raise typer.Exit(SKIPPED if report["wrong"] else DONE)
     if run is not None:
         diagnose(run, as_json, repair_journal)
     elif repair_journal:
@@ -46,3 +58,22 @@ def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
     for one in found:
         print(f"\n{one.line}\n  found: {one.found}\n  do:    {one.do}")
     print("\nEach line is explained in docs/troubleshooting.md." if found else "nothing that its files show is wrong")
+
+
+def show_gpu(report: Mapping[str, Any], as_json: bool) -> None:
+    """Print the report on a card."""
+    if as_json:
+        print(json.dumps(report, indent=2))
+        return
+    card, rates = report["card"], report["matrix_flops"]
+    rows = [[f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"] for when, rate in rates.items()]
+    rows += [["a training step reaches", f"{card['reached']:.0%} of it"]]
+    rows += [[f"link {way}", f"{size(rate)}/s"] for way, rate in report["link_bytes_a_second"].items()]
+    for way, row in report["trainings"].items():
+        memory = f"{size(row['allocated_bytes'])} held, {size(row['planned_bytes'])} planned"
+        rows.append([f"step, {way}", f"{row['seconds']:.3f} s, {memory}"])
+    rows += [["the same losses twice", "yes" if report["same_losses"] else "no"]]
+    print_table(card["name"], ["what", "measured"], rows)
+    for line in report["wrong"]:
+        print(f"note: {line}")
+    print(f"plan calculates with these rates from now on. To attach to a report: {measured_file(card['name'])}")

@@ -131,8 +131,15 @@ def verdict(facts: Mapping[str, Any]) -> str:
         line += f", but host memory is short here: {size(host['need_bytes'])} of {size(host['total_bytes'])}"
     if facts["hours"] is not None:
         both = facts["hours"] + (facts["hours_beside"] or 0)
-        line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), calculated, not measured"
+        line += f", about {both:.1f} hours ({facts['seconds_a_step']:.2f} s a step), {calculated(device)}"
     return line
+
+
+def calculated(device: Mapping[str, Any]) -> str:
+    """What a time rests on: rates of this very card, or those of its kind."""
+    if device["measured"]:
+        return f"calculated from rates measured on this card on {device['measured']}"
+    return f"calculated for {device['card']}, not measured"
 
 
 def show_fit(facts: Mapping[str, Any]) -> None:
@@ -153,7 +160,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     if facts["hours"] is not None:
         each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
         hours += f" and about {facts['hours_beside']:.1f} of validation and previews" if facts["hours_beside"] else ""
-        print(f"time: {each:.2f} s a step, {hours}; calculated for {device['card']}, not measured")
+        print(f"time: {each:.2f} s a step, {hours}; {calculated(device)}")
     for line in facts["remedies"]:
         print(f"  {line}")
 

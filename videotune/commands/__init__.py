@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from videotune.commands import plan as plan
     from videotune.commands import report as report
     from videotune.commands import sample as sample
+    from videotune.commands import self_test as self_test
     from videotune.commands import train as train
 
 

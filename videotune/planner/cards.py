@@ -11,18 +11,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import checked, user_cache
 
 REACHED = 0.4
-"""Share of the dense rate that a training step of a video transformer is taken to reach: assumed, measured nowhere yet."""
+"""Share of the dense rate that a training step of a video transformer is taken to reach on a card that was not measured."""
 
 
 @dataclass(frozen=True)
 class Card:
     """Bytes of memory; flops a second (dense bf16); bytes a second of its link to the host.
 
-    ``timed``: whether the rate is the card's own, so that a time can be calculated from it.
+    ``timed``: whether the rate is the card's own, so that a time can be calculated from it. ``reached``: the share of the
+    rate that a training step reaches; ``measured``: the day on which this card was measured (empty: never).
     """
 
     name: str
@@ -30,6 +33,8 @@ class Card:
     flops: float
     link: float
     timed: bool = True
+    reached: float = REACHED
+    measured: str = ""
 
 
 USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
@@ -97,8 +102,26 @@ def _without(words: tuple[str, ...], noise: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(word for word in words if word not in noise)
 
 
+@dataclass(frozen=True)
+class Report:
+    """What is read of the report of ``videotune doctor --gpu``."""
+
+    card: Card
+
+
+def measured_file(name: str) -> Path:
+    """Where the report lies on this machine's card that a driver calls so."""
+    return user_cache() / "cards" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.json"
+
+
 def known_card(name: str, memory: int) -> Card | None:
-    """The card that a driver calls so and that has so many bytes; None where videotune does not know it."""
+    """The card that a driver calls so and that has so many bytes; None where videotune does not know it.
+
+    With its own rates where it was measured on this machine.
+    """
+    with suppress(OSError, ValueError):  # never measured, or by another version
+        report: Report = checked(Report, measured_file(name).read_text(encoding="utf-8"))
+        return report.card
     for word in (name, f"{name} {round(memory / 2**30)}GB"):  # the driver's name of some does not tell the memory
         with suppress(VideotuneError):
             return card(word)

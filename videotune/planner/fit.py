@@ -204,6 +204,7 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
         **times,
         "device": {
             "card": result.card.name if result.card else None,
+            "measured": result.card and result.card.measured,
             "vram_bytes": result.vram,
             "need_bytes": memory.room(worst),
             "allocated_bytes": sum(worst.values()),

@@ -21,7 +21,7 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
-from videotune.planner.cards import REACHED, Card
+from videotune.planner.cards import Card
 from videotune.planner.measure import FEW, MORE, FakeRun, Parts, Reading, plus
 from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.run_spec import Job
@@ -206,7 +206,7 @@ def seconds(wanted: Need, batch: int, card: Card, lighter: float = 1.0) -> float
     ``lighter``: the operations of this bucket's samples as a share of the dearest one's.
     """
     passes = -(-batch // min(wanted.choice.micro_batch, batch))
-    return passes * max(lighter * wanted.flops / (REACHED * card.flops), wanted.moved / card.link)
+    return passes * max(lighter * wanted.flops / (card.reached * card.flops), wanted.moved / card.link)
 
 
 def lighter(spec: StepSpec, tokens: int) -> float:
