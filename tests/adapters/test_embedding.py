@@ -11,7 +11,7 @@ from videotune.adapters.layers import Overlay, add_rows, add_text, add_tokens, f
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_text
-from videotune.models.tiny_text import letters_tokenizer
+from videotune.models.tiny import letters_tokenizer
 from videotune.types import TextPart
 
 SPARE = 5

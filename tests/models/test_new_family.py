@@ -25,7 +25,7 @@ class Acme(Wan):
 
     @classmethod
     def tiny_pipeline(cls, variant):
-        parts = super().tiny_pipeline("t2v").components
+        parts = Wan.tiny_pipeline("t2v").components
         names = ("tokenizer", "text_encoder", "transformer", "vae", "scheduler")
         return diffusers.WanVideoToVideoPipeline(**{name: parts[name] for name in names})
 """

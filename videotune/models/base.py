@@ -6,9 +6,11 @@ A family is a subclass that says what differs. Shapes are those of ``videotune/t
 from __future__ import annotations
 
 import gc
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from inspect import signature
 from pathlib import Path
 from threading import RLock
@@ -20,6 +22,7 @@ from videotune.models.loading import count_tokens, load_model, on_meta, read_tok
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
 from videotune.models.registry import register
+from videotune.models.tiny import tiny_pipeline
 from videotune.types import (
     PLAIN_WEIGHTS,
     Batch,
@@ -428,13 +431,19 @@ class DiffusersModel:
 
     @classmethod
     def tiny_pipeline(cls, variant: str) -> Any:
-        """A pipeline of tiny random networks of a kind of checkpoint, made in one order."""
-        raise NotImplementedError
+        """A pipeline of tiny random networks of a kind of checkpoint, by the family's configs in ``tiny.json``."""
+        return tiny_pipeline(cls.spec.name, variant)
 
 
 def tokenizer_of(part: str) -> str:
     """The folder of a text encoder's tokenizer."""
     return part.replace("text_encoder", "tokenizer")
+
+
+def key_names(family: str, layout: str) -> Names:
+    """The replacements that make a family's names in diffusers into those of another layout, as ``key_names.json`` says."""
+    text = resources.files("videotune.models").joinpath("key_names.json").read_text(encoding="utf-8")
+    return tuple((pattern, other) for pattern, other in json.loads(text)[family][layout])
 
 
 def renamed(name: str, names: Names) -> str:

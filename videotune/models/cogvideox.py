@@ -6,7 +6,7 @@ From text, and from a first image whose latents stand beside the noisy ones on t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.base import DiffusersModel, key_names, lora_targets
 from videotune.models.model_files import read_config
-from videotune.models.tiny_text import tiny_t5
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
@@ -38,18 +37,6 @@ LOG_MEAN, LOG_STD = -3.0, 0.5
 
 OFS = 2.0
 """What the pipeline tells the offset embedding, which 1.5 I2V alone has."""
-
-OLDER = {"sample_height": 4, "sample_width": 6}
-NEWER = {"sample_height": 40, "sample_width": 40, "patch_size_t": 2, "patch_bias": False}
-ROTARY = {"use_rotary_positional_embeddings": True}
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "5b": OLDER | ROTARY,
-    "2b": OLDER,
-    "5b-i2v": OLDER | ROTARY | {"use_learned_positional_embeddings": True, "sample_width": 4},
-    "1.5-5b": NEWER | ROTARY,
-    "1.5-5b-i2v": NEWER | ROTARY | {"ofs_embed_dim": 8},
-}
-"""What sets each checkpoint's transformer apart."""
 
 
 class CogVideoX(DiffusersModel):
@@ -81,13 +68,10 @@ class CogVideoX(DiffusersModel):
         sample_shape=(49, 480, 720),
         keeps_variance=True,
     )  # fmt: skip
-    variants = tuple(TINY)
+    variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
     pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True
-    comfyui_names = (
-        (r"transformer_blocks\.", "blocks."), (r"attn1\.to_out\.0", "attn_out"), (r"attn1\.to_", ""),
-        (r"ff\.net\.0\.proj", "ff_proj"), (r"ff\.net\.2", "ff_out"),
-    )  # fmt: skip
+    comfyui_names = key_names("cogvideox", "comfyui")
     config_defaults = dict.fromkeys(
         ("patch_size_t", "ofs_embed_dim", "use_rotary_positional_embeddings", "use_learned_positional_embeddings")
     )
@@ -279,25 +263,6 @@ class CogVideoX(DiffusersModel):
         """The same VAE keeps more of a clip where the checkpoint takes an image."""
         prints = super().fingerprints()
         return prints if self.spec.first_frame is None else prints | {"vae": f"{prints['vae']}-image"}
-
-    @classmethod
-    def tiny_pipeline(cls, variant: str) -> Any:
-        """From text or from an image."""
-        image = variant.endswith("i2v")
-        vae = diffusers.AutoencoderKLCogVideoX(
-            block_out_channels=(4, 4, 4, 4), norm_num_groups=2, latent_channels=4, layers_per_block=1,
-            scaling_factor=1.15258426 if variant == "2b" else 0.7, invert_scale_latents=variant.startswith("1.5"),
-        )  # fmt: skip
-        net = diffusers.CogVideoXTransformer3DModel(
-            num_attention_heads=2, attention_head_dim=16, in_channels=8 if image else 4, out_channels=4, num_layers=2,
-            time_embed_dim=8, text_embed_dim=16, **TINY[variant],
-        )  # fmt: skip
-        scheduler = diffusers.CogVideoXDDIMScheduler(
-            prediction_type="v_prediction", rescale_betas_zero_snr=True, clip_sample=False, timestep_spacing="trailing",
-            snr_shift_scale=3.0 if variant == "2b" else 1.0,
-        )  # fmt: skip
-        kind = diffusers.CogVideoXImageToVideoPipeline if image else diffusers.CogVideoXPipeline
-        return kind(*tiny_t5(), vae, net, scheduler)
 
 
 def _schedule(path: Path) -> dict[str, float]:

@@ -14,11 +14,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch, transformers
+from videotune.lazy import torch
 from videotune.models.base import DiffusersModel, lora_targets, tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
-from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip, tiny_t5
 from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
@@ -222,43 +221,6 @@ class HiDream(DiffusersModel):
         latents = self.run_pipeline(pipe, cond, uncond, request, generator=generators)
         assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], "the pipeline has changed the size"
         return latents[:, :, None].float()
-
-    @classmethod
-    def tiny_pipeline(cls, variant: str) -> Any:
-        """One that samples with guidance, or one of the distilled; the experts are as wide as a config allows, 256."""
-        vae = diffusers.AutoencoderKL(
-            block_out_channels=(4, 4, 4, 4), norm_num_groups=2, latent_channels=4, layers_per_block=1, sample_size=64,
-            down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-            scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False,
-        )  # fmt: skip
-        net = diffusers.HiDreamImageTransformer2DModel(
-            patch_size=2, in_channels=4, out_channels=4, num_layers=2, num_single_layers=2, attention_head_dim=8,
-            num_attention_heads=2, caption_channels=[16, 12], text_emb_dim=16, num_routed_experts=4,
-            num_activated_experts=2, axes_dims_rope=(4, 2, 2), max_resolution=(12, 12), llama_layers=[0, 1, 1, 1],
-        )  # fmt: skip
-        letters = bytes_tokenizer(("<|begin_of_text|>", "<|eot_id|>"), eos_token="<|eot_id|>", model_max_length=131072)
-        clips = [clip_tokenizer(248), clip_tokenizer(248)]
-        ends = {"bos_token_id": clips[0].bos_token_id, "eos_token_id": clips[0].eos_token_id}
-        words = {"projection_dim": 8, "max_position_embeddings": 248, "pad_token_id": clips[0].pad_token_id, **ends}
-        encoders = [tiny_clip("CLIPTextModelWithProjection", clip, **words) for clip in clips]
-        t5_letters, t5 = tiny_t5()
-        llama = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=len(letters), hidden_size=12, intermediate_size=16, num_hidden_layers=2,
-                num_attention_heads=2, max_position_embeddings=256, eos_token_id=letters.eos_token_id,
-                bos_token_id=letters.bos_token_id, pad_token_id=None,
-            )
-        )  # fmt: skip
-        scheduler = (
-            diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
-            if variant == "full"
-            else diffusers.FlowMatchLCMScheduler(shift=6.0)
-        )
-        return diffusers.HiDreamImagePipeline(
-            scheduler=scheduler, vae=vae, transformer=net, tokenizer=clips[0], tokenizer_2=clips[1],
-            tokenizer_3=t5_letters, tokenizer_4=letters, text_encoder=encoders[0], text_encoder_2=encoders[1],
-            text_encoder_3=t5, text_encoder_4=llama,
-        )  # fmt: skip
 
 
 def _trainable(net: nn.Module) -> nn.Module:

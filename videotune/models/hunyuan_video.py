@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch, transformers
-from videotune.models.base import DiffusersModel, lora_targets
+from videotune.lazy import torch, transformers
+from videotune.models.base import DiffusersModel, key_names, lora_targets
 from videotune.models.loading import read_tokenizer
-from videotune.models.tiny_text import bytes_tokenizer, clip_tokenizer, tiny_clip
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
@@ -41,27 +39,7 @@ WIDTH = 3072
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
 
-MARKS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<pad>")
-"""Llama's own tokens that the template has, its beginning, and its padding."""
-
 QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
-COMFYUI = (
-    (r"^transformer_blocks\.", "double_blocks."),
-    (r"^single_transformer_blocks\.", "single_blocks."),
-    (r"^(single_blocks\.\d+)\.(attn\.to_[qkv]|proj_mlp)$", r"\1.linear1"),
-    (r"^(single_blocks\.\d+)\.proj_out$", r"\1.linear2"),
-    (r"^(single_blocks\.\d+)\.norm\.linear$", r"\1.modulation.linear"),
-    (r"\.attn\.to_[qkv]$", ".img_attn_qkv"),
-    (r"\.attn\.add_[qkv]_proj$", ".txt_attn_qkv"),
-    (r"\.attn\.to_out\.0$", ".img_attn_proj"),
-    (r"\.attn\.to_add_out$", ".txt_attn_proj"),
-    (r"\.ff\.net\.0\.proj$", ".img_mlp.fc1"),
-    (r"\.ff\.net\.2$", ".img_mlp.fc2"),
-    (r"\.ff_context\.net\.0\.proj$", ".txt_mlp.fc1"),
-    (r"\.ff_context\.net\.2$", ".txt_mlp.fc2"),
-    (r"\.norm1\.linear$", ".img_mod.linear"),
-    (r"\.norm1_context\.linear$", ".txt_mod.linear"),
-)
 
 
 class HunyuanVideo(DiffusersModel):
@@ -105,7 +83,7 @@ class HunyuanVideo(DiffusersModel):
     text_encoders = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
     pipelines, attention = ("HunyuanVideoPipeline",), "attn"
-    comfyui_names = COMFYUI
+    comfyui_names = key_names("hunyuan_video", "comfyui")
     tokens_in_front = CROP
 
     @classmethod
@@ -217,39 +195,3 @@ class HunyuanVideo(DiffusersModel):
         if self.config["num_attention_heads"] * self.config["attention_head_dim"] != WIDTH:
             del maps["comfyui"]
         return maps
-
-    @classmethod
-    def tiny_pipeline(cls, variant: str) -> Any:
-        """From text."""
-        marks = {"eos_token": MARKS[3], "pad_token": MARKS[4], "model_input_names": ["input_ids", "attention_mask"]}
-        letters = bytes_tokenizer(MARKS, [_rest_of_template()], padding_side="right", **marks)
-        words = clip_tokenizer(77)
-        vae = diffusers.AutoencoderKLHunyuanVideo(
-            block_out_channels=(4, 4, 4, 4), norm_num_groups=2, latent_channels=4, layers_per_block=1
-        )
-        net = diffusers.HunyuanVideoTransformer3DModel(
-            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=12, num_layers=2,
-            num_single_layers=2, num_refiner_layers=1, rope_axes_dim=(4, 4, 4), text_embed_dim=16,
-            pooled_projection_dim=8,
-        )  # fmt: skip
-        llama = transformers.LlamaModel(
-            transformers.LlamaConfig(
-                vocab_size=len(letters), hidden_size=16, intermediate_size=32, num_hidden_layers=4,
-                num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
-            )
-        )  # fmt: skip
-        # the end mark is as in the published config, where it is wrong too
-        clip = tiny_clip("CLIPTextModel", words, bos_token_id=len(words) - 2, eos_token_id=2)
-        return diffusers.HunyuanVideoPipeline(
-            text_encoder=llama, tokenizer=letters, transformer=net, vae=vae, text_encoder_2=clip, tokenizer_2=words,
-            scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-        )  # fmt: skip
-
-
-def _rest_of_template() -> str:
-    """The end of the longest text in the template, which is one token: so in front of a caption there are as many tokens as
-    the pipeline cuts off, all others being marks and single letters."""
-    front = TEMPLATE.partition("{}")[0]
-    text = max(re.split(r"<\|\w+\|>", front), key=len)
-    others = 1 + len(re.sub(r"<\|\w+\|>", "*", front)) - len(text)  # with the beginning, which the tokenizer adds
-    return text[CROP - 1 - others :]

@@ -17,10 +17,9 @@ from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.base import DiffusersModel, key_names, lora_targets
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
-from videotune.models.tiny_text import tiny_t5
 from videotune.rng import draws, seed32
 from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
 
@@ -46,36 +45,6 @@ NEWER_TOKENS = 256
 """Of a caption, as the pipeline of 0.9.5 and newer reads it."""
 
 PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
-
-OLDER = {
-    "block_out_channels": (8, 8, 8, 8),
-    "layers_per_block": (1, 1, 1, 1, 1),
-    "spatio_temporal_scaling": (True, True, True, False),
-}
-UPWARDS = {
-    "decoder_block_out_channels": (8, 16, 32),
-    "decoder_layers_per_block": (1, 1, 1, 1),
-    "decoder_spatio_temporal_scaling": (True, True, True),
-    "upsample_residual": (True, True, True),
-    "upsample_factor": (2, 2, 2),
-    "timestep_conditioning": True,
-}
-TINY: Mapping[str, Mapping[str, Any]] = {
-    "0.9.0": OLDER | {"decoder_block_out_channels": (8, 8, 8, 8), "decoder_layers_per_block": (1, 1, 1, 1, 1)},
-    "0.9.1": OLDER | UPWARDS | {"decoder_inject_noise": (True, True, True, False)},
-    "0.9.7": UPWARDS
-    | {
-        "block_out_channels": (4, 8, 8, 16, 16),
-        "down_block_types": ("LTXVideo095DownBlock3D",) * 4,
-        "layers_per_block": (1, 1, 1, 1, 1),
-        "spatio_temporal_scaling": (True, True, True, True),
-        "downsample_type": ("spatial", "temporal", "spatiotemporal", "spatiotemporal"),
-        "decoder_inject_noise": (False, False, False, False),
-        "spatial_compression_ratio": 32,
-        "temporal_compression_ratio": 8,
-    },
-}
-"""What sets each version's VAE apart: a decoder that is told a timestep, one that draws noise, another encoder."""
 
 
 class LTXVideo(DiffusersModel):
@@ -112,13 +81,10 @@ class LTXVideo(DiffusersModel):
         keeps_variance=True,
         shift_by_tokens=SHIFTS,
     )  # fmt: skip
-    variants = tuple(TINY)
+    variants = ("0.9.0", "0.9.1", "0.9.7")
     transformer_class, vae_class = "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"
     embedding_names = {"text_encoder": "t5xxl"}
-    original_names = (
-        (r"^proj_in\.", "patchify_proj."), (r"^time_embed\.", "adaln_single."), (r"\.norm_q\.", ".q_norm."),
-        (r"\.norm_k\.", ".k_norm."),
-    )  # fmt: skip
+    original_names = key_names("ltx_video", "original")
     config_defaults = {"patch_size": 1, "patch_size_t": 1}
 
     @cached_property
@@ -271,24 +237,6 @@ class LTXVideo(DiffusersModel):
         """T5 reads padding otherwise from 0.9.5 on."""
         prints = super().fingerprints()
         return prints | {"text_encoder": f"{prints['text_encoder']}-masked"} if self.newer else prints
-
-    @classmethod
-    def tiny_pipeline(cls, variant: str) -> Any:
-        """Of a version."""
-        vae = diffusers.AutoencoderKLLTXVideo(latent_channels=4, **TINY[variant])
-        vae.latents_mean.copy_(torch.tensor([0.1, -0.2, 0.0, 0.3]))
-        vae.latents_std.copy_(torch.tensor([0.5, 1.2, 0.8, 1.0]))
-        net = diffusers.LTXVideoTransformer3DModel(
-            in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32,
-            num_layers=2, caption_channels=16,
-        )  # fmt: skip
-        tokenizer, encoder = tiny_t5()
-        newer = variant == "0.9.7"
-        dynamic = {"use_dynamic_shifting": True, "base_shift": 0.95, "max_shift": 2.05, "shift_terminal": 0.1}
-        dynamic |= {"base_image_seq_len": 1024, "max_image_seq_len": 4096}
-        scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**({} if newer else dynamic))
-        kind = diffusers.LTXConditionPipeline if newer else diffusers.LTXPipeline
-        return kind(scheduler, vae, encoder, tokenizer, net)
 
 
 def _newer(folder: Path) -> bool:

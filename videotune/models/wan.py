@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.base import DiffusersModel, lora_targets
+from videotune.models.base import DiffusersModel, key_names, lora_targets
 from videotune.models.loading import load_model, pretrained
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
-from videotune.models.tiny_text import tiny_t5
 from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
@@ -29,37 +28,6 @@ SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
 
 PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
-
-COMFYUI = (
-    (r"\.attn1\.", ".self_attn."),
-    (r"\.attn2\.", ".cross_attn."),
-    (r"\.add_([kv])_proj(?=\.|$)", r".\1_img"),
-    (r"\.to_([qkv])(?=\.|$)", r".\1"),
-    (r"\.to_out\.0(?=\.|$)", ".o"),
-    (r"\.ffn\.net\.0\.proj(?=\.|$)", ".ffn.0"),
-    (r"\.ffn\.net\.2(?=\.|$)", ".ffn.2"),
-)
-
-ORIGINAL = (
-    # the authors count the norm before cross attention third, diffusers second
-    (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
-    (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
-    (r"\.norm_third\.", ".norm3."),
-    (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
-    (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
-    (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
-    (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
-    (r"^condition_embedder\.time_proj\.", "time_projection.1."),
-    (r"^condition_embedder\.image_embedder\.norm1\.", "img_emb.proj.0."),
-    (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj\.", "img_emb.proj.1."),
-    (r"^condition_embedder\.image_embedder\.ff\.net\.2\.", "img_emb.proj.3."),
-    (r"^condition_embedder\.image_embedder\.norm2\.", "img_emb.proj.4."),
-    (r"^proj_out\.", "head.head."),
-    (r"^scale_shift_table$", "head.modulation"),
-    (r"\.scale_shift_table$", ".modulation"),
-    (r"\.norm_added_k\.", ".norm_k_img."),
-    *COMFYUI,
-)
 
 
 class Wan(DiffusersModel):
@@ -91,7 +59,8 @@ class Wan(DiffusersModel):
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
-    comfyui_names, original_names = COMFYUI, ORIGINAL
+    # the authors count the norm before cross attention third, diffusers second
+    comfyui_names, original_names = key_names("wan", "comfyui"), key_names("wan", "original")
     config_defaults = {"image_dim": None}
 
     @classmethod
@@ -253,36 +222,6 @@ class Wan(DiffusersModel):
             prints["vae"] = "-".join([prints["vae"], "image", *own, str(self.dtype)])
         return prints
 
-    @classmethod
-    def tiny_pipeline(cls, variant: str) -> Any:
-        """2.1 from text, 2.1 from an image, 2.2 TI2V (5B), 2.2 with two experts from text, and from an image."""
-        from_image, from_both = "i2v" in variant.split("-"), variant == "ti2v"
-        latents: dict[str, Any] = {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
-        if from_both:  # 2.2's VAE takes pixels two by two
-            latents = {"latents_mean": [0.1, -0.2, 0.0, 0.3], "latents_std": [0.5, 1.2, 0.8, 1.0], "is_residual": True}
-            latents |= {"patch_size": 2, "in_channels": 12, "out_channels": 12, "decoder_base_dim": 4}
-            latents |= {"scale_factor_spatial": 16, "scale_factor_temporal": 4}
-        vae = diffusers.AutoencoderKLWan(base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **latents)
-        parts: dict[str, Any] = {"vae": vae, "transformer": _tiny_transformer(from_image, variant == "i2v")}
-        parts["tokenizer"], parts["text_encoder"] = tiny_t5("UMT5EncoderModel")
-        if variant.endswith("a14b"):
-            parts["transformer_2"] = _tiny_transformer(from_image, False)
-            parts["boundary_ratio"] = 0.9 if from_image else 0.875
-        if variant == "i2v":
-            size = {"height": 32, "width": 32}
-            parts["image_processor"] = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size)
-            config = transformers.CLIPVisionConfig(
-                hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32,
-                patch_size=16,
-            )  # fmt: skip
-            parts["image_encoder"] = transformers.CLIPVisionModel(config)
-        parts["scheduler"] = diffusers.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0 if from_both else 3.0
-        )
-        if from_both:
-            parts["expand_timesteps"] = True
-        return (diffusers.WanImageToVideoPipeline if from_image else diffusers.WanPipeline)(**parts)
-
 
 def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
     """One denoiser, or in A14B the one for t from the boundary up and the one for t below it."""
@@ -299,12 +238,3 @@ def _clip_numbers(folder: Path) -> int:
     """How many numbers CLIP says of an image: a state for each of its patches and one for the whole."""
     config = read_config(folder / "image_encoder" / "config.json")
     return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(config["hidden_size"])
-
-
-def _tiny_transformer(from_image: bool, reads_clip: bool) -> Any:
-    """Two blocks of two heads; from an image it takes noise, the mask and the image's latents."""
-    return diffusers.WanTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=12, in_channels=4 + 4 + 4 if from_image else 4, out_channels=4,
-        text_dim=16, freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=128,
-        **({"image_dim": 16, "added_kv_proj_dim": 24} if reads_clip else {}),
-    )  # fmt: skip

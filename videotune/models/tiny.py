@@ -1,9 +1,11 @@
-"""Tokenizers of single characters and text encoders of one layer, so that a tiny checkpoint needs nothing from elsewhere."""
+"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by the configs in ``tiny.json``."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
-from videotune.lazy import transformers
+from videotune.lazy import diffusers, torch, transformers
 
 
 def letters_tokenizer() -> Any:
@@ -17,13 +19,6 @@ def letters_tokenizer() -> Any:
     words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     marks = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     return transformers.T5TokenizerFast(tokenizer_object=words, **marks, extra_ids=0, model_max_length=512)
-
-
-def tiny_t5(name: str = "T5EncoderModel") -> tuple[Any, Any]:
-    """A tokenizer and an encoder of T5 or its kin, by the encoder's class in transformers."""
-    tokenizer, cls = letters_tokenizer(), getattr(transformers, name)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
-    return tokenizer, cls(cls.config_class(vocab_size=len(tokenizer), **sizes))
 
 
 def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **words: Any) -> Any:
@@ -53,8 +48,32 @@ def clip_tokenizer(longest: int) -> Any:
     return transformers.CLIPTokenizer({piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest)
 
 
-def tiny_clip(name: str, tokenizer: Any, **words: Any) -> Any:
-    """CLIP's text model of one layer, by its class in transformers; ``words`` go into its config."""
-    sizes = {"intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
-    config = transformers.CLIPTextConfig(vocab_size=len(tokenizer), **sizes, **words)
-    return getattr(transformers, name)(config)
+TOKENIZERS: Mapping[str, Callable[..., Any]] = {"letters": letters_tokenizer, "bytes": bytes_tokenizer, "clip": clip_tokenizer}
+
+
+def tiny_pipeline(family: str, variant: str) -> Any:
+    """A pipeline of tiny random networks as ``tiny.json`` says, made in the order in which it names them.
+
+    The parts of a variant are those under "*" with the variant's own keys over theirs; what is no object is a setting of the
+    pipeline. "_buffers" are numbers that the part's config does not hold.
+    """
+    rows = json.loads(resources.files("videotune.models").joinpath("tiny.json").read_text(encoding="utf-8"))[family]
+    parts = dict(rows["*"])
+    for name, own in rows[variant].items():
+        parts[name] = {**parts.get(name, {}), **own} if isinstance(own, dict) else own
+    kind = parts.pop("_class_name")
+    made = {name: make(dict(part)) if isinstance(part, dict) else part for name, part in parts.items()}
+    return getattr(diffusers, kind)(**made)
+
+
+def make(config: dict[str, Any]) -> Any:
+    """A tokenizer, a network or a scheduler of diffusers, or a network of transformers, by its config."""
+    name, buffers = config.pop("_class_name"), config.pop("_buffers", {})
+    if name in TOKENIZERS:
+        return TOKENIZERS[name](**config)
+    cls = getattr(diffusers, name, None) or getattr(transformers, name)
+    own = getattr(cls, "config_class", None)
+    part = cls(own(**config)) if own else cls(**config)
+    for key, values in buffers.items():
+        getattr(part, key).copy_(torch.tensor(values))
+    return part
