@@ -48,7 +48,11 @@ def clip_tokenizer(longest: int) -> Any:
     return transformers.CLIPTokenizer({piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest)
 
 
-TOKENIZERS: Mapping[str, Callable[..., Any]] = {"letters": letters_tokenizer, "bytes": bytes_tokenizer, "clip": clip_tokenizer}
+TOKENIZERS: Mapping[str, Callable[..., Any]] = {
+    "letters": letters_tokenizer,
+    "bytes": bytes_tokenizer,
+    "clip": clip_tokenizer,
+}
 
 
 def tiny_pipeline(family: str, variant: str) -> Any:

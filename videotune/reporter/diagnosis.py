@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -62,27 +63,31 @@ def settings(run: Run) -> dict[str, Any]:
     return flatten(parse(run.config["settings"]).model_dump(mode="json")) if run.config else {}
 
 
+def _finding(name: str, **values: Any) -> Finding:
+    """A finding of ``findings.json`` with these values in its sentences."""
+    return Finding(**{key: text.format(**values) for key, text in _texts()[name].items()})
+
+
+@cache
+def _texts() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "findings.json").read_text(encoding="utf-8"))
+    return found
+
+
 def _out_of_memory(run: Run) -> Iterator[Finding]:
     warnings = [line["text"] for line in run.of_kind("warning") if line["text"].startswith("out of memory")]
     if warnings:
         from videotune.planner.out_of_memory import remedies
 
         helps = remedies(parse(run.config["settings"])) if run.config else ["a smaller resolution or fewer frames"]
-        yield Finding("Out of memory", warnings[-1], "; ".join(helps))
+        yield _finding("memory", warning=warnings[-1], helps="; ".join(helps))
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
-    skipped = run.steps.skipped
-    if not skipped:
-        return
-    always = list(set.intersection(*map(set, skipped.values())))
-    one = f" A window that is in all of them: {always[0]}." if len(always) == 1 and len(skipped) > 1 else ""
-    yield Finding(
-        "Loss or gradient not finite",
-        f"{len(skipped)} steps, the first {min(skipped)}, were not applied.{one}",
-        "look at the clips that the warnings name; if they are others each time, lower learning_rate (--override), or "
-        "train_dtype FLOAT_32 in a new run",
-    )
+    if skipped := run.steps.skipped:
+        always = list(set.intersection(*map(set, skipped.values())))
+        one = f" A window that is in all of them: {always[0]}." if len(always) == 1 and len(skipped) > 1 else ""
+        yield _finding("not finite", count=len(skipped), first=min(skipped), one=one)
 
 
 def _learning(run: Run) -> Iterator[Finding]:
@@ -92,19 +97,9 @@ def _learning(run: Run) -> Iterator[Finding]:
         yield from _learning_by_steps(run, rate)
         return
     step, last = measured[-1]
-    if last > 1.05:
-        yield Finding(
-            "Poor quality: the rate is too high",
-            f"the error on training clips is {last:.2f} of what it was before training (step {step})",
-            f"lower learning_rate (now {value_text(rate)}) to a third, from an earlier checkpoint: "
-            "--resume --from STEP --override",
-        )
-    elif last > FLAT:
-        yield Finding(
-            "Poor quality: nothing is learnt",
-            f"after {step} steps the error on training clips is {last:.3f} of what it was",
-            f"raise learning_rate (now {value_text(rate)}) threefold (--override), or train longer; look at the captions",
-        )
+    if last > FLAT:
+        name = "rate by validation" if last > 1.05 else "nothing learnt"
+        yield _finding(name, last=last, step=step, rate=value_text(rate))
 
 
 def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
@@ -114,49 +109,29 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
     fifth = len(errors) // 5
     before, after = median(errors[:fifth]), median(errors[-fifth:])
     if after > 1.3 * before:
-        yield Finding(
-            "Poor quality: the rate is too high",
-            f"the median error of the last {fifth} steps is {after / before:.2f} times that of the first {fifth}",
-            f"lower learning_rate (now {value_text(rate)}); set validate_every, which measures without single steps' noise",
-        )
+        yield _finding("rate by steps", fifth=fifth, ratio=after / before, rate=value_text(rate))
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:
     found = judge(run.journal)
     if found is not None and found.word == OVERFITTING:
-        yield Finding(
-            "Poor quality: overfitting",
-            found.reason,
-            f"use the checkpoint of step {found.best_step}; then more clips, fewer steps, or a smaller lora.rank",
-        )
+        yield _finding("overfitting", reason=found.reason, best=found.best_step)
     views = (run.plan or {}).get("views", {})
     if views.get("per_window", {}).get("band") in ("high", "risky"):
-        most = views["per_window"]["max"]
-        yield Finding(
-            "Poor quality: overfitting", f"planned by the end: {most} views of a window", str(views.get("advice"))
-        )
+        yield _finding("views", most=views["per_window"]["max"], advice=views.get("advice"))
 
 
 def _slow(run: Run) -> Iterator[Finding]:
     begun = run.steps.first["seconds"] if run.steps.first else {}  # the first one waits for everything to begin
     spent = {phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()}
-    whole = sum(spent.values())
+    whole, now = sum(spent.values()), settings(run)
     if whole <= 0:
         return
-    waiting, now = spent.get("data", 0.0) / whole, settings(run)
-    if waiting > WAITING:
-        yield Finding(
-            "Slow training: steps wait for data",
-            f"{waiting:.0%} of {whole:.0f} s were spent waiting for batches",
-            f"more dataloader_threads (now {now.get('dataloader_threads')}), or cache_dir on a faster disk"
-            + ("; variants 0 encodes each view anew" if now.get("video_config.variants") == 0 else ""),
-        )
-    if spent.get("experts", 0.0) / whole > WAITING:
-        yield Finding(
-            "Slow training: experts are loaded too often",
-            f"{spent['experts'] / whole:.0%} of the time were spent loading experts",
-            f"a longer expert_period (now {now.get('expert_period')}) in a new run",
-        )
+    if (waiting := spent.get("data", 0.0) / whole) > WAITING:
+        anew = "; variants 0 encodes each view anew" if now.get("video_config.variants") == 0 else ""
+        yield _finding("data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew)
+    if (loading := spent.get("experts", 0.0) / whole) > WAITING:
+        yield _finding("experts", share=loading, period=now.get("expert_period"))
 
 
 def _consistency(run: Run) -> Iterator[Finding]:
@@ -171,81 +146,45 @@ def _consistency(run: Run) -> Iterator[Finding]:
     keys = {f"video_config.{key}": cause for key, cause in causes.items()}
     bad = {key: better for key, (is_bad, better) in keys.items() if key in now and is_bad(now[key])}
     if bad:
-        yield Finding(
-            "Poor temporal consistency",
-            "; ".join(f"{key} is {json.dumps(now[key])}" for key in bad),
-            "; ".join(f"{key} {better}" for key, better in bad.items()),
-        )
+        said = "; ".join(f"{key} is {json.dumps(now[key])}" for key in bad)
+        yield _finding("motion", bad=said, better="; ".join(f"{key} {better}" for key, better in bad.items()))
 
 
 def _clips(run: Run) -> Iterator[Finding]:
     clips = [clip for clip in (run.check or {}).get("clips", ()) if clip["used"]]
-    wanted = settings(run).get("video_config.target_fps")
-    repeating = [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]
-    if repeating:
+    wanted, count = value_text(settings(run).get("video_config.target_fps")), len(clips)
+    if repeating := [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
-        yield Finding(
-            "Poor quality: frame rates do not fit",
-            f"{len(repeating)} of {len(clips)} clips are slower ({slowest:g} fps and up) than the {value_text(wanted)} fps "
-            "of training: more than a fifth of their frames are repeated",
-            "clips of a higher rate, or video_config.target_fps near theirs",
-        )
-    hints = [clip for clip in clips if clip.get("warnings")]
-    if hints:
-        yield Finding(
-            "Poor quality: clips and captions",
-            f"{len(hints)} of {len(clips)} clips have remarks, such as {hints[0]['path']}: {hints[0]['warnings'][0]}",
-            "videotune check lists them all",
-        )
-    skipped = (run.check or {}).get("skipped", 0)
-    if skipped:
-        yield Finding("Poor quality: clips and captions", f"{skipped} clips were skipped", "videotune check says why")
+        yield _finding("rates", count=len(repeating), clips=count, slowest=slowest, wanted=wanted)
+    if hints := [clip for clip in clips if clip.get("warnings")]:
+        first = {"path": hints[0]["path"], "warning": hints[0]["warnings"][0]}
+        yield _finding("remarks", count=len(hints), clips=count, **first)
+    if skipped := (run.check or {}).get("skipped", 0):
+        yield _finding("skipped", count=skipped)
 
 
 def _clipped(run: Run) -> Iterator[Finding]:
     limit, known = settings(run).get("max_grad_norm"), run.steps.norms[1]
-    if limit and len(known) >= 20:
-        share = sum(norm > limit for norm in known) / len(known)
-        if share > 0.5:
-            yield Finding(
-                "Poor quality: most gradients are clipped",
-                f"{share:.0%} of the steps were longer than max_grad_norm {limit:g} (median {median(known):.3g})",
-                "a smaller learning_rate or a larger batch where the loss jumps; else a larger max_grad_norm",
-            )
+    if limit and len(known) >= 20 and (share := sum(norm > limit for norm in known) / len(known)) > 0.5:
+        yield _finding("clipped", share=share, limit=limit, median=median(known))
 
 
 def _habits(run: Run) -> Iterator[Finding]:
     now = settings(run)
-    off = [key for key in ("sample_after", "validate_every") if now.get(key) == 0]
-    if off:
-        yield Finding(
-            "Performance tips: regular sampling",
-            f"{' and '.join(off)} 0",
-            "leave them out: `videotune plan` chooses the spacing and prints what it costs",
-        )
+    if off := [key for key in ("sample_after", "validate_every") if now.get(key) == 0]:
+        yield _finding("spacing", keys=" and ".join(off))
     if all(now.get(key) == 0 for key in ("save_every", "backup_after", "backup_every")):
-        yield Finding("Performance tips: back up", "nothing is saved before the end", "backup_after 30, the default")
+        yield _finding("backups")
 
 
 def _stopped(run: Run) -> Iterator[Finding]:
     step, last = run.steps.last, run.last("end")["why"]
     if step and last != "done" and run.config and step < run.config["steps"]:
-        yield Finding(
-            "The run has not come to its end",
-            f"its last step is {step} of {run.config['steps']}" + (f" ({last})" if last else ""),
-            f"if no process works on it: videotune train --out {run.folder} --resume",
-        )
+        why = f" ({last})" if last else ""
+        yield _finding("end", step=step, steps=run.config["steps"], why=why, run=run.folder)
 
 
 CHECKS: Sequence[Callable[[Run], Iterator[Finding]]] = (
-    _out_of_memory,
-    _not_finite,
-    _learning,
-    _overfitting,
-    _consistency,
-    _clips,
-    _clipped,
-    _slow,
-    _habits,
-    _stopped,
+    *(_out_of_memory, _not_finite, _learning, _overfitting, _consistency),
+    *(_clips, _clipped, _slow, _habits, _stopped),
 )
