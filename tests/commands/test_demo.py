@@ -8,6 +8,7 @@ import pytest
 from tests.shell import Patch, Printed
 from videotune.cli.demo import show_demo
 from videotune.commands import demo
+from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.toy.dataset import write_dataset
@@ -71,11 +72,13 @@ def test_the_result_is_a_short_table_and_the_place_of_the_report(capsys: Printed
     assert len(printed.splitlines()) < 20
 
 
-def test_the_picture_shows_before_on_the_left_and_after_on_the_right(tmp_path: Path) -> None:
+def test_the_sheet_shows_a_clips_frames_beside_its_words(tmp_path: Path) -> None:
     from PIL import Image
 
-    dark, bright = np.zeros((17, 64, 64, 3), np.float32), np.ones((17, 64, 64, 3), np.float32)
-    demo.picture(tmp_path / "x.png", ["one", "two"], [dark, dark], [bright, bright])
+    clips = [np.full((17, 64, 64, 3), light, np.float32) for light in (0.0, 1.0)]
+    rows = demo.shown(["one", "two"], clips, "base")
+    assert [words for words, _ in rows] == ["one\nbase", "two\nbase"]
+    write_sheet(tmp_path / "x.png", rows, label=200)
     pixels = np.asarray(Image.open(tmp_path / "x.png"))
-    assert pixels[22 + 32, 200 + 32].tolist() == [0, 0, 0]
-    assert pixels[22 + 32, -50].tolist() == [255, 255, 255]
+    assert pixels[4 + 32, 200 + 32].tolist() == [0, 0, 0]
+    assert pixels[4 + 68 + 32, -50].tolist() == [255, 255, 255]

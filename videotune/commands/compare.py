@@ -13,9 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
 from videotune.config.resolve import resolve
 from videotune.console import bar, echo
-from videotune.data.video_writer import read_video, side_by_side, write_video
+from videotune.data.video_writer import read_video, side_by_side, write_sheet, write_video
 from videotune.errors import VideotuneError
-from videotune.files import digest, path_from, write_json, write_whole
+from videotune.files import digest, path_from, write_json
 from videotune.models.base_model import place, spec_for
 from videotune.records import read_record
 from videotune.reporter.build import write_report
@@ -127,7 +127,8 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
     write_video(folder / f"{name}.mp4", grid, fps, crf=18)
-    sheet(folder / f"{name}.png", list(zip(titles, videos, strict=True)))
+    shown = [[video[i] for i in np.linspace(0, len(video) - 1, SHOWN).round().astype(int)] for video in videos]
+    write_sheet(folder / f"{name}.png", list(zip(titles, shown, strict=True)), label=90)
     return {"steps": [cell.step for cell in cells], "video": f"{name}.mp4", "sheet": f"{name}.png"}
 
 
@@ -137,21 +138,6 @@ def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
     ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
     head = np.asarray(strip)
     return [np.concatenate([head, frame]) for frame in video]
-
-
-def sheet(path: Path, rows: Sequence[tuple[str, Sequence[np.ndarray]]], label: int = 90, scale: int = 1) -> None:
-    """A picture: a row a video, some of its frames from first to last, its words beside them."""
-    height, width = (side * scale for side in rows[0][1][0].shape[:2])
-    gap = 4
-    picture = Image.new("RGB", (label + SHOWN * (width + gap), len(rows) * (height + gap) - gap), "#1c1e21")
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
-    for row, (words, video) in enumerate(rows):
-        top = row * (height + gap)
-        pen.text((8, top + height // 2), words, fill="#e8e8e4", font=font, anchor="lm")
-        for column, index in enumerate(np.linspace(0, len(video) - 1, SHOWN).round().astype(int)):
-            frame = Image.fromarray(video[index]).resize((width, height), Image.Resampling.LANCZOS)
-            picture.paste(frame, (label + column * (width + gap), top))
-    write_whole(path, lambda aside: picture.save(aside, format="PNG"), durable=False)
 
 
 def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:

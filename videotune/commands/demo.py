@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 
 from videotune.commands.check import CheckResult, check
 from videotune.commands.export import exported
@@ -20,8 +19,9 @@ from videotune.commands.plan import PlanResult, plan
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.commands.train import TrainResult, train
 from videotune.console import bar, echo
+from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
-from videotune.files import read_json, write_json, write_whole
+from videotune.files import read_json, write_json
 from videotune.models.base_model import place
 from videotune.models.loading import quietly
 from videotune.models.registry import find
@@ -144,7 +144,12 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     count = len(prompts)
     before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
     rows = [*prompts[:4], *controls[::6]]
-    picture(out / "before_after.png", rows, [*before[:4], *kept[::6]], [*after[:4], *still[::6]])
+    pairs = zip(
+        shown(rows, [*before[:4], *kept[::6]], "base"),
+        shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}"),
+        strict=True,
+    )
+    write_sheet(out / "before_after.png", [row for pair in pairs for row in pair], label=200)
     plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],
@@ -217,20 +222,8 @@ def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> flo
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 
-def picture(path: Path, words: Sequence[str], before: Sequence[np.ndarray], after: Sequence[np.ndarray]) -> None:
-    """A row a prompt: what the base draws on the left, and the LoRA on the right, three frames of each."""
-    height, width = before[0].shape[1:3]
-    label, gap, top, frames = 200, 3, 22, 3
-    half = frames * (width + gap) + 12
-    drawn = Image.new("RGB", (label + 2 * half, top + len(words) * (height + gap)), "white")
-    pen, font = ImageDraw.Draw(drawn), ImageFont.load_default(13)
-    for side, name in enumerate(("base", f"with the LoRA of {TRIGGER}")):
-        pen.text((label + side * half, 3), name, fill="black", font=font)
-    for row, (prompt, *clips) in enumerate(zip(words, before, after, strict=True)):
-        place = top + row * (height + gap)
-        pen.text((4, place + height // 2), prompt, fill="black", font=font, anchor="lm")
-        for side, clip in enumerate(clips):
-            for column, index in enumerate(np.linspace(1, len(clip) - 2, frames).round().astype(int)):
-                left = label + side * half + column * (width + gap)
-                drawn.paste(Image.fromarray(to_bytes(clip[index])), (left, place))
-    write_whole(path, lambda aside: drawn.save(aside, format="PNG"), durable=False)
+def shown(prompts: Sequence[str], clips: Sequence[np.ndarray], by: str) -> list[tuple[str, list[np.ndarray]]]:
+    """A row of a sheet for each prompt: what was drawn of it, in five frames."""
+    places = (np.linspace(1, len(clip) - 2, 5).round().astype(int) for clip in clips)
+    rows = zip(prompts, clips, places, strict=True)
+    return [(f"{prompt}\n{by}", list(to_bytes(clip[each]))) for prompt, clip, each in rows]

@@ -1,4 +1,4 @@
-"""Frames -> a video file, and back; videos side by side.
+"""Frames -> a video file, and back; videos side by side; frames on a sheet.
 
 The same frames give the same bytes, so that two files that differ show two different videos.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from videotune.files import write_bytes
+from videotune.files import write_bytes, write_whole
 from videotune.lazy import av
 
 GAP = 4
@@ -98,3 +98,24 @@ def side_by_side(videos: Sequence[Sequence[NDArray[Any]]], columns: int | None =
         for index, picture in enumerate(out):
             picture[top : top + height, left : left + width] = video[min(index, len(video) - 1)]
     return out
+
+
+def write_sheet(path: Path, rows: Sequence[tuple[str, Sequence[NDArray[Any]]]], label: int) -> None:
+    """A picture, PNG or JPEG by its suffix, with a row for each text and its frames uint8 (H, W, 3), all of one height.
+
+    ``label``: the pixels that texts have on the left.
+    """
+    from PIL import Image, ImageDraw, ImageFont  # light to start
+
+    high = rows[0][1][0].shape[0] + GAP
+    wide = label + max(sum(frame.shape[1] + GAP for frame in frames) for _, frames in rows)
+    sheet = Image.new("RGB", (wide, len(rows) * high + GAP), "#1c1e21")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for row, (text, frames) in enumerate(rows):
+        top, left = GAP + row * high, label
+        pen.multiline_text((GAP, top), text, fill="#e8e8e4", font=font)
+        for frame in frames:
+            sheet.paste(Image.fromarray(frame), (left, top))
+            left += frame.shape[1] + GAP
+    form = "PNG" if path.suffix == ".png" else "JPEG"
+    write_whole(path, lambda aside: sheet.save(aside, format=form, quality=90), durable=False)

@@ -1,7 +1,7 @@
 """Tiny checkpoints of random weights: tokenizers of single characters, and networks by the configs in ``tiny.json``."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -48,7 +48,7 @@ def clip_tokenizer(longest: int) -> Any:
     return transformers.CLIPTokenizer({piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest)
 
 
-TOKENIZERS: Mapping[str, Callable[..., Any]] = {
+TOKENIZERS: dict[str, Callable[..., Any]] = {
     "letters": letters_tokenizer,
     "bytes": bytes_tokenizer,
     "clip": clip_tokenizer,

@@ -14,6 +14,7 @@ import numpy as np
 from videotune.console import bar, echo
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
+from videotune.data.video_writer import write_sheet
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -28,8 +29,8 @@ THUMB = 160
 ROWS = 20
 """Clips on a sheet."""
 
-GAP, LABEL = 6, 360
-"""Pixels between pictures, and for the words beside them."""
+LABEL = 360
+"""Pixels for the words beside the pictures."""
 
 LINES = 9
 """Lines of words that fit beside a clip's pictures."""
@@ -55,13 +56,13 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
             continue
         images = [_thumb(frame) for frame in frames]
         pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
-        rows.append((_label(rows_by_path[clip.path], job.library.roots), images))
+        rows.append((_label(rows_by_path[clip.path], job.library.roots), [np.asarray(image) for image in images]))
         if len(rows) == ROWS:  # a thousand clips' pictures do not wait in memory for one sheet
             sheet += 1
-            _save_sheet(rows, folder / f"sheet-{sheet:03d}.jpg")
+            write_sheet(folder / f"sheet-{sheet:03d}.jpg", rows, LABEL)
             rows = []
     if rows:
-        _save_sheet(rows, folder / f"sheet-{sheet + 1:03d}.jpg")
+        write_sheet(folder / f"sheet-{sheet + 1:03d}.jpg", rows, LABEL)
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
     page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)
@@ -134,22 +135,6 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
     words += [f'"{textwrap.shorten(caption, 130, placeholder=" …")}"'] if caption else []
     lines = [part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)]
     return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
-
-
-def _save_sheet(rows: Sequence[tuple[str, Sequence[Any]]], path: Path) -> None:
-    """One picture with a row for each clip: its words, then its frames."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    wide = LABEL + max(sum(image.width + GAP for image in images) for _, images in rows)
-    sheet = Image.new("RGB", (wide, len(rows) * (THUMB + GAP) + GAP), "#1c1e21")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    for number, (label, images) in enumerate(rows):
-        top, left = GAP + number * (THUMB + GAP), LABEL
-        pen.multiline_text((GAP, top), label, fill="#e8e8e4", font=font)
-        for image in images:
-            sheet.paste(image, (left, top))
-            left += image.width + GAP
-    write_whole(path, lambda aside: sheet.save(aside, quality=90), durable=False)
 
 
 MOST = 200
