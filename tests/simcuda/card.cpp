@@ -14,6 +14,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -50,6 +51,7 @@ struct Block {  // of the card's memory, or of pinned memory
   size_t size;
   bool on_card;
   int stream;  // on which it was allocated
+  size_t taken() const { return (size + 511) / 512 * 512; }  // CUDA's allocator hands out multiples of 512 bytes
   std::vector<Access> accesses;
   std::set<int> recorded;  // streams of record_stream
   Range range(char* begin) const { return {begin, begin + std::max<size_t>(size, 1)}; }
@@ -73,6 +75,8 @@ struct Card {
   bool may_wait = true;
   int streams = 0;
   size_t held = 0, peak = 0;
+  bool explains = false;
+  std::vector<int64_t> at_peak;  // bytes of each block that was held then
 };
 
 Card& card() {
@@ -207,10 +211,18 @@ void free_block(void* address) {
   auto range = block.range(found->first);
   if (block.on_card) find_users(block);
   keep_for_copies(range);
-  if (block.on_card) card().held -= block.size;
+  if (block.on_card) card().held -= block.taken();
   memset(address, 255, block.size);  // NaN in every floating dtype
   card().blocks.erase(found);
   free(address);
+}
+
+void note_peak() {
+  card().peak = card().held;
+  if (!card().explains) return;
+  card().at_peak.clear();
+  for (auto& [_, block] : card().blocks)
+    if (block.on_card) card().at_peak.push_back(block.taken());
 }
 
 struct Memory final : c10::Allocator {
@@ -222,8 +234,8 @@ struct Memory final : c10::Allocator {
     size_t taken = std::max<size_t>(size, 512);
     TORCH_CHECK(posix_memalign(&address, 512, taken) == 0);
     memset(address, 255, taken);
-    card().blocks[(char*)address] = {size, on_card, current, {}, {}};
-    if (on_card) card().peak = std::max(card().peak, card().held += size);
+    auto& block = card().blocks[(char*)address] = {size, on_card, current, {}, {}};
+    if (on_card && (card().held += block.taken()) > card().peak) note_peak();
     return {address, address, &free_block, on_card ? Device(kCUDA, 0) : Device(kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -536,6 +548,20 @@ void by_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call(op, stack).run();
 }
 
+// As a card has it, attention that keeps no matrix of tokens by tokens: the CPU's own, where that can do it.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
+                 bool causal, std::optional<double> scale, bool grouped) {
+  bool plain = q.dim() == 4 && q.size(-1) == v.size(-1) && dropout == 0 && !grouped;
+  if (!plain || (mask && mask->requires_grad()))
+    return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, grouped);
+  auto added = mask;
+  if (mask && mask->scalar_type() == kBool)
+    added = at::zeros_like(*mask, q.options()).masked_fill_(mask->logical_not(), -INFINITY);
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, added, scale));
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) { m.impl("scaled_dot_product_attention", attention); }
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
@@ -544,6 +570,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", item);
   m.impl("record_stream", record_stream);
+  m.impl("scaled_dot_product_attention", attention);
   for (auto name : {"convolution", "convolution_backward"})  // torch's own choose a backend by the device
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
@@ -614,5 +641,7 @@ TORCH_LIBRARY(simcuda, m) {
   m.def("waits() -> str[]", [] { return std::exchange(card().waits, {}); });
   m.def("held() -> int", [] { return (int64_t)card().held; });
   m.def("peak(bool forget) -> int", &peak);
+  m.def("explain_peak(bool yes) -> ()", [](bool yes) { card().explains = yes; });
+  m.def("at_peak() -> int[]", [] { return card().at_peak; });
 }
 }  // namespace
