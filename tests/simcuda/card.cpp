@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -52,6 +53,7 @@ struct Block {  // of the card's memory, or of pinned memory
   bool on_card;
   int stream;  // on which it was allocated
   size_t taken() const { return (size + 511) / 512 * 512; }  // CUDA's allocator hands out multiples of 512 bytes
+  size_t pinned() const { return std::bit_ceil(size); }      // and its pinned memory comes in powers of two
   std::vector<Access> accesses;
   std::set<int> recorded;  // streams of record_stream
   Range range(char* begin) const { return {begin, begin + std::max<size_t>(size, 1)}; }
@@ -75,6 +77,7 @@ struct Card {
   bool may_wait = true;
   int streams = 0;
   size_t held = 0, peak = 0;
+  std::multiset<size_t> pinned, unused;  // pinned pieces in use, and freed ones that torch's allocator keeps
   bool explains = false;
   std::vector<int64_t> at_peak;  // bytes of each block that was held then
 };
@@ -211,7 +214,10 @@ void free_block(void* address) {
   auto range = block.range(found->first);
   if (block.on_card) find_users(block);
   keep_for_copies(range);
-  if (block.on_card) card().held -= block.taken();
+  if (block.on_card)
+    card().held -= block.taken();
+  else
+    card().unused.insert(card().pinned.extract(block.pinned()));
   memset(address, 255, block.size);  // NaN in every floating dtype
   card().blocks.erase(found);
   free(address);
@@ -225,6 +231,11 @@ void note_peak() {
     if (block.on_card) card().at_peak.push_back(block.taken());
 }
 
+void pin(size_t size) {
+  auto kept = card().unused.extract(size);
+  kept ? card().pinned.insert(std::move(kept)) : card().pinned.insert(size);
+}
+
 struct Memory final : c10::Allocator {
   bool on_card;
   explicit Memory(bool on_card) : on_card(on_card) {}
@@ -236,6 +247,7 @@ struct Memory final : c10::Allocator {
     memset(address, 255, taken);
     auto& block = card().blocks[(char*)address] = {size, on_card, current, {}, {}};
     if (on_card && (card().held += block.taken()) > card().peak) note_peak();
+    if (!on_card) pin(block.pinned());
     return {address, address, &free_block, on_card ? Device(kCUDA, 0) : Device(kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
@@ -619,6 +631,13 @@ void host_waits_for_all() {
   host_waits(all, "");
 }
 
+int64_t pinned_bytes() {
+  size_t sum = 0;
+  for (auto* pieces : {&card().pinned, &card().unused})
+    for (size_t size : *pieces) sum += size;
+  return sum;
+}
+
 int64_t peak(bool forget) {
   auto found = card().peak;
   if (forget) card().peak = card().held;
@@ -641,6 +660,8 @@ TORCH_LIBRARY(simcuda, m) {
   m.def("waits() -> str[]", [] { return std::exchange(card().waits, {}); });
   m.def("held() -> int", [] { return (int64_t)card().held; });
   m.def("peak(bool forget) -> int", &peak);
+  m.def("pinned() -> int", &pinned_bytes);
+  m.def("empty_host_cache() -> ()", [] { card().unused.clear(); });
   m.def("explain_peak(bool yes) -> ()", [](bool yes) { card().explains = yes; });
   m.def("at_peak() -> int[]", [] { return card().at_peak; });
 }

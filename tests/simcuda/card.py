@@ -158,6 +158,7 @@ def enable() -> None:
     ops.enable()
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
+    torch.accelerator.empty_host_cache = ops.empty_host_cache  # type: ignore[assignment]
     torch.Tensor.record_stream = _record_stream  # type: ignore[assignment]
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
