@@ -28,7 +28,7 @@ _LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
 _KEPT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
 Codes = dict[torch.device, Tensor]
-"""The 256 numbers that NFLOAT_4's scales are rounded to: one tensor for all layers of a network, by the device it began on."""
+"""The 256 numbers that NFLOAT_4's scales are rounded to, one tensor for all layers of a network, by its first device."""
 
 Form = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor that is kept of a weight."""

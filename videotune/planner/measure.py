@@ -197,6 +197,12 @@ PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "o
 """What comes after each mark of a step's clock."""
 
 
+FIRST = "first block"
+PASSES = ("forward", "backward", FIRST)
+"""Phases of a micro-batch: "backward" is that of what comes after the blocks and of the last block, FIRST the first block's
+and what comes before it. The blocks between them are calculated: their moments lie on a straight line."""
+
+
 @dataclass
 class FakeNetwork:
     """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
@@ -287,14 +293,29 @@ class FakeRun:
             states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
-            hooks = [
+            hooks: list[Any] = [
                 p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
             ]
+            hooks += self._apart(net.net, ledger)
             settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
             clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
             train_step(settings, net.net, trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
+
+    def _apart(self, net: nn.Module, ledger: Ledger) -> list[Any]:
+        """Hooks by which the backward passes of the last and of the first block are phases of their own."""
+        blocks = [block for path in self.family.spec.blocks for block in net.get_submodule(path).children()]
+
+        def begin(block: nn.Module, phase: str) -> Any:
+            def returned(_block: nn.Module, _given: Any, out: Any) -> None:
+                first = next((x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad), None)
+                if first is not None:
+                    first.register_hook(lambda _: ledger.phase(phase))
+
+            return block.register_forward_hook(returned)
+
+        return [begin(blocks[-2], ""), begin(blocks[0], FIRST)] if len(blocks) > 1 else []
 
     def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
         """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
