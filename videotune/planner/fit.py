@@ -21,7 +21,7 @@ from videotune.planner import memory
 from videotune.planner.cards import USUAL, Card, known_card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
-from videotune.planner.memory import Choice, Fixed, Need, StepSpec
+from videotune.planner.memory import Fixed, Need, StepSpec
 from videotune.trainer.components import DTYPES, dtype_name, local_device, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all

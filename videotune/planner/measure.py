@@ -237,6 +237,11 @@ class FakeRun:
             path: [_bytes(block) for block in net.get_submodule(path).children()] for path in self.family.spec.blocks
         }
 
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of the weights of the whole network; without adapters."""
+        return _bytes(self._denoiser())
+
     @property
     def depths(self) -> dict[str, int]:
         """The number of blocks of each list of the whole network."""

@@ -24,6 +24,7 @@ from videotune.models.registry import find
 from videotune.planner.cards import REACHED, Card
 from videotune.planner.measure import FEW, FIRST, MORE, PASSES, FakeRun, Parts, Reading, plus
 from videotune.trainer.components import DTYPES, weights_of
+from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
@@ -37,8 +38,10 @@ ROOM = 2**30
 
 @dataclass(frozen=True)
 class Choice:
-    """Samples of a forward pass, gradient checkpointing, how many of the blocks are streamed, and whether a step has
-    several passes, so that gradients of one are there during the next."""
+    """Samples of a forward pass, gradient checkpointing, and how many of the blocks are streamed.
+
+    ``accumulates``: a step has several passes, and the gradients of one are there during the next.
+    """
 
     micro_batch: int
     checkpointing: str
@@ -50,10 +53,11 @@ class Choice:
 class StepSpec:
     """A whole network's step: readings with one and with two samples for OFF and ON.
 
-    ``blocks``: bytes of each block's weights; ``trained``: of those in it that train; ``kept``: activations that each
-    block keeps of one sample from forward to backward, for OFF and ON. ``elsewhere``: what the run holds when no step runs, by phase, each in
-    several ways, the plainest first. ``work``: (tokens of a sample, operations of a step with it, all blocks computed again)
-    of up to three shapes. ``moments``: the optimizer's state as a share of what was read.
+    ``blocks``: bytes of each block's weights; ``trained``: of those that train, in each block and then in all else;
+    ``kept``: bytes that each block keeps of one sample from forward to backward, for OFF and ON. ``elsewhere``: what the run
+    holds when no step runs, by phase, each in several ways, the plainest first. ``work``: (tokens of a sample, operations of
+    a step with it, all blocks computed again) of up to three shapes. ``moments``: the optimizer's state as a share of what
+    was read.
     """
 
     one: Mapping[str, Reading]
@@ -327,7 +331,7 @@ class PlanInputs:
                 "configs": configs,
                 "dtype": self.dtype,
                 "weights": asdict(weights_of(config, self.dtype)),
-                "method": [config.training_method, config.transformer.train, config.transformer.layers],
+                "method": [config.training_method, config.transformer.train, config.transformer.layers, config.experts],
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
                 "ema": config.ema.model_dump(mode="json"),
@@ -387,17 +391,29 @@ def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
     blocks = tuple(size for sizes in run.blocks.values() for size in sizes)
     full = config.training_method == "FINE_TUNE" and config.transformer.train
     readings = [(mode, [run.deep_step(shape, n, mode) for n in (1, 2)]) for mode in MODES]
+    outside = run.weights - sum(blocks)
     spec = StepSpec(
         one={mode: one for mode, (one, _) in readings},
         two={mode: two for mode, (_, two) in readings},
         blocks=blocks,
-        trained=blocks if full else (0,) * len(blocks),
+        trained=(*blocks, outside) if full else (0,) * len(blocks),
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
         elsewhere=elsewhere(run, inputs) if encoders else {},
         moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
     )
+    experts = len(trained(inputs.spec, config)) if config.transformer.train else 1
+    spec = spec.changed(lambda reading, _: with_experts(reading, experts))
     return with_text(spec, run) if config.text_in_step else spec
+
+
+def with_experts(reading: Reading, count: int) -> Reading:
+    """Of so many experts that train in turns all adapters, optimizers and averages stay in memory."""
+    stay = ("trained", "optimizer", "ema")
+    more = {
+        name: {part: size for part, size in parts.items() if part in stay} for name, parts in reading.phases.items()
+    }
+    return Reading({name: plus(parts, more[name], count - 1) for name, parts in reading.phases.items()}, reading.flops)
 
 
 def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
