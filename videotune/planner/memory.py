@@ -188,18 +188,16 @@ def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[
 
     def at(phase: str, i: int) -> tuple[str, Parts]:
         parts, mode = readings[modes[i]][phase], modes[i]
-        before = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
-        behind = round((len(modes) - 1 - i) * each)
-        return phase, plus(
-            {**parts, "gradients": whole} if choice.accumulates else parts,
-            {"activations": before + kept[mode][i] - sum(kept[mode]), "gradients": 0 if choice.accumulates else behind},
-        )
+        more = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
+        more += 0 if phase == FIRST else kept[mode][i] - sum(kept[mode])
+        behind = -i if phase == FIRST else len(modes) - 1 - i
+        gradients = whole if choice.accumulates else parts.get("gradients", 0) + round(behind * each)
+        return phase, {**parts, "activations": parts["activations"] + more, "gradients": gradients}
 
     yield at("forward", len(modes) - 1)
-    yield from (at("backward", i) for i in range(len(modes)))
-    for name, parts in last.items():
-        if name not in ("forward", "backward"):
-            yield name, readings[modes[0]][FIRST] if name == FIRST else parts
+    for i, size in enumerate(spec.kept[OFF]):  # blocks of another list than the last are like the first
+        yield at(FIRST if FIRST in last and (i == 0 or size != spec.kept[OFF][-1]) else "backward", i)
+    yield from ((name, parts) for name, parts in last.items() if name not in PASSES)
 
 
 HOST_A_BYTE = 8.0
