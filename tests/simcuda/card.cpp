@@ -583,7 +583,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_local_scalar_dense", item);
   m.impl("record_stream", record_stream);
   m.impl("scaled_dot_product_attention", attention);
-  for (auto name : {"convolution", "convolution_backward"})  // torch's own choose a backend by the device
+  for (auto name : {"convolution", "convolution_backward", "silu_backward"})  // torch's own choose by the device
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 

@@ -133,6 +133,9 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "memory_reserved": lambda *_: ops.held(),
         "max_memory_allocated": lambda *_: ops.peak(False),
         "max_memory_reserved": lambda *_: ops.peak(False),
+        "memory_stats_as_nested_dict": lambda *_: dict.fromkeys(
+            ("allocated_bytes", "reserved_bytes"), {"all": {"peak": ops.peak(False)}}
+        ),
         "reset_peak_memory_stats": lambda *_: ops.peak(True),
         "mem_get_info": lambda *_: (MEMORY - ops.held(), MEMORY),
         "current_stream": lambda *_: Stream(number=ops.current()),

@@ -273,15 +273,9 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
     return memory.need(own_share(job, spec), choice).allocated
 
 
-def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
-    """What a CUDA device has held at the most, beside what was planned; None of another device."""
-    if device.type != "cuda":
-        return None
-    return {
-        "allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
-        "planned_bytes": planned_bytes(job, dtype_name(job.config)),
-    }
+def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
+    """What a CUDA device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
+    return {**held, "planned_bytes": planned_bytes(job, dtype_name(job.config))} if held else None
 
 
 def reopened(job: Job) -> Job:
