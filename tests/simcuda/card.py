@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -133,9 +134,7 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "memory_reserved": lambda *_: ops.held(),
         "max_memory_allocated": lambda *_: ops.peak(False),
         "max_memory_reserved": lambda *_: ops.peak(False),
-        "memory_stats_as_nested_dict": lambda *_: dict.fromkeys(
-            ("allocated_bytes", "reserved_bytes"), {"all": {"peak": ops.peak(False)}}
-        ),
+        "memory_stats_as_nested_dict": lambda *_: defaultdict(lambda: {"all": {"peak": ops.peak(False)}}),
         "reset_peak_memory_stats": lambda *_: ops.peak(True),
         "mem_get_info": lambda *_: (MEMORY - ops.held(), MEMORY),
         "current_stream": lambda *_: Stream(number=ops.current()),

@@ -6,20 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.read_runs import of_kind
 from tests.runs import open_run, prepare
+from tests.shell import train
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import QUIET, Lab
+from videotune.errors import DONE
+from videotune.models.registry import find
 from videotune.planner import fit, memory
 from videotune.trainer import loop
 from videotune.trainer.components import dtype_name
-from videotune.trainer.resolve_config import Overrides
+from videotune.validation.selection import preview_settings
 
 OFF = 0.05
 """By so much a plan may be off."""
-WIDE = {"num_attention_heads": 8, "ffn_dim": 384}
-"""Of Wan's transformers, so that activations and weights of blocks are most of what is held."""
+WIDE = {
+    "wan": {"num_attention_heads": 8, "ffn_dim": 384},
+    "hunyuan_video": {"num_single_layers": 4},
+    "hidream": {"num_single_layers": 4},
+}
+"""Of transformers' configs: weights and activations of blocks are most of what is held, and there are several of a kind."""
 PLAIN = ("train_dtype=FLOAT_32", "steps=4")
 SIZES = {"hidream": ("resolution=96x96",), "ltx_video": ("resolution=256x256", "first_frame_probability=0")}
 """Of the families that take no 128 x 128; a plan of LTX-Video is otherwise of a step with a given frame, which few have."""
@@ -56,7 +65,7 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
     lab, found = Lab(Path(folder)), {}
     card.ops.explain_peak(True)
     for name, own in ways.items():
-        variant, wide = "t2v-a14b" if name == "two experts" else None, WIDE if family == "wan" else {}
+        variant, wide = "t2v-a14b" if name == "two experts" else None, WIDE.get(family, {})
         words = lab.words(
             family,
             *PLAIN,
@@ -99,3 +108,48 @@ def test_steps_hold_what_is_planned(tmp_path: Path) -> None:
 def test_steps_of_every_family(family: str, tmp_path: Path) -> None:
     ways = {"OFF": sets("OFF", 0), "ON": sets("ON", 0), "OFF 0.5": sets("OFF", 0.5), "away": sets("CPU_OFFLOADED", 0.5)}
     assert wrong(on_card(held, tmp_path, family, ways)) == {}
+
+
+def between(folder: str) -> dict[str, Any]:
+    """Bytes planned and held while a caption is encoded, the dearest clip, and while a preview is decoded."""
+    lab, found, device = Lab(Path(folder)), {}, torch.device("cuda")
+    job = open_run(lab.words("wan", *PLAIN, "resolution=128x128", "sample_after=2"), lab.folder / "run").job
+    assert job.base is not None
+    family, shape = find("wan")(job.base.folder, device, torch.float32), job.shapes[0]
+    size = family.spec.rules.latent_size(preview_settings(job).shape)
+    latents = torch.zeros(family.spec.latent_channels, *size)
+    work = {
+        "encoding text": ("text_encoder", lambda: family.encode_text(["a red circle " * 200])),
+        "encoding clips": ("vae", lambda: family.encode_video(torch.zeros(3, shape.frames, shape.height, shape.width))),
+        "preview": ("vae", lambda: family.decode(latents)),
+    }
+    spec = memory.step_spec(job, "FLOAT_32")
+    for name, (part, call) in work.items():
+        before = card.ops.held()
+        card.ops.peak(True)
+        call()
+        family.free(part)
+        found[name] = [sum(spec.elsewhere[name]["unchanged"].values()), card.ops.peak(False) - before, None]
+    return found
+
+
+def test_encoders_and_previews_hold_what_is_planned(tmp_path: Path) -> None:
+    assert wrong(on_card(between, tmp_path)) == {}
+
+
+def reported(folder: str) -> list[dict[str, int]]:
+    """The memory that a run tells at its end: of steps alone, and with previews that hold more, and validation."""
+    lab, found = Lab(Path(folder)), []
+    for name, own in {
+        "quiet": QUIET,
+        "busy": ("sample_after=2", "sample.resolution=128x128", "sample.steps=1"),
+    }.items():
+        run = lab.folder / name
+        assert train(lab.words("wan", *PLAIN, *own), run) == DONE
+        found.append(of_kind(run, "end")[0]["memory"])
+    return found
+
+
+def test_the_peak_that_is_told_is_of_steps_alone(tmp_path: Path) -> None:
+    quiet, busy = on_card(reported, tmp_path)
+    assert quiet["allocated_bytes"] == busy["allocated_bytes"] > 0

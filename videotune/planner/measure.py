@@ -193,7 +193,13 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
+KEPT = "kept"
+PHASES = {
+    "start": ["forward"],
+    "forward": [KEPT, "backward"],  # the moment between the two
+    "backward": ["optimizer"],
+    "optimizer": ["end"],
+}
 """What comes after each mark of a step's clock."""
 
 
@@ -303,7 +309,12 @@ class FakeRun:
             ]
             hooks += self._apart(net.net, ledger)
             settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
-            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
+
+            def ended(phase: str) -> None:
+                for name in PHASES[phase]:
+                    ledger.phase(name)
+
+            clock = Clock(torch.device("cpu"), ended)
             train_step(settings, net.net, trainable, prepared, clock)
         for hook in hooks:
             hook.remove()

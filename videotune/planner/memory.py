@@ -22,7 +22,7 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner.cards import REACHED, Card
-from videotune.planner.measure import FEW, FIRST, MORE, PASSES, FakeRun, Parts, Reading, plus
+from videotune.planner.measure import FEW, FIRST, KEPT, MORE, PASSES, FakeRun, Parts, Reading, plus
 from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
@@ -197,7 +197,7 @@ def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[
     yield at("forward", len(modes) - 1)
     for i, size in enumerate(spec.kept[OFF]):  # blocks of another list than the last are like the first
         yield at(FIRST if FIRST in last and (i == 0 or size != spec.kept[OFF][-1]) else "backward", i)
-    yield from ((name, parts) for name, parts in last.items() if name not in PASSES)
+    yield from ((name, parts) for name, parts in last.items() if name not in (*PASSES, KEPT))
 
 
 HOST_A_BYTE = 8.0
@@ -448,7 +448,7 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
     for path, count in run.depths.items():
         depths = few[path], min(MORE, count)
         readings = [run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in depths]
-        before, after = (reading.phases["forward"].get("activations", 0) for reading in readings)
+        before, after = (reading.phases[KEPT].get("activations", 0) for reading in readings)
         found += [max(0, after - before) // max(1, depths[1] - depths[0])] * count
     return tuple(found)
 
