@@ -49,6 +49,11 @@ def reading(weights: int, activations: int, flops: float) -> Reading:
     )
 
 
+def peak(seen: Reading) -> int:
+    """The most bytes that were held at once."""
+    return max(sum(parts.values()) for parts in seen.phases.values())
+
+
 def facts(full: bool = False) -> StepSpec:
     """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where the block is computed again."""
     blocks = (100 * MB,) * 10
@@ -345,7 +350,7 @@ def test_a_real_step_holds_what_was_read(
     run.piece = 1  # as a CPU's allocator
     real = find(family)(folder, torch.device("cpu"), torch.float32, run.family.weights)
     held = held_by_a_real_step(real, run.config, shape, 2, checkpointing)
-    assert run.deep_step(shape, 2, checkpointing).peak == pytest.approx(held, rel=0.05 if image else 0.02)
+    assert peak(run.deep_step(shape, 2, checkpointing)) == pytest.approx(held, rel=0.05 if image else 0.02)
 
 
 def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> None:
@@ -391,7 +396,7 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
     shape, depths = ClipShape(9, 192, 192, 16.0), tuple(seen.depths.items())
     assert [count for _, count in depths] == [6]
     shallow, really = seen.deep_step(shape, 1, "ON"), seen.step(shape, 1, "ON", depths)
-    assert shallow.peak == pytest.approx(really.peak, rel=0.005)
+    assert peak(shallow) == pytest.approx(peak(really), rel=0.005)
     assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
     for phase, parts in really.phases.items():
         assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase

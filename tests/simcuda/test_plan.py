@@ -142,7 +142,7 @@ def reported(folder: str) -> list[dict[str, int]]:
     lab, found = Lab(Path(folder)), []
     for name, own in {
         "quiet": QUIET,
-        "busy": ("sample_after=2", "sample.resolution=128x128", "sample.steps=1"),
+        "busy": ("sample_after=2", "sample.resolution=384x384", "sample.steps=1"),
     }.items():
         run = lab.folder / name
         assert train(lab.words("wan", *PLAIN, *own), run) == DONE

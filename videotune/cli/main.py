@@ -85,10 +85,8 @@ def main() -> None:
 
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    if not any(name in os.environ for name in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = (
-            "expandable_segments:True"  # less memory is lost between tensors; torch reads it later
-        )
+    if not any(name in os.environ for name in ALLOCATOR):  # torch reads it later; less memory is lost between tensors
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C

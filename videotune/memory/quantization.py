@@ -188,9 +188,8 @@ class QuantizedLinear(nn.Linear):
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if name == "code":  # the same constants in every layer
-            if tensor.device not in self._codes:  # a copy: bitsandbytes keeps its own, and streaming moves this one
-                self._codes[tensor.device] = tensor.clone()
-            self.register_buffer(name, self._codes[tensor.device], persistent=False)
+            # a copy: bitsandbytes keeps its own, and streaming moves this one
+            self.register_buffer(name, self._codes.setdefault(tensor.device, tensor.clone()), persistent=False)
         else:
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 

@@ -90,8 +90,7 @@ def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     leaves, fraction = forced(config, batch), config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
     own = config.gradient_checkpointing
-    size = leaves.micro_batch or config.micro_batch_size
-    return replace(leaves, micro_batch=size, checkpointing=own, streamed=streamed)
+    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits, leaves.accumulates)
 
 
 def own_share(job: Job, spec: StepSpec) -> StepSpec:
@@ -117,10 +116,8 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     batch = max(pass_samples(job))
     own = fixed(config, len(spec.blocks), batch)
     if vram is None:
-        checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
-        own = replace(
-            own, micro_batch=own.micro_batch or batch, checkpointing=checkpointing, streamed=own.streamed or 0
-        )
+        mode = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
+        own = replace(own, micro_batch=own.micro_batch or batch, checkpointing=mode, streamed=own.streamed or 0)
     found = memory.fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     training = found or memory.smallest(spec, batch, own)
     away = memory.others(spec, training, vram)

@@ -22,7 +22,7 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner.cards import REACHED, Card
-from videotune.planner.measure import FEW, FIRST, KEPT, MORE, PASSES, FakeRun, Parts, Reading, plus
+from videotune.planner.measure import FEW, FIRST, KEPT, MORE, PASSES, FakeRun, Parts, Reading, plus, weight_bytes
 from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
@@ -57,7 +57,7 @@ class StepSpec:
     ``kept``: bytes that each block keeps of one sample from forward to backward, for OFF and ON. ``elsewhere``: what the run
     holds when no step runs, by phase, each in several ways, the plainest first. ``work``: (tokens of a sample, operations of
     a step with it, all blocks computed again) of up to three shapes. ``moments``: the optimizer's state as a share of what
-    was read.
+    was read. ``experts``: so many train in turns, and what trains of each, with its state and average, stays in memory.
     """
 
     one: Mapping[str, Reading]
@@ -68,6 +68,7 @@ class StepSpec:
     work: tuple[tuple[Count, Number], ...] = ()
     elsewhere: Mapping[str, Mapping[str, Parts]] = field(default_factory=dict)
     moments: Number = 1.0
+    experts: Count = 1
 
     def at(self, mode: str, samples: int) -> Reading:
         """The reading with so many samples: between one and two every number goes in a straight line, and on from there."""
@@ -152,7 +153,9 @@ def need(spec: StepSpec, choice: Choice) -> Need:
         here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
         updating = ("activations",) if name not in PASSES else ()  # float32 gradients of masters
         for part in ("trained", "optimizer", "ema", "gradients", *updating):
-            here[part] = round(here.get(part, 0) * stays)
+            here[part] = round(
+                here.get(part, 0) * stays * (1 if part in ("gradients", "activations") else spec.experts)
+            )
         here["ring"] = slots
         return {part: size for part, size in here.items() if size > 0}
 
@@ -179,9 +182,8 @@ def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[
     modes = [ON if i in again else OFF for i in range(len(spec.blocks))]
     readings = {mode: spec.at(mode, choice.micro_batch).phases for mode in MODES}
     kept = {mode: [choice.micro_batch * size for size in spec.kept[mode]] for mode in MODES}
-    ahead = (
-        1 if choice.checkpointing == CPU_OFFLOADED else len(modes)
-    )  # blocks before this one with inputs on the device
+    # blocks before the one that computes whose inputs are on the device
+    ahead = 1 if choice.checkpointing == CPU_OFFLOADED else len(modes)
     last = readings[modes[-1]]
     whole = max(last[name].get("gradients", 0) for name in PASSES if name in last)
     each = (whole - last["backward"].get("gradients", 0)) / max(1, len(modes) - 1)
@@ -389,29 +391,18 @@ def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
     blocks = tuple(size for sizes in run.blocks.values() for size in sizes)
     full = config.training_method == "FINE_TUNE" and config.transformer.train
     readings = [(mode, [run.deep_step(shape, n, mode) for n in (1, 2)]) for mode in MODES]
-    outside = run.weights - sum(blocks)
     spec = StepSpec(
         one={mode: one for mode, (one, _) in readings},
         two={mode: two for mode, (_, two) in readings},
         blocks=blocks,
-        trained=(*blocks, outside) if full else (0,) * len(blocks),
+        trained=(*blocks, weight_bytes(run.denoiser()) - sum(blocks)) if full else (0,) * len(blocks),
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
         elsewhere=elsewhere(run, inputs) if encoders else {},
         moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
+        experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
-    experts = len(trained(inputs.spec, config)) if config.transformer.train else 1
-    spec = spec.changed(lambda reading, _: with_experts(reading, experts))
     return with_text(spec, run) if config.text_in_step else spec
-
-
-def with_experts(reading: Reading, count: int) -> Reading:
-    """Of so many experts that train in turns all adapters, optimizers and averages stay in memory."""
-    stay = ("trained", "optimizer", "ema")
-    more = {
-        name: {part: size for part, size in parts.items() if part in stay} for name, parts in reading.phases.items()
-    }
-    return Reading({name: plus(parts, more[name], count - 1) for name, parts in reading.phases.items()}, reading.flops)
 
 
 def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
