@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic kernels; read when CUDA starts
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # as the program itself sets it
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the program itself sets it
 
 import torch
 from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks

@@ -29,13 +29,16 @@ CPU = torch.device("cpu")
 BLOCKS = 8
 
 
-def deepen(base: Path, folder: Path, blocks: int = BLOCKS) -> Path:
-    """The same checkpoint with so many blocks in its transformers, every weight drawn anew, biases and norms too."""
+def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path:
+    """The same checkpoint with so many blocks in its transformers, every weight drawn anew, biases and norms too.
+
+    ``wider``: other numbers of the transformers' configs.
+    """
     import diffusers
 
     shutil.copytree(base, folder)
     for part in sorted(path for path in folder.glob("transformer*") if path.is_dir()):
-        config = json.loads((part / "config.json").read_text()) | {"num_layers": blocks}
+        config = json.loads((part / "config.json").read_text()) | {"num_layers": blocks, **wider}
         if "llama_layers" in config:  # one for each block
             config["llama_layers"] = [0] * (blocks + config["num_single_layers"])
         cls = getattr(diffusers, config["_class_name"])

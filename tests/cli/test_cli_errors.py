@@ -1,6 +1,7 @@
 """The command line as a person meets it: exit codes, one helpful sentence for each mistake, and nothing heavy for help."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -101,6 +102,27 @@ def a_run(tmp_path_factory: pytest.TempPathFactory, model: Path, clips: Path) ->
 def test_the_module_says_its_version() -> None:
     done = subprocess.run([sys.executable, "-m", "videotune", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"videotune {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, ["expandable_segments:True", None]),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, [None, "backend:native"]),
+        ({"PYTORCH_ALLOC_CONF": ""}, ["", None]),
+    ],
+)
+def test_the_allocator_grows_segments_unless_the_user_configures_it(own: dict[str, str], expected: list[str]) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    program = (
+        "import atexit, json, os, runpy, sys\n"
+        f"atexit.register(lambda: print(json.dumps([os.environ.get(name) for name in {names}])))\n"
+        "runpy.run_module('videotune', run_name='__main__', alter_sys=True)\n"
+    )
+    others = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, env=others | own, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
 
 
 def imported(*words: str | Path) -> tuple[int, set[str]]:

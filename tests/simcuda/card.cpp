@@ -14,12 +14,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <map>
@@ -53,6 +55,8 @@ struct Block {  // of the card's memory, or of pinned memory
   size_t size;
   bool on_card;
   int stream;  // on which it was allocated
+  size_t taken() const { return (size + 511) / 512 * 512; }  // CUDA's allocator hands out multiples of 512 bytes
+  size_t pinned() const { return std::bit_ceil(size); }      // and its pinned memory comes in powers of two
   std::vector<Access> accesses;
   std::set<int> recorded;  // streams of record_stream
   Range range(char* begin) const { return {begin, begin + std::max<size_t>(size, 1)}; }
@@ -81,6 +85,9 @@ struct Card {
   std::string planted;  // a fault, for the tests of this card itself
   int streams = 0;
   size_t held = 0, peak = 0;
+  std::multiset<size_t> pinned, unused;  // pinned pieces in use, and freed ones that torch's allocator keeps
+  bool explains = false;
+  std::vector<int64_t> at_peak;  // bytes of each block that was held then
 };
 
 Card& card() {
@@ -215,10 +222,26 @@ void free_block(void* address) {
   auto range = block.range(found->first);
   if (block.on_card) find_users(block);
   keep_for_copies(range);
-  if (block.on_card) card().held -= block.size;
+  if (block.on_card)
+    card().held -= block.taken();
+  else
+    card().unused.insert(card().pinned.extract(block.pinned()));
   memset(address, 255, block.size);  // NaN in every floating dtype
   card().blocks.erase(found);
   free(address);
+}
+
+void note_peak() {
+  card().peak = card().held;
+  if (!card().explains) return;
+  card().at_peak.clear();
+  for (auto& [_, block] : card().blocks)
+    if (block.on_card) card().at_peak.push_back(block.taken());
+}
+
+void pin(size_t size) {
+  auto kept = card().unused.extract(size);
+  kept ? card().pinned.insert(std::move(kept)) : card().pinned.insert(size);
 }
 
 void* new_block(size_t size, bool on_card) {
@@ -227,8 +250,9 @@ void* new_block(size_t size, bool on_card) {
   size_t taken = std::max<size_t>(size, 512);
   TORCH_CHECK(posix_memalign(&address, 512, taken) == 0);
   memset(address, 255, taken);
-  card().blocks[(char*)address] = {size, on_card, current, {}, {}};
-  if (on_card) card().peak = std::max(card().peak, card().held += size);
+  auto& block = card().blocks[(char*)address] = {size, on_card, current, {}, {}};
+  if (on_card && (card().held += block.taken()) > card().peak) note_peak();
+  if (!on_card) pin(block.pinned());
   return address;
 }
 
@@ -594,6 +618,20 @@ void by_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call(op, stack).run();
 }
 
+// As a card has it, attention that keeps no matrix of tokens by tokens: the CPU's own, where that can do it.
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
+                 bool causal, std::optional<double> scale, bool grouped) {
+  bool plain = q.dim() == 4 && q.size(-1) == v.size(-1) && dropout == 0 && !grouped;
+  if (!plain || (mask && mask->requires_grad()))
+    return at::native::scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale, grouped);
+  auto added = mask;
+  if (mask && mask->scalar_type() == kBool)
+    added = at::zeros_like(*mask, q.options()).masked_fill_(mask->logical_not(), -INFINITY);
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout, causal, added, scale));
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) { m.impl("scaled_dot_product_attention", attention); }
+
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>()); }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
@@ -602,7 +640,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", item);
   m.impl("record_stream", record_stream);
-  for (auto name : {"convolution", "convolution_backward"})  // torch's own choose a backend by the device
+  m.impl("scaled_dot_product_attention", attention);
+  for (auto name : {"convolution", "convolution_backward", "silu_backward"})  // torch's own choose by the device
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
@@ -615,6 +654,19 @@ void enable() {
   if (!hooks->hasCUDA()) *(void**)hooks = *(void**)new Hooks;
 }
 
+int64_t pinned_bytes() {
+  size_t sum = 0;
+  for (auto* pieces : {&card().pinned, &card().unused})
+    for (size_t size : *pieces) sum += size;
+  return sum;
+}
+
+int64_t peak(bool forget) {
+  auto found = card().peak;
+  if (forget) card().peak = card().held;
+  return found;
+}
+
 TORCH_LIBRARY(simcuda, m) {
   m.def("enable() -> ()", &enable);
   m.def("generator() -> Generator?", [] { return std::optional<Generator>(default_generator()); });
@@ -623,5 +675,10 @@ TORCH_LIBRARY(simcuda, m) {
   m.def("errors() -> str[]", [] { return std::exchange(card().errors, {}); });
   m.def("waits() -> str[]", [] { return std::exchange(card().waits, {}); });
   m.def("held() -> int", [] { return (int64_t)card().held; });
+  m.def("peak(bool forget) -> int", &peak);
+  m.def("pinned() -> int", &pinned_bytes);
+  m.def("empty_host_cache() -> ()", [] { card().unused.clear(); });
+  m.def("explain_peak(bool yes) -> ()", [](bool yes) { card().explains = yes; });
+  m.def("at_peak() -> int[]", [] { return card().at_peak; });
 }
 }  // namespace

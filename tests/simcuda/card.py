@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "mem_get_info": here.get_memory_info,
         "current_stream": here.current_stream,
         "default_stream": lambda *_: stream(0),
+        "memory_stats_as_nested_dict": lambda *_: defaultdict(lambda: {"all": {"peak": ops.peak(False)}}),
         "stream": lambda stream: nullcontext() if stream is None else stream,
         "device": lambda *_: nullcontext(),
         "manual_seed": generator.manual_seed,
@@ -110,6 +112,7 @@ def enable() -> None:
     torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
+    torch.accelerator.empty_host_cache = ops.empty_host_cache  # type: ignore[assignment]
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
 

@@ -79,17 +79,22 @@ class Lab:
             (made / "captions" / f"{index}.txt").write_text(caption(*look))
         return made
 
-    def words(self, family: str, *sets: str, variant: str | None = None, blocks: int = 0) -> Overrides:
-        """What a command is called with for a family's tiny checkpoint, with so many blocks in place of its own."""
+    def words(
+        self, family: str, *sets: str, variant: str | None = None, blocks: int = 0, wider: Mapping[str, int] = {}
+    ) -> Overrides:
+        """What a command is called with for a family's tiny checkpoint, with so many blocks in place of its own.
+
+        ``wider``: other numbers of its transformers' configs, for those of more than its own blocks.
+        """
         cls = find(family)
         variant = variant or cls.variants[0]
         tiny = base = self.folder / f"{family}-{variant}"
         if not tiny.exists():
             cls.tiny(tiny, variant=variant)
         if blocks:
-            base = tiny.with_name(f"{tiny.name}-{blocks}")
+            base = tiny.with_name("-".join([tiny.name, *map(str, [blocks, *wider.values()])]))
             if not base.exists():
-                deepen(tiny, base, blocks)
+                deepen(tiny, base, blocks, **wider)
         own = (f"base_model_name={base}", f"cache_dir={self.folder / 'cache'}")
         own += (f"video_config.frames={1 if family == 'hidream' else 9}",)
         return Overrides(data=str(self.clips), sets=(*own, *PLAIN, *sets))

@@ -4,9 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.offload_kit import deepen
+from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
+from videotune.memory.quantization import QuantizedLinear
+from videotune.memory.weight_streaming import stream_blocks
+from videotune.models.registry import find
+from videotune.types import WeightDtypes
 
 FRACTIONS = (0, 0.5, 1)
 WAITS = {"FINE_TUNE 0.5": 83, "FINE_TUNE 1": 164}
@@ -19,6 +26,39 @@ def stepped(folder: str, ways: dict[str, list[str]]) -> dict[str, Any]:
     return {
         name: lab.steps(name, lab.words("wan", "train_dtype=FLOAT_32", *sets, blocks=6)) for name, sets in ways.items()
     }
+
+
+def freed(folder: str) -> list[int]:
+    """Bytes of pinned memory before a streamed text encoder is loaded, while it is there, and when it is freed."""
+    family = find("wan")(find("wan").tiny(Path(folder) / "wan"), torch.device("cuda"), torch.float32)
+    family.stream_text = print
+    found = [card.ops.pinned()]
+    family.encode_text(["a red circle"])
+    found.append(card.ops.pinned())
+    family.free("text_encoder")
+    return [*found, card.ops.pinned()]
+
+
+def tables(folder: str) -> list[list[str]]:
+    """The devices of NFLOAT_4's tables of a network that was streamed to the card, and of one on the CPU after it."""
+    base, found = deepen(find("wan").tiny(Path(folder) / "wan"), Path(folder) / "deep", 4), []
+    for device in ("cuda", "cpu"):
+        family = find("wan")(base, torch.device(device), torch.float32, WeightDtypes("NFLOAT_4", None))
+        net = family.denoiser(device=torch.device("cpu"))
+        stream_blocks(net, family.spec.blocks, torch.device(device), 0.5)
+        codes = {id(layer.code): layer.code for layer in net.modules() if isinstance(layer, QuantizedLinear)}
+        found.append([code.device.type for code in codes.values()])
+    return found
+
+
+def test_a_freed_encoder_gives_its_pinned_memory_back(tmp_path: Path) -> None:
+    before, during, after = on_card(freed, tmp_path)
+    assert before == after < during
+
+
+def test_a_table_on_the_card_is_no_other_networks(tmp_path: Path) -> None:
+    """Each network has one for all of its layers."""
+    assert on_card(tables, tmp_path) == [["cuda"], ["cpu"]]
 
 
 def test_every_way_is_the_same_training(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def show_training(result: TrainResult) -> None:
         echo(f"{result.why} and {saved}; continue with: videotune train --out {result.run} --resume")
     if result.memory is not None:
         planned = f", planned {size(result.memory['planned_bytes'])}" if result.memory["planned_bytes"] else ""
-        echo(f"memory at the peak: {size(result.memory['allocated_bytes'] or 0)} allocated{planned}")
+        echo(f"memory at the peak of a step: {size(result.memory['allocated_bytes'] or 0)} allocated{planned}")
     best, spent = result.recommended, result.seconds
     if best["step"] != result.step:
         command = f"videotune export {result.run} --step {best['step']}"

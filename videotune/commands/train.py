@@ -216,7 +216,7 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
         exports = with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
-    step, memory = history.last, peak(job, next(trainer.net.parameters()).device)
+    step, memory = history.last, peak(job, trainer.peaks)
     seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
     trainer.journal.event(
         "end", step=step, why=why, take=best, seconds=seconds, **({"memory": memory} if memory else {})

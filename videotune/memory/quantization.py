@@ -27,8 +27,8 @@ _PLAIN = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": to
 _LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
 _KEPT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
-_CODES: dict[torch.device, Tensor] = {}
-"""The 256 numbers that NFLOAT_4's scales are rounded to, once on each device."""
+Codes = dict[torch.device, Tensor]
+"""The 256 numbers that NFLOAT_4's scales are rounded to, one tensor for all layers of a network, by its first device."""
 
 Form = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor that is kept of a weight."""
@@ -139,11 +139,12 @@ class QuantizedLinear(nn.Linear):
     and is NaN throughout, so that who wants its numbers finds out; ``dequantize`` gives them.
     """
 
-    def __init__(self, linear: nn.Linear, kind: str, dtype: torch.dtype) -> None:
+    def __init__(self, linear: nn.Linear, kind: str, dtype: torch.dtype, codes: Codes | None = None) -> None:
+        """``codes``: those of the network's layers so far."""
         nn.Module.__init__(self)  # a Linear's own would make a weight
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.kind, self.dtype = kind, dtype
-        self.bias = linear.bias
+        self.bias, self._codes = linear.bias, {} if codes is None else codes
         shapes = form(kind, self.shape)
         self.names = tuple(shapes)
         for name, (shape, kept) in shapes.items():
@@ -187,7 +188,8 @@ class QuantizedLinear(nn.Linear):
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if name == "code":  # the same constants in every layer
-            self.register_buffer(name, _CODES.setdefault(tensor.device, tensor), persistent=False)
+            # a copy: bitsandbytes keeps its own, and streaming moves this one
+            self.register_buffer(name, self._codes.setdefault(tensor.device, tensor.clone()), persistent=False)
         else:
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 
@@ -211,10 +213,10 @@ def pack_linears(
     All else stays as it is: norms, biases, tables, embeddings, the layers before and after the blocks, and modules of which
     a part of the path is in ``kept``, which the network's authors keep in float32.
     """
-    inside, found = tuple(f"{path}." for path in blocks), {}
+    inside, found, codes = tuple(f"{path}." for path in blocks), {}, Codes()
     for path, module in list(net.named_modules()):
         if type(module) is nn.Linear and path.startswith(inside) and set(kept).isdisjoint(path.split(".")):
-            found[path] = QuantizedLinear(module, kind, dtype)
+            found[path] = QuantizedLinear(module, kind, dtype, codes)
             net.set_submodule(path, found[path])
     return found
 

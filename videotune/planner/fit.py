@@ -21,7 +21,7 @@ from videotune.planner import memory
 from videotune.planner.cards import USUAL, Card, known_card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
-from videotune.planner.memory import Choice, Fixed, Need, StepSpec
+from videotune.planner.memory import Fixed, Need, StepSpec
 from videotune.trainer.components import DTYPES, dtype_name, local_device, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all
@@ -81,7 +81,8 @@ def forced(config: Config, batch: int) -> Fixed:
     """What keys beside those of memory leave no choice of; ``batch``: samples of a pass that is not split."""
     whole = batch if config.optimizer.step_in_backward else None  # gradients that are used at once cannot be summed
     stays = config.sharding == "FULL"
-    return Fixed(micro_batch=whole, streamed=0 if stays or cannot_wait(config) else None, waits=not stays)
+    several = config.gradient_accumulation_steps > 1
+    return Fixed(whole, streamed=0 if stays or cannot_wait(config) else None, waits=not stays, accumulates=several)
 
 
 def fixed(config: Config, blocks: int, batch: int) -> Fixed:
@@ -89,7 +90,7 @@ def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     leaves, fraction = forced(config, batch), config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
     own = config.gradient_checkpointing
-    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits)
+    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits, leaves.accumulates)
 
 
 def own_share(job: Job, spec: StepSpec) -> StepSpec:
@@ -115,8 +116,8 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     batch = max(pass_samples(job))
     own = fixed(config, len(spec.blocks), batch)
     if vram is None:
-        checkpointing = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
-        own = Fixed(own.micro_batch or batch, checkpointing, own.streamed or 0, own.waits)
+        mode = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
+        own = replace(own, micro_batch=own.micro_batch or batch, checkpointing=mode, streamed=own.streamed or 0)
     found = memory.fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
     training = found or memory.smallest(spec, batch, own)
     away = memory.others(spec, training, vram)
@@ -264,20 +265,15 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
     spec, config = memory.known_step_spec(job, dtype), job.config
     if spec is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
-    streamed = len(spread(len(spec.blocks), config.layer_offload_fraction or 0.0))
-    batch = min(config.micro_batch_size, config.batch_size)
-    return memory.need(own_share(job, spec), Choice(batch, config.gradient_checkpointing, streamed)).allocated
+    batch = max(pass_samples(job))
+    own = fixed(config, len(spec.blocks), batch)
+    (choice,) = memory.choices(spec, batch, replace(own, streamed=own.streamed or 0))
+    return memory.need(own_share(job, spec), choice).allocated
 
 
-def peak(job: Job, device: torch.device) -> dict[str, int | None] | None:
-    """What a CUDA device has held at the most, beside what was planned; None of another device."""
-    if device.type != "cuda":
-        return None
-    return {
-        "allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
-        "planned_bytes": planned_bytes(job, dtype_name(job.config)),
-    }
+def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
+    """What a CUDA device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
+    return {**held, "planned_bytes": planned_bytes(job, dtype_name(job.config))} if held else None
 
 
 def reopened(job: Job) -> Job:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +50,6 @@ class Reading:
 
     phases: Mapping[str, Parts]
     flops: Number
-
-    @property
-    def peak(self) -> int:
-        """The most bytes that were held at once."""
-        return max(sum(parts.values()) for parts in self.phases.values())
 
     def extrapolated(self, one: Reading, other: Reading, times: float) -> Reading:
         """This reading plus ``times`` the difference between two others, phase by phase.
@@ -110,11 +106,11 @@ class Ledger(TorchDispatchMode):
         self._piece, self._phase, self._most = piece, "", -1
         self._entries: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [part, bytes]
 
-    def phase(self, name: str) -> None:
-        """What is held from now on belongs to this phase."""
-        self._phase = name
-        self._most = sum(self.phases[name].values()) if name in self.phases else -1
-        self._look()
+    def phase(self, *names: str) -> None:
+        """What is held from now on belongs to this phase; of several, to the last, and what is held now to each."""
+        for self._phase in names:
+            self._most = sum(self.phases[self._phase].values()) if self._phase in self.phases else -1
+            self._look()
 
     def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
         """The storages of these tensors belong to a part, whether they were seen before or not."""
@@ -193,8 +189,15 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-PHASES = {"start": "forward", "forward": "backward", "backward": "optimizer", "optimizer": "end"}
-"""What comes after each mark of a step's clock."""
+KEPT = "kept"
+PHASES = {"start": ["forward"], "forward": [KEPT, "backward"], "backward": ["optimizer"], "optimizer": ["end"]}
+"""What comes after each mark of a step's clock; KEPT is the moment between two."""
+
+
+FIRST = "first block"
+PASSES = ("forward", "backward", FIRST)
+"""Phases of a micro-batch: "backward" is that of what comes after the blocks and of the last block, FIRST the first block's
+and what comes before it. The blocks between them are calculated: their moments lie on a straight line."""
 
 
 @dataclass
@@ -219,16 +222,18 @@ class FakeRun:
         self._nets: dict[Depths, FakeNetwork] = {}
         self._readings: dict[Any, Reading] = {}
 
-    def _denoiser(self) -> nn.Module:
+    def denoiser(self) -> nn.Module:
+        """The whole network, without adapters."""
         experts = self.family.spec.experts
         return self.family.denoiser(experts[0].name if len(experts) > 1 else None, fill=lambda net: None)
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        net = self._denoiser()
+        net = self.denoiser()
         return {
-            path: [_bytes(block) for block in net.get_submodule(path).children()] for path in self.family.spec.blocks
+            path: [weight_bytes(block) for block in net.get_submodule(path).children()]
+            for path in self.family.spec.blocks
         }
 
     @property
@@ -239,7 +244,7 @@ class FakeRun:
     def network(self, depths: Depths) -> FakeNetwork:
         """The network with so many blocks of each list, adapters in it."""
         if depths not in self._nets:
-            net = self._denoiser()
+            net = self.denoiser()
             for path, count in depths:
                 above, _, last = path.rpartition(".")
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
@@ -279,7 +284,8 @@ class FakeRun:
         assert prepared.batch is not None
         trainable = net.trainable
         own = {id(p): p for p in [*trainable.parameters.values(), *net.held.values()]}
-        with ledger:
+        # torch warns of the first block, whose input has no gradient
+        with ledger, catch_warnings(action="ignore", category=UserWarning):
             ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
             ledger.name(net.net.buffers(), "weights")
             ledger.name(own.values(), "trained")
@@ -287,11 +293,15 @@ class FakeRun:
             states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
-            hooks = [
+            hooks: list[Any] = [
                 p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
             ]
+            blocks = [block for path in self.family.spec.blocks for block in net.net.get_submodule(path).children()]
+            if len(blocks) > 1:  # called when the gradient of a block's output is known
+                hooks.append(blocks[-2].register_full_backward_pre_hook(lambda *_: ledger.phase("")))
+                hooks.append(blocks[0].register_full_backward_pre_hook(lambda *_: ledger.phase(FIRST)))
             settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
-            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(PHASES[phase]))
+            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
             train_step(settings, net.net, trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
@@ -343,7 +353,7 @@ class FakeRun:
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
             lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-            blocks.append([_bytes(block) for block in max(lists, key=len)])
+            blocks.append([weight_bytes(block) for block in max(lists, key=len)])
         return ledger.phases["text_encoder"], ledger.flops, blocks
 
     def encode(self, shape: ClipShape) -> Parts:
@@ -369,7 +379,8 @@ class FakeRun:
             yield net, ledger
 
 
-def _bytes(net: nn.Module) -> int:
+def weight_bytes(net: nn.Module) -> int:
+    """Bytes of a network's weights."""
     return sum(p.nbytes for p in net.parameters())
 
 

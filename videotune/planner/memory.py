@@ -6,7 +6,7 @@ Steps and encoders are read on fake tensors and remembered in the cache; all els
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from videotune.memory.device_buffers import SLOTS
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner.cards import Card
-from videotune.planner.measure import FEW, MORE, FakeRun, Parts, Reading, plus
+from videotune.planner.measure import FEW, FIRST, KEPT, MORE, PASSES, FakeRun, Parts, Reading, plus, weight_bytes
 from videotune.trainer.components import DTYPES, weights_of
+from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
@@ -37,31 +38,37 @@ ROOM = 2**30
 
 @dataclass(frozen=True)
 class Choice:
-    """Samples of a forward pass, gradient checkpointing, and how many of the blocks are streamed."""
+    """Samples of a forward pass, gradient checkpointing, and how many of the blocks are streamed.
+
+    ``accumulates``: a step has several passes, and the gradients of one are there during the next.
+    """
 
     micro_batch: int
     checkpointing: str
     streamed: int
+    accumulates: bool = False
 
 
 @dataclass(frozen=True)
 class StepSpec:
     """A whole network's step: readings with one and with two samples for OFF and ON.
 
-    ``blocks``: bytes of each block's weights; ``trained``: of those in it that train; ``kept``: activations that a block
-    keeps of one sample from forward to backward. ``elsewhere``: what the run holds when no step runs, by phase, each in
-    several ways, the plainest first. ``work``: (tokens of a sample, operations of a step with it, all blocks computed again)
-    of up to three shapes. ``moments``: the optimizer's state as a share of what was read.
+    ``blocks``: bytes of each block's weights; ``trained``: of those that train, in each block and then in all else;
+    ``kept``: bytes that each block keeps of one sample from forward to backward, for OFF and ON. ``elsewhere``: what the run
+    holds when no step runs, by phase, each in several ways, the plainest first. ``work``: (tokens of a sample, operations of
+    a step with it, all blocks computed again) of up to three shapes. ``moments``: the optimizer's state as a share of what
+    was read. ``experts``: so many train in turns, and what trains of each, with its state and average, stays in memory.
     """
 
     one: Mapping[str, Reading]
     two: Mapping[str, Reading]
     blocks: tuple[Count, ...]
     trained: tuple[Count, ...]
-    kept: Parts
+    kept: Mapping[str, tuple[Count, ...]]
     work: tuple[tuple[Count, Number], ...] = ()
     elsewhere: Mapping[str, Mapping[str, Parts]] = field(default_factory=dict)
     moments: Number = 1.0
+    experts: Count = 1
 
     def at(self, mode: str, samples: int) -> Reading:
         """The reading with so many samples: between one and two every number goes in a straight line, and on from there."""
@@ -91,7 +98,7 @@ def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
         phases = {}
         for name, parts in reading.phases.items():
             own = {key: -(-size // processes) if key in split else size for key, size in parts.items()}
-            phases[name] = plus(own, gathered) if name in ("forward", "backward") else own
+            phases[name] = plus(own, gathered) if name in PASSES else own
         return Reading(phases, reading.flops)
 
     return spec.changed(part)
@@ -132,34 +139,29 @@ def room(parts: Parts) -> int:
 
 def need(spec: StepSpec, choice: Choice) -> Need:
     """What a choice holds while it trains."""
-    b, count = choice.micro_batch, len(spec.blocks)
-    # so few that each has a slot of its own: nothing would be won
-    streamed = spread(count, choice.streamed / count) if choice.streamed > SLOTS else []
-    resident = count - len(streamed)
-    slots = SLOTS * max((spec.blocks[i] for i in streamed), default=0)
+    count, batch = len(spec.blocks), choice.micro_batch
+    streamed = spread(count, choice.streamed / count)
+    again = range(count) if choice.checkpointing != OFF else streamed  # blocks that are computed again in backward
+    slots = min(SLOTS, len(streamed)) * max((spec.blocks[i] for i in streamed), default=0)
     streamed_bytes = sum(spec.blocks[i] for i in streamed)
     trained_bytes = sum(spec.trained[i] for i in streamed)
     stays = 1 - trained_bytes / max(1, sum(spec.trained))
-    mixed = choice.checkpointing == OFF and bool(streamed)  # streamed blocks are computed again, the others keep all
-    reading = spec.at(OFF if choice.checkpointing == OFF and not streamed else ON, b)
-    flops = reading.flops
-    if mixed:
-        flops -= resident / count * (reading.flops - spec.at(OFF, b).flops)
-    device = {}
-    for name, parts in reading.phases.items():
+
+    def on_device(name: str, parts: Parts) -> dict[str, int]:
         here = dict(parts)
         here["weights"] = here.get("weights", 0) - (streamed_bytes - trained_bytes)
         here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
-        updating = ("activations",) if name not in ("forward", "backward") else ()  # float32 gradients of masters
+        updating = ("activations",) if name not in PASSES else ()  # float32 gradients of masters
         for part in ("trained", "optimizer", "ema", "gradients", *updating):
-            here[part] = round(here.get(part, 0) * stays)
+            here[part] = round(
+                here.get(part, 0) * stays * (1 if part in ("gradients", "activations") else spec.experts)
+            )
         here["ring"] = slots
-        if name in ("forward", "backward"):
-            if mixed:
-                here["activations"] += resident * (spec.kept[OFF] - spec.kept[ON]) * b
-            if choice.checkpointing == CPU_OFFLOADED:
-                here["activations"] -= max(0, count - SLOTS) * spec.kept[ON] * b
-        device[name] = {part: size for part, size in here.items() if size > 0}
+        return {part: size for part, size in here.items() if size > 0}
+
+    held = [(name, on_device(name, parts)) for name, parts in moments(spec, choice, again)]
+    device = dict(sorted(held, key=lambda moment: sum(moment[1].values())))  # of each phase its worst moment
+    off, on = spec.at(OFF, batch).flops, spec.at(ON, batch).flops
     host, moved = {}, 0.0
     if streamed:
         host["streamed weights"] = streamed_bytes
@@ -167,9 +169,37 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     if trained_bytes:
         host["masters, gradients and optimizer"] = round(trained_bytes * HOST_A_BYTE)
     if choice.checkpointing == CPU_OFFLOADED:
-        host["block inputs"] = count * spec.kept[ON] * b
+        host["block inputs"] = sum(spec.kept[ON]) * batch
         moved += 2.0 * host["block inputs"]
-    return Need(choice, device, host, flops, moved)
+    return Need(choice, device, host, off + len(again) / count * (on - off), moved)
+
+
+def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[tuple[str, Parts]]:
+    """(phase, bytes by part) at each moment of a step that may be the worst of its phase; ``again`` as in ``need``.
+
+    While a block computes, the blocks before it keep what they keep, and the gradients of those after it are there.
+    """
+    modes = [ON if i in again else OFF for i in range(len(spec.blocks))]
+    readings = {mode: spec.at(mode, choice.micro_batch).phases for mode in MODES}
+    kept = {mode: [choice.micro_batch * size for size in spec.kept[mode]] for mode in MODES}
+    # blocks before the one that computes whose inputs are on the device
+    ahead = 1 if choice.checkpointing == CPU_OFFLOADED else len(modes)
+    last = readings[modes[-1]]
+    whole = max(last[name].get("gradients", 0) for name in PASSES if name in last)
+    each = (whole - last["backward"].get("gradients", 0)) / max(1, len(modes) - 1)
+
+    def at(phase: str, i: int) -> tuple[str, Parts]:
+        parts, mode = readings[modes[i]][phase], modes[i]
+        more = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
+        more += 0 if phase == FIRST else kept[mode][i] - sum(kept[mode])
+        behind = -i if phase == FIRST else len(modes) - 1 - i
+        gradients = whole if choice.accumulates else parts.get("gradients", 0) + round(behind * each)
+        return phase, {**parts, "activations": parts["activations"] + more, "gradients": gradients}
+
+    yield at("forward", len(modes) - 1)
+    for i, size in enumerate(spec.kept[OFF]):  # blocks of another list than the last are like the first
+        yield at(FIRST if FIRST in last and (i == 0 or size != spec.kept[OFF][-1]) else "backward", i)
+    yield from ((name, parts) for name, parts in last.items() if name not in (*PASSES, KEPT))
 
 
 HOST_A_BYTE = 8.0
@@ -221,12 +251,16 @@ def lighter(spec: StepSpec, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What the person has decided; None: free to choose. ``waits`` False: block inputs cannot wait on the host."""
+    """What the person has decided; None: free to choose. ``waits`` False: block inputs cannot wait on the host.
+
+    ``accumulates``: a step has several passes, also where none is split.
+    """
 
     micro_batch: int | None = None
     checkpointing: str | None = None
     streamed: int | None = None
     waits: bool = True
+    accumulates: bool = False
 
 
 def choices(spec: StepSpec, batch: int, fixed: Fixed) -> list[Choice]:
@@ -234,7 +268,8 @@ def choices(spec: StepSpec, batch: int, fixed: Fixed) -> list[Choice]:
     sizes = [fixed.micro_batch] if fixed.micro_batch else sorted({-(-batch // n) for n in range(1, batch + 1)})[::-1]
     modes = [fixed.checkpointing] if fixed.checkpointing else [OFF, ON, *([CPU_OFFLOADED] if fixed.waits else [])]
     streamed = [fixed.streamed] if fixed.streamed is not None else range(len(spec.blocks) + 1)
-    return [Choice(min(size, batch), mode, count) for count in streamed for mode in modes for size in sizes]
+    several = {size: fixed.accumulates or size < batch for size in sizes}
+    return [Choice(min(n, batch), mode, count, several[n]) for count in streamed for mode in modes for n in sizes]
 
 
 def fastest(spec: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None) -> Need | None:
@@ -296,7 +331,7 @@ class PlanInputs:
                 "configs": configs,
                 "dtype": self.dtype,
                 "weights": asdict(weights_of(config, self.dtype)),
-                "method": [config.training_method, config.transformer.train, config.transformer.layers],
+                "method": [config.training_method, config.transformer.train, config.transformer.layers, config.experts],
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
                 "ema": config.ema.model_dump(mode="json"),
@@ -360,11 +395,12 @@ def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
         one={mode: one for mode, (one, _) in readings},
         two={mode: two for mode, (_, two) in readings},
         blocks=blocks,
-        trained=blocks if full else (0,) * len(blocks),
-        kept={mode: kept_a_block(run, shape, mode) for mode in MODES},
+        trained=(*blocks, weight_bytes(run.denoiser()) - sum(blocks)) if full else (0,) * len(blocks),
+        kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
         elsewhere=elsewhere(run, inputs) if encoders else {},
         moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
+        experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
     return with_text(spec, run) if config.text_in_step else spec
 
@@ -381,8 +417,7 @@ def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
     def more(reading: Reading, samples: int) -> Reading:
         waiting = {"activations": own.get("activations", 0) * samples}
         phases = {
-            name: plus(parts, resident | (waiting if name in ("forward", "backward") else {}))
-            for name, parts in reading.phases.items()
+            name: plus(parts, resident | (waiting if name in PASSES else {})) for name, parts in reading.phases.items()
         }
         return Reading(phases, reading.flops + flops * samples)
 
@@ -398,16 +433,15 @@ def work(run: FakeRun, inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
     return tuple((count, run.deep_step(shapes[count], 1, "ON").flops) for count in chosen)
 
 
-def kept_a_block(run: FakeRun, shape: ClipShape, mode: str) -> int:
-    """Bytes of activations that a block of the first list keeps of one sample from forward to backward."""
-    few = {path: min(FEW, count) for path, count in run.depths.items()}
-    path, count = next(iter(run.depths.items()))
-    more = min(MORE, count)
-    if more <= few[path]:
-        return 0
-    readings = [run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in (few[path], more)]
-    before, after = (reading.phases["forward"].get("activations", 0) for reading in readings)
-    return max(0, (after - before) // (more - few[path]))
+def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]:
+    """Bytes of activations that each block keeps of one sample from forward to backward."""
+    few, found = {path: min(FEW, count) for path, count in run.depths.items()}, list[int]()
+    for path, count in run.depths.items():
+        depths = few[path], min(MORE, count)
+        readings = [run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in depths]
+        before, after = (reading.phases[KEPT].get("activations", 0) for reading in readings)
+        found += [max(0, after - before) // max(1, depths[1] - depths[0])] * count
+    return tuple(found)
 
 
 def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]]:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from time import perf_counter
 
+import torch
+
 from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
@@ -122,7 +124,13 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # what callbacks held is no part of a step
         record = train_step(settings, net, trainable, batch, clock, own_step)
+        if device.type == "cuda":
+            stats = torch.cuda.memory_stats_as_nested_dict(device)
+            for name in ("allocated_bytes", "reserved_bytes"):
+                trainer.peaks[name] = max(trainer.peaks.get(name, 0), stats[name]["all"]["peak"])
         del net, trainable  # a generator that waits would keep an expert beside the next one
         yield record
 

@@ -33,7 +33,8 @@ class Trainer:
     """Everything the loop holds. ``plan``: plan.json's content; ``first``: the first step to do.
 
     ``saved_at``: when a checkpoint was last written; ``paused_at``: since when the run waits for room on its disk (None
-    while it does not). ``callbacks`` run between two steps, in their order.
+    while it does not). ``callbacks`` run between two steps, in their order. ``peaks``: bytes that a CUDA device has held at
+    the most within a step, by torch's names ("allocated_bytes", "reserved_bytes").
     """
 
     run: Path
@@ -53,6 +54,7 @@ class Trainer:
     paused_at: float | None = None
     throughput: Throughput = field(default_factory=Throughput)
     tracker: TensorBoardWriter | None = None
+    peaks: dict[str, int] = field(default_factory=dict)
 
     @property
     def net(self) -> nn.Module:
