@@ -73,10 +73,6 @@ def _interrupted(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Environment variables of torch's allocator, the current name first; all versions that videotune takes read each."""
-
-
 def main() -> None:
     """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
     from typer.exceptions import TyperException
@@ -85,8 +81,9 @@ def main() -> None:
 
     for library in ("TRANSFORMERS", "DIFFUSERS"):  # their warnings are of what we do on purpose; errors are still shown
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    if not any(name in os.environ for name in ALLOCATOR):  # torch reads it later; less memory is lost between tensors
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    # torch's allocator reads it later, and loses less memory between tensors; there are older names for single devices
+    if not any(name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF") for name in os.environ):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Typer ends in silence at a Ctrl-C
         signal.signal(signal.SIGINT, _interrupted)
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # also of a job in the background, which hears no Ctrl-C

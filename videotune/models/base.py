@@ -142,7 +142,7 @@ class DiffusersModel:
             gc.collect()  # libraries' hooks, and blocks that are streamed, refer to their networks
             torch.cuda.empty_cache()
             # pinned memory of streamed blocks; torch 2.11 has the private name alone
-            getattr(torch.accelerator, "empty_host_cache", getattr(torch._C, "_host_emptyCache", None))()
+            (getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache)()
 
     def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""

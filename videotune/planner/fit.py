@@ -266,9 +266,8 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
     if spec is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
     batch = max(pass_samples(job))
-    own = fixed(config, len(spec.blocks), batch)
-    (choice,) = memory.choices(spec, batch, replace(own, streamed=own.streamed or 0))
-    return memory.need(own_share(job, spec), choice).allocated
+    plainest = memory.choices(spec, batch, fixed(config, len(spec.blocks), batch))[0]
+    return memory.need(own_share(job, spec), plainest).allocated
 
 
 def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:

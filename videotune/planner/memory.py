@@ -19,6 +19,7 @@ from videotune.config.schema import Config
 from videotune.files import Count, Number, checked, digest, write_json
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
+from videotune.memory.host_weights import PIECE
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner.cards import Card
@@ -164,13 +165,14 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     off, on = spec.at(OFF, batch).flops, spec.at(ON, batch).flops
     host, moved = {}, 0.0
     if streamed:
-        host["streamed weights"] = streamed_bytes
+        # torch rounds what it pins up to powers of two
+        host["streamed weights"] = streamed_bytes // PIECE * PIECE + (1 << (streamed_bytes % PIECE - 1).bit_length())
         moved += 2.0 * streamed_bytes - slots
     if trained_bytes:
         host["masters, gradients and optimizer"] = round(trained_bytes * HOST_A_BYTE)
     if choice.checkpointing == CPU_OFFLOADED:
-        host["block inputs"] = sum(spec.kept[ON]) * batch
-        moved += 2.0 * host["block inputs"]
+        host["block inputs"] = sum(1 << (size * batch - 1).bit_length() for size in spec.kept[ON])
+        moved += 2.0 * sum(spec.kept[ON]) * batch
     return Need(choice, device, host, off + len(again) / count * (on - off), moved)
 
 
