@@ -58,7 +58,13 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
     facts = SimpleNamespace(
         name="stand-in card", total_memory=here.get_memory_info()[1], major=9, minor=0, multi_processor_count=1
     )
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "init": None}
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "init": None,
+    }
     answers |= {"is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
     answers |= {"get_device_properties": facts, "get_device_name": facts.name, "get_device_capability": (9, 0)}
     answers |= {"empty_cache": None, "is_current_stream_capturing": False}
@@ -107,7 +113,7 @@ def enable() -> None:
     """Make ``torch.cuda`` the stand-in card."""
     torch.ops.load_library(str(build()))
     ops.enable()
-    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
+    torch.cuda._lazy_init = lambda: None
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported

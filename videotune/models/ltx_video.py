@@ -176,12 +176,11 @@ class LTXVideo(DiffusersModel):
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Some VAEs draw inside from torch's own numbers: here always the same, and everyone else's are as they were."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with self.vae_lock, torch.random.fork_rng(devices=devices):
+        devices = [] if self.device.type == "cpu" else [self.device]
+        with self.vae_lock, torch.random.fork_rng(devices, device_type=self.device.type):
             torch.default_generator.manual_seed(seed32(0, "decoder noise"))
             for device in devices:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(seed32(0, "decoder noise"))
+                torch.get_device_module(device).manual_seed(seed32(0, "decoder noise"))
             return super().decode(latents, tiled)
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:

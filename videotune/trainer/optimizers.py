@@ -92,13 +92,13 @@ def make_optimizer(
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
-    A fused kernel looks on the device. For the others, and for parameters on the host beside a device, the host has to wait
-    for the answer, once a step.
+    A fused kernel looks on the device (that of MPS does not). For the others, and for parameters on the host beside a
+    device, the host has to wait for the answer, once a step.
     """
     waiting = []
     for part in parts_of(optimizer):
-        on_host = good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
-        if part.defaults.get("fused") and not on_host:
+        apart = any(p.device != good.device for group in part.param_groups for p in group["params"])
+        if part.defaults.get("fused") and not apart and good.device.type != "mps":
             part.found_inf = (~good).float()  # type: ignore[attr-defined]
             part.step()
         else:
@@ -114,7 +114,7 @@ def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = 
     On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
     """
     norm = norm_of(parameters) if norm is None else norm
-    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
+    if norm.device.type != "cpu" or isinstance(norm, FakeTensor) or norm > most:
         nn.utils.clip_grads_with_norm_(parameters, most, norm)
     return norm
 

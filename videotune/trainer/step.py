@@ -15,6 +15,7 @@ from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
+from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
@@ -35,7 +36,7 @@ class StepRecord:
 
     step: int
     values: Tensor
-    arrived: torch.cuda.Event | None
+    arrived: torch.Event | None
     t: Tensor
     lr: Mapping[str, float]
     window_ids: tuple[str, ...]
@@ -70,14 +71,14 @@ class StepRecord:
 
 
 class Clock:
-    """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over.
+    """Seconds by phase: ``mark(phase)`` ends one. A device with streams marks by events, read when the step is long over.
 
     ``on_phase`` is called with each phase that has ended.
     """
 
     def __init__(self, device: torch.device, on_phase: Callable[[str], None] | None = None) -> None:
-        self._cuda, self._on_phase = device.type == "cuda", on_phase
-        self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
+        self._overlaps, self._on_phase = device.type in OVERLAPPING, on_phase
+        self._marks: list[tuple[str, float, torch.Event | None]] = []
         self.mark("start")
 
     def mark(self, phase: str) -> None:
@@ -85,8 +86,8 @@ class Clock:
         event = None
         if self._on_phase is not None:
             self._on_phase(phase)
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+        if self._overlaps:
+            event = torch.Event(enable_timing=True)
             event.record()
         self._marks.append((phase, time.perf_counter(), event))
 
@@ -362,17 +363,17 @@ def _tokens(family: Family, batch: Batch) -> int:
 
 
 def _to(x: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda":
+    if device.type in OVERLAPPING:
         return pinned(x.shape, x.dtype).copy_(x).to(device, non_blocking=True)
     return x.to(device)
 
 
-def _send(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+def _send(values: Tensor) -> tuple[Tensor, torch.Event | None]:
     """Start the copy to the host without waiting for it."""
-    if values.device.type != "cuda":
+    if values.device.type not in OVERLAPPING:
         return values, None
     host = pinned(values.shape, values.dtype)
     host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
+    arrived = torch.Event()
     arrived.record()
     return host, arrived
