@@ -134,7 +134,7 @@ class DistributedContext:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
         if self.size == 1:
             return
-        for group in _portions(parameters):
+        for group in portions(parameters):
             for parameter in group:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -159,7 +159,7 @@ def sharded(config: Config, dist: DistributedContext) -> bool:
     return config.sharding == "FULL" and dist.size > 1
 
 
-def _portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Neighbours of one dtype on one device, together at most FLAT numbers; a larger one goes by itself."""
     portion: list[nn.Parameter] = []
     for parameter in parameters:

@@ -16,7 +16,7 @@ from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.accelerator import OVERLAPPING
-from videotune.memory.host_weights import pinned
+from videotune.memory.host_weights import pinned, to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
@@ -192,8 +192,9 @@ def train_step(
             updates.begin(own)
         accumulate(settings, net, trainable, prepared, clock, values)
         norm = _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
-        values[1] = norm
-        good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
+        # a number of the host goes with the launch, a tensor would be waited for
+        values[1].fill_(norm if norm.device == values.device else norm.item())
+        good = torch.isfinite(values[:2]).all()
         if updates is None:
             intact = False
             _update(trainable, good, own)
@@ -207,7 +208,7 @@ def train_step(
         raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
-    host, arrived = _send(values)
+    host, arrived = to_host(values) if values.device.type in OVERLAPPING else (values, None)
     return StepRecord(
         prepared.step, host, arrived, prepared.t, lr, prepared.window_ids, prepared.captions, clock, trainable.expert
     )
@@ -366,14 +367,3 @@ def _to(x: Tensor, device: torch.device) -> Tensor:
     if device.type in OVERLAPPING:
         return pinned(x.shape, x.dtype).copy_(x).to(device, non_blocking=True)
     return x.to(device)
-
-
-def _send(values: Tensor) -> tuple[Tensor, torch.Event | None]:
-    """Start the copy to the host without waiting for it."""
-    if values.device.type not in OVERLAPPING:
-        return values, None
-    host = pinned(values.shape, values.dtype)
-    host.copy_(values, non_blocking=True)
-    arrived = torch.Event()
-    arrived.record()
-    return host, arrived
