@@ -131,8 +131,8 @@ def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
     for parameter in parameters:
         if parameter.grad is not None:
             gradients.setdefault(parameter.device, []).append(parameter.grad)
-    if not gradients and parameters:
-        return torch.zeros((), device=parameters[0].device)
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device if parameters else None)
     norms = [_norm(on_one) for on_one in gradients.values()]
     return norms[0] if len(norms) == 1 else torch.stack([norm.cpu() for norm in norms]).norm()
 
