@@ -15,6 +15,20 @@ from videotune.errors import VideotuneError
 from videotune.memory.accelerator import copy_stream
 from videotune.memory.host_weights import HostSlot, HostWeights, pinned
 
+TORCH = ("2.11", "2.13")
+"""The versions of torch whose internal names, such as the engine's callbacks below, were checked."""
+
+
+def refuse_other_torch(version: str) -> None:
+    """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
+    if version.rsplit(".", 1)[0] not in TORCH:
+        raise VideotuneError(
+            f"torch {version}: videotune runs with torch {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
+        )
+
+
+refuse_other_torch(torch.__version__.partition("+")[0])
+
 SLOTS = 2
 """Places on the device: one block computes, the next one arrives."""
 
