@@ -606,6 +606,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
+// Several processes: collectives are gloo's, on the card's bytes, which lie in the host's memory.
+TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
+  for (auto name : {"allreduce_", "broadcast_", "allgather_", "_allgather_base_", "_reduce_scatter_base_"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
+}
+
 // ---------------------------------------------------------------------------------- for card.py
 
 void enable() {

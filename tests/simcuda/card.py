@@ -116,6 +116,7 @@ def enable() -> None:
     torch.cuda._lazy_init = lambda: None
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
+    torch.distributed.Backend.default_device_backend_map["cuda"] = "gloo"
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
 
