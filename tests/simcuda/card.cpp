@@ -621,7 +621,17 @@ void enable() {
   if (!hooks->hasCUDA()) *(void**)hooks = *(void**)new Hooks;
 }
 
+void resize(int64_t storage, int64_t size) {  // a storage by its address
+  Lock hold(card().lock);
+  auto* impl = (c10::StorageImpl*)storage;
+  auto data = size ? on_card.allocate(size) : DataPtr(nullptr, Device(kCUDA, 0));
+  if (auto kept = std::min<size_t>(size, impl->nbytes())) memcpy(data.get(), impl->data(), kept);
+  impl->set_data_ptr_noswap(std::move(data));
+  impl->set_nbytes(size);
+}
+
 TORCH_LIBRARY(simcuda, m) {
+  m.def("resize(int storage, int size) -> ()", &resize);
   m.def("enable() -> ()", &enable);
   m.def("generator() -> Generator?", [] { return std::optional<Generator>(default_generator()); });
   m.def("plant(str fault) -> ()", [](std::string fault) { card().planted = fault; });

@@ -99,6 +99,10 @@ def stream(number: int) -> torch.Stream:
     return torch.Stream(stream_id=number, device_index=0, device_type=1)
 
 
+def _resize(storage: torch.UntypedStorage, size: int, own: Any = torch.UntypedStorage.resize_) -> Any:
+    return ops.resize(storage._cdata, size) if storage.device.type == "cuda" else own(storage, size)
+
+
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
     """The card does not wait, as ``card.cpp`` says of this fault."""
@@ -116,6 +120,7 @@ def enable() -> None:
     torch.cuda._lazy_init = lambda: None
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
     torch.distributed.Backend.default_device_backend_map["cuda"] = "gloo"
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
