@@ -19,7 +19,7 @@ WAYS = {
 }
 
 KNOWN = {"freed while aten::_fused_adamw_ on stream 0 may still run: record_stream is missing"}
-"""Of sharded gradients: torch allocates them on a stream of its own, which waits for computation before it allocates again."""
+"""Of sharded gradients: torch has a stream of its own for them, which waits for computation before it allocates again."""
 
 
 def trained(folder: str, name: str, sets: list[str]) -> dict[str, Any]:
