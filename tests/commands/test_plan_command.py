@@ -161,7 +161,7 @@ def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(small:
 
 def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(small: Any, monkeypatch: Patch) -> None:
     """As on a CUDA machine whose card has so many bytes."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fitting, "local_device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
     monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (80 * 10**9, None))
     assert [getattr(fit_settings(small).config, key) for key in OPEN] == [2, "OFF", 0.0]
@@ -182,11 +182,11 @@ def test_the_plan_is_for_the_card_in_use_and_what_is_free_of_it(
     driver: str, whole: int, name: str | None, monkeypatch: Patch
 ) -> None:
     """The second of two cards, on which another program holds 2 GiB and this one 1 GiB."""
-    facts = {"mem_get_info": (whole - (3 << 30), whole), "memory_reserved": 1 << 30, "get_device_name": driver}
+    facts = {"get_memory_info": (whole - (3 << 30), whole), "memory_reserved": 1 << 30, "get_device_name": driver}
     for asked, answer in facts.items():
-        answers = {1: answer}
-        monkeypatch.setattr(torch.cuda, asked, lambda device, answers=answers: answers[device.index])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        answers, owner = {1: answer}, torch.cuda if asked == "get_device_name" else torch.accelerator
+        monkeypatch.setattr(owner, asked, lambda device, answers=answers: answers[device.index])
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setenv("LOCAL_RANK", "1")
     memory, card = fitting.asked_card(None, None)
     assert (memory, card and card.name) == (whole - (2 << 30), name)

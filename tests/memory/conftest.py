@@ -4,6 +4,7 @@ A tensor that still points there, or a read of weights outside of their window, 
 """
 
 import pytest
+import torch
 
 from videotune.memory import host_weights
 from videotune.memory.device_buffers import DeviceBuffers
@@ -19,6 +20,9 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
         flat = slot.flat.clone()
         slot.flat.fill_(255)  # a NaN in every floating dtype
         slot.flat = flat
+        if slot.free is not None and self._stream is not None:
+            slot.free.record(torch.accelerator.current_stream(self.device))  # behind the clone too
+            flat.record_stream(self._stream)
 
     monkeypatch.setattr(DeviceBuffers, "_release", release)
     monkeypatch.setattr(host_weights, "PIECE", 16 << 10)

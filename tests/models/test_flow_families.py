@@ -13,6 +13,7 @@ from diffusers.loaders.lora_conversion_utils import _convert_hunyuan_video_lora_
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.models.models_kit import Bases, Open, batch_of, clip_of, edit, noisy_lora, opened, small_shape
 from tests.models.oracles import unpacked
@@ -364,6 +365,36 @@ def test_gradients_are_those_of_diffusers_in_training(
         assert set(found) == set(wanted)
         for name, gradient in wanted.items():
             torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-7)
+
+
+def test_positions_that_are_kept_are_those_of_the_pipeline(tiny_family: Open) -> None:
+    """Of tensors without numbers none are kept, and they meet no kept ones."""
+    family: Any = tiny_family("ltx_video", variant="0.9.7")
+    ids = diffusers.LTXConditionPipeline._prepare_video_ids(2, 3, 4, 5)
+    wanted = diffusers.LTXConditionPipeline._scale_video_ids(ids, 32, 8, 0, None).float()
+    wanted[:, 0] /= torch.tensor([[8.0], [16.0]])
+    for _ in range(2):
+        with FakeTensorMode():
+            assert family._positions(torch.ones(2), 3, 4, 5)["video_coords"].shape == wanted.shape
+        torch.testing.assert_close(family._positions(torch.tensor([8.0, 16.0]), 3, 4, 5)["video_coords"], wanted)
+
+
+@pytest.mark.parametrize("tokens", [7, 1])
+def test_routed_experts_are_those_of_diffusers_to_the_bit(tokens: int, tiny_bases: Bases, tiny_family: Open) -> None:
+    """Two samples of so many tokens; of one each, some experts may get none. A sum of gradients has another order."""
+    theirs = diffusers.HiDreamImageTransformer2DModel.from_pretrained(tiny_bases("hidream") / "transformer").train()
+    nets, found = (theirs, tiny_family("hidream").denoiser().requires_grad_(True).eval()), []
+    x = draws(0, "routing").standard_normal((2, tokens, 16), "float32")
+    for moe in (net.double_stream_blocks[0].block.ff_i for net in nets):
+        states = torch.from_numpy(x.copy()).requires_grad_()
+        out = moe(states)
+        weights = dict(moe.named_parameters())
+        found.append((out, torch.autograd.grad(out.square().sum(), [states, *weights.values()], allow_unused=True)))
+    assert torch.equal(found[0][0], found[1][0])
+    for wanted, gradient in zip(found[0][1], found[1][1], strict=True):
+        assert (wanted is None) == (gradient is None)
+        if wanted is not None and gradient is not None:
+            torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=1e-8)
 
 
 def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None:

@@ -645,6 +645,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
 }
 
+// Several processes: collectives are gloo's, on the card's bytes, which lie in the host's memory.
+TORCH_LIBRARY_IMPL(c10d, CUDA, m) {
+  for (auto name : {"allreduce_", "broadcast_", "allgather_", "_allgather_base_", "_reduce_scatter_base_"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&by_the_cpu>());
+}
+
 // ---------------------------------------------------------------------------------- for card.py
 
 void enable() {
@@ -667,7 +673,17 @@ int64_t peak(bool forget) {
   return found;
 }
 
+void resize(int64_t storage, int64_t size) {  // a storage by its address
+  Lock hold(card().lock);
+  auto* impl = (c10::StorageImpl*)storage;
+  auto data = size ? on_card.allocate(size) : DataPtr(nullptr, Device(kCUDA, 0));
+  if (auto kept = std::min<size_t>(size, impl->nbytes())) memcpy(data.get(), impl->data(), kept);
+  impl->set_data_ptr_noswap(std::move(data));
+  impl->set_nbytes(size);
+}
+
 TORCH_LIBRARY(simcuda, m) {
+  m.def("resize(int storage, int size) -> ()", &resize);
   m.def("enable() -> ()", &enable);
   m.def("generator() -> Generator?", [] { return std::optional<Generator>(default_generator()); });
   m.def("plant(str fault) -> ()", [](std::string fault) { card().planted = fault; });

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -59,7 +58,13 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
     facts = SimpleNamespace(
         name="stand-in card", total_memory=here.get_memory_info()[1], major=9, minor=0, multi_processor_count=1
     )
-    answers = {"is_available": True, "device_count": 1, "current_device": 0, "set_device": None, "init": None}
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "set_device": None,
+        "init": None,
+    }
     answers |= {"is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
     answers |= {"get_device_properties": facts, "get_device_name": facts.name, "get_device_capability": (9, 0)}
     answers |= {"empty_cache": None, "is_current_stream_capturing": False}
@@ -74,7 +79,6 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "mem_get_info": here.get_memory_info,
         "current_stream": here.current_stream,
         "default_stream": lambda *_: stream(0),
-        "memory_stats_as_nested_dict": lambda *_: defaultdict(lambda: {"all": {"peak": ops.peak(False)}}),
         "stream": lambda stream: nullcontext() if stream is None else stream,
         "device": lambda *_: nullcontext(),
         "manual_seed": generator.manual_seed,
@@ -95,6 +99,10 @@ def stream(number: int) -> torch.Stream:
     return torch.Stream(stream_id=number, device_index=0, device_type=1)
 
 
+def _resize(storage: torch.UntypedStorage, size: int, own: Any = torch.UntypedStorage.resize_) -> Any:
+    return ops.resize(storage._cdata, size) if storage.device.type == "cuda" else own(storage, size)
+
+
 @contextmanager
 def planted(fault: str) -> Iterator[None]:
     """The card does not wait, as ``card.cpp`` says of this fault."""
@@ -109,10 +117,12 @@ def enable() -> None:
     """Make ``torch.cuda`` the stand-in card."""
     torch.ops.load_library(str(build()))
     ops.enable()
-    torch.cuda._lazy_init = lambda: None  # type: ignore[assignment]
+    torch.cuda._lazy_init = lambda: None
     for name, value in _names(ops.generator()).items():
         setattr(torch.cuda, name, value)
     torch.accelerator.empty_host_cache = ops.empty_host_cache  # type: ignore[assignment]
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+    torch.distributed.Backend.default_device_backend_map["cuda"] = "gloo"
     torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
 
 

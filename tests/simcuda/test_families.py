@@ -17,8 +17,8 @@ from videotune.trainer.resume import Resume
 LEARNED = {("cogvideox", "2b"), ("cogvideox", "5b-i2v")}
 """Left out: their table of positions takes 49 frames of one size alone, and their blocks are those of 5B."""
 KINDS = {name: [kind for kind in find(name).variants if (name, kind) not in LEARNED] for name in names()}
-WAITS = {"ltx_video 0.9.7": 1, "hidream full": 109, "hidream dev": 109}
-"""Known waits of the host in a step: coordinates by diffusers' pipeline; its routing of tokens to experts. They may fall."""
+WAITS = {"hidream full": 1, "hidream dev": 1}
+"""Known waits of the host in a step: diffusers' sizes of pictures, which nobody reads."""
 
 
 def trained(family: str, folder: str) -> dict[str, Any]:

@@ -40,6 +40,9 @@ def doctor(
     else:
         rows, missing = commands.doctor.machine()
         print_table("doctor", ["what", "found", "note"], rows)
+        if not missing:
+            print_table("devices", commands.doctor.COLUMNS, commands.doctor.devices())
+            print("Never: what stands there follows from torch's documentation and was not tried.")
         raise typer.Exit(FAILED if missing else DONE)
 
 

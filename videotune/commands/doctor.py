@@ -9,6 +9,7 @@ from pathlib import Path
 
 from videotune._version import __version__
 from videotune.console import size
+from videotune.memory.accelerator import has_bf16, local_device, overlaps
 
 NEEDED = (
     "torch",
@@ -43,14 +44,35 @@ def machine() -> tuple[list[list[str]], list[str]]:
 def _devices() -> list[list[str]]:
     import torch
 
-    if not torch.cuda.is_available():
+    kind = local_device().type
+    if kind == "cpu":
         note = "trains on the CPU: the toy base and tiny models in minutes, real models not in reasonable time"
-        return [["CUDA", "none", note]]
-    rows = []
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        torch.ones(8, device=f"cuda:{index}").sum().item()
-        native = torch.cuda.is_bf16_supported(including_emulation=False)
-        note = "bf16" if native else "no bf16: use train_dtype FLOAT_32"
-        rows.append([f"CUDA {index}", f"{facts.name}, {size(facts.total_memory)}", note])
+        return [["accelerator", "none", note]]
+    rows, module = [], torch.get_device_module(kind)
+    for device in (torch.device(kind, index) for index in range(torch.accelerator.device_count())):
+        torch.ones(8, device=device).sum().item()
+        found = "in the host's memory"
+        if overlaps(device):
+            found = f"{module.get_device_name(device)}, {size(torch.accelerator.get_memory_info(device)[1])}"
+        rows.append([str(device), found, "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32"])
     return rows
+
+
+COLUMNS = ("device", "here", "trains", "bf16", "streams", "weights", "several", "ran on")
+KINDS = {
+    "CUDA": ("yes", "yes", "yes", "8, 4 bit", "NCCL", "one H100"),
+    "ROCm": ("yes", "yes", "yes", "8, 4 bit", "RCCL", "never"),
+    "XPU": ("yes", "yes", "yes", "8, 4 bit", "XCCL", "never"),
+    "MPS": ("yes", "no", "no", "INT_8", "no", "never"),
+    "CPU": ("yes", "slow", "no", "8, 4 bit", "gloo", "each test"),
+}
+"""By kind of device: training, bfloat16, weight streaming, weight_dtype, several processes, what the project has run."""
+
+
+def devices() -> list[list[str]]:
+    """Rows of COLUMNS: of each kind of device whether it is here, what works on it, and what of it has ever been run."""
+    import torch
+
+    kind = local_device().type.upper()
+    here = {"CPU", "ROCm" if kind == "CUDA" and torch.version.hip else kind}
+    return [[name, "yes" if name in here else "no", *what] for name, what in KINDS.items()]

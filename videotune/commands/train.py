@@ -1,6 +1,5 @@
 """``train``: compose a run from its settings, train it, and export and report what it gave."""
 
-import gc
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -8,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
-
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
+from videotune.memory.accelerator import empty_cache
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
@@ -47,8 +45,8 @@ from videotune.validation.callbacks import callbacks_of, recommended
 class TrainResult:
     """How a training ended: ``why`` is "done", "early", or what interrupted it; ``step``: the last one.
 
-    ``exports``, ``recommended`` ({"step", "why"}), ``seconds`` by what took them, ``memory`` (bytes at the peak, of a CUDA
-    device) and ``report`` are the main process's.
+    ``exports``, ``recommended`` ({"step", "why"}), ``seconds`` by what took them, ``memory`` (bytes at the peak, of a
+    device with memory of its own) and ``report`` are the main process's.
     """
 
     run: Path
@@ -178,9 +176,7 @@ def free_failed_step(error: OutOfMemory) -> None:
     for one in (error, error.__cause__):
         if one is not None:
             traceback.clear_frames(one.__traceback__)
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    empty_cache()
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:

@@ -12,7 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from videotune.errors import VideotuneError
+from videotune.memory.accelerator import copy_stream
 from videotune.memory.host_weights import HostSlot, HostWeights, pinned
+
+TORCH = ("2.11", "2.13")
+"""The versions of torch whose internal names, such as the engine's callbacks below, were checked."""
+
+
+def refuse_other_torch(version: str) -> None:
+    """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
+    if version.rsplit(".", 1)[0] not in TORCH:
+        raise VideotuneError(
+            f"torch {version}: videotune runs with torch {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
+        )
+
+
+refuse_other_torch(torch.__version__.partition("+")[0])
 
 SLOTS = 2
 """Places on the device: one block computes, the next one arrives."""
@@ -22,21 +37,22 @@ SLOTS = 2
 class Slot:
     """A place on the device. ``holds`` the block whose weights are there or on their way; None: nothing of use.
 
-    On CUDA, ``loaded`` is behind the copy that fills it, ``free`` behind the last computation that read it.
+    Where copies overlap, ``loaded`` is behind the copy that fills it, ``free`` behind the last computation that read it.
     """
 
     flat: Tensor
     holds: int | None = None
-    loaded: torch.cuda.Event | None = None
-    free: torch.cuda.Event | None = None
+    loaded: torch.Event | None = None
+    free: torch.Event | None = None
 
 
 class DeviceBuffers:
     """Slots, and the tensors of each streamed block, which point into a slot while their block computes.
 
     At all other times they point at a single NaN, so that a weight that is read outside its window cannot go unnoticed.
-    Weights go from the host to the device and never back. On CUDA they have a stream of their own, ordered by events: the
-    host waits for nothing. What the last pass has left in the slots is used by the next one, which turns round at its end.
+    Weights go from the host to the device and never back. On a device with streams they have one of their own, ordered by
+    events: the host waits for nothing. What the last pass has left in the slots is used by the next one, which turns round
+    at its end.
     """
 
     def __init__(self, host_weights: HostWeights, tensors: Sequence[Sequence[Tensor]], device: torch.device) -> None:
@@ -46,15 +62,16 @@ class DeviceBuffers:
         self._bound: dict[int, list[int]] = {}  # block -> versions of its tensors when its window began
         self._open: int | None = None
         self._nothing: dict[torch.dtype, Tensor] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = copy_stream(device)
         size = max(end - begin for begin, end in host_weights.spans)
         count = min(SLOTS, len(host_weights.spans))
         self.slots = [Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)]
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(device))  # its memory may have been another's until now
+            # its memory may have been another's until now
+            self._stream.wait_stream(torch.accelerator.current_stream(device))
             for slot in self.slots:
                 slot.flat.record_stream(self._stream)
-                slot.loaded, slot.free = torch.cuda.Event(), torch.cuda.Event()
+                slot.loaded, slot.free = torch.Event(), torch.Event()
 
     def pairs(self, block: int) -> Iterator[tuple[Tensor, HostSlot]]:
         """The tensors of a block, each with its place on the host."""
@@ -111,7 +128,7 @@ class DeviceBuffers:
             self._load(other, wanted)
         slot = self._slot_of(block)
         if slot.loaded is not None:
-            torch.cuda.current_stream(self.device).wait_event(slot.loaded)
+            torch.accelerator.current_stream(self.device).wait_event(slot.loaded)
         begin = self.host_weights.spans[block][0]
         for tensor, entry in self.pairs(block):
             tensor.data = entry.view(slot.flat, entry.begin - begin)
@@ -132,14 +149,14 @@ class DeviceBuffers:
         assert slot.loaded is not None
         assert slot.free is not None
         self._stream.wait_event(slot.free)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             self._copy(block, slot)
             slot.loaded.record(self._stream)
 
     def _copy(self, block: int, slot: Slot) -> None:
         done = 0
         for part in self.host_weights.parts(block):
-            slot.flat[done : done + len(part)].copy_(part, non_blocking=True)
+            slot.flat[done : done + len(part)].copy_(part, non_blocking=self._stream is not None)
             done += len(part)
 
     def _release(self, block: int) -> None:
@@ -149,7 +166,7 @@ class DeviceBuffers:
         self.unbind(block)
         slot = self._slot_of(block)
         if slot.free is not None:
-            slot.free.record(torch.cuda.current_stream(self.device))
+            slot.free.record(torch.accelerator.current_stream(self.device))
         if changed:
             raise VideotuneError(
                 f"layer_offload_fraction: {changed[0]} is changed by its own block while it computes, which would be lost "
@@ -176,19 +193,19 @@ class Sent:
     """Gradients on their way to the host; ``arrived`` is behind the last of them."""
 
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    arrived: torch.cuda.Event | None = None
+    arrived: torch.Event | None = None
 
 
 class GradientRelease:
     """Adds the network's gradients to those of the parameters on the host, in their own dtype, as autograd would.
 
-    On CUDA they are copied on a stream of their own; the host waits for a block's while the next one but one computes, and
-    for the last ones at the end of the backward pass.
+    On a device with streams they are copied on one of their own; the host waits for a block's while the next one but one
+    computes, and for the last ones at the end of the backward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = copy_stream(device)
         self._under_way: deque[Sent] = deque()
         self._watches = False
 
@@ -202,13 +219,13 @@ class GradientRelease:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
             if self._stream is None:
-                _add(host, gradient)
+                _add(host, gradient.to(host.device))
                 return
             if not self._under_way:
-                self._under_way.append(Sent(arrived=torch.cuda.Event()))
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+                self._under_way.append(Sent(arrived=torch.Event()))
+            self._stream.wait_stream(torch.accelerator.current_stream(self.device))
             staged = pinned(gradient.shape, gradient.dtype)
-            with torch.cuda.stream(self._stream):
+            with self._stream:
                 staged.copy_(gradient, non_blocking=True)
                 gradient.record_stream(self._stream)
                 sent = self._under_way[-1]
@@ -226,7 +243,7 @@ class GradientRelease:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
         if self._stream is not None and self._watches:
             self.settle(keep=1)
-            self._under_way.append(Sent(arrived=torch.cuda.Event()))
+            self._under_way.append(Sent(arrived=torch.Event()))
 
     def settle(self, keep: int = 0) -> None:
         """Every gradient has arrived, but for those of so many blocks."""

@@ -21,6 +21,14 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
 
 
+def to_host(values: Tensor) -> tuple[Tensor, torch.Event]:
+    """A copy of a device's tensor that is on its way to the host, and the event behind it; the device must have streams."""
+    host, arrived = pinned(values.shape, values.dtype), torch.Event(values.device)
+    host.copy_(values, non_blocking=True)
+    arrived.record()
+    return host, arrived
+
+
 @dataclass(frozen=True)
 class HostSlot:
     """A tensor's bytes: where they begin on the host, and how they are read. ``trains``: an optimizer writes to them."""

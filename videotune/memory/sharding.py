@@ -106,6 +106,5 @@ def _odd(net: nn.Module) -> set[int]:
 
 
 def _device_of(mesh: DeviceMesh) -> torch.device:
-    if mesh.device_type == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(mesh.device_type)
+    own = mesh.device_type
+    return torch.device(own) if own == "cpu" else torch.device(own, torch.accelerator.current_device_index())

@@ -19,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from videotune.errors import VideotuneError
+from videotune.memory.accelerator import copy_stream, overlaps
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF
 from videotune.memory.device_buffers import DeviceBuffers
 from videotune.memory.host_memory import refuse_if_short
@@ -111,7 +112,7 @@ def stream_blocks(
         alone = _alone(net, resident)
         named = [_streamable(*blocks[i], alone) for i in chosen]
         if host_weights is None:
-            host_weights = HostWeights(named, device.type == "cuda", echo)
+            host_weights = HostWeights(named, overlaps(device), echo)
             what = f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
             refuse_if_short(host_weights.size, what)
         _move_in(streams, host_weights, named)
@@ -183,10 +184,10 @@ AHEAD = 2
 
 @dataclass
 class HostBuffer:
-    """Bytes on the host, pinned on CUDA. ``read``: behind the last copy to the device, before which nothing is written."""
+    """Bytes on the host, pinned where copies overlap. ``read``: behind the last copy from it; nothing is written before."""
 
     flat: Tensor
-    read: torch.cuda.Event | None = None
+    read: torch.Event | None = None
 
 
 @dataclass(eq=False)
@@ -200,34 +201,33 @@ class Offloaded:
     buffer: HostBuffer
     blocks: "list[list[ref[Offloaded]]]"
     block: int
-    sent: torch.cuda.Event | None = None
+    sent: torch.Event | None = None
     device: Tensor | None = None
-    back: torch.cuda.Event | None = None
+    back: torch.Event | None = None
 
 
 class ActivationOffload:
     """Offloads a block's first tensor and what the block before it returned; what all blocks share stays on the device.
 
-    On CUDA each direction has a stream, ordered by events, and the host waits for nothing. The tensor on the device is
-    kept until its copy is done: the compute stream waits where more than ``AHEAD`` blocks' tensors are being copied. In
-    the backward pass the next block's inputs are fetched while a block computes. A host buffer is used again as soon as
-    no graph refers to it. ``bytes``: copied to the host so far.
+    On a device with streams each direction has one, ordered by events, and the host waits for nothing. The tensor on the
+    device is kept until its copy is done: the compute stream waits where more than ``AHEAD`` blocks' tensors are being
+    copied. In the backward pass the next block's inputs are fetched while a block computes. A host buffer is used again
+    as soon as no graph refers to it. ``bytes``: copied to the host so far.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.bytes = device, 0
-        cuda = device.type == "cuda"
-        self._out, self._in = (torch.cuda.Stream(device) if cuda else None for _ in range(2))
+        self._out, self._in = copy_stream(device), copy_stream(device)
         self._returned: list[ref[Tensor]] = []
         self._blocks: list[list[ref[Offloaded]]] = []
         self._free: list[HostBuffer] = []
-        self._leaving: deque[tuple[int, Tensor, torch.cuda.Event]] = deque()
+        self._leaving: deque[tuple[int, Tensor, torch.Event]] = deque()
         self._coming: list[Tensor] = []
 
     def begin(self) -> None:
         """Before a forward pass of the network: what another one has left, which may have been broken off, is over."""
         if self._out is not None and self._in is not None:
-            now = torch.cuda.current_stream(self.device)
+            now = torch.accelerator.current_stream(self.device)
             now.wait_stream(self._out)
             now.wait_stream(self._in)
         self._leaving.clear()
@@ -253,7 +253,7 @@ class ActivationOffload:
     def _let_go(self, block: int) -> None:
         """Keep no tensor of the blocks before this one any longer; computation waits until their copies are done."""
         while self._leaving and self._leaving[0][0] < block:
-            torch.cuda.current_stream(self.device).wait_event(self._leaving[0][2])
+            torch.accelerator.current_stream(self.device).wait_event(self._leaving[0][2])
             self._leaving.popleft()
 
     def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
@@ -268,10 +268,10 @@ class ActivationOffload:
         if self._out is None:
             waiting.host.copy_(x)
             return waiting
-        self._out.wait_stream(torch.cuda.current_stream(self.device))
+        self._out.wait_stream(torch.accelerator.current_stream(self.device))
         if buffer.read is not None:
             self._out.wait_event(buffer.read)
-        with torch.cuda.stream(self._out):
+        with self._out:
             waiting.host.copy_(x, non_blocking=True)
         waiting.sent = self._out.record_event()
         self._leaving.append((number, x, waiting.sent))
@@ -291,7 +291,7 @@ class ActivationOffload:
         if isinstance(waiting, Tensor):
             return waiting
         if self._in is None:
-            return waiting.host.clone()
+            return waiting.host.to(self.device, copy=True)
         self._let_go(len(waiting.blocks))
         if waiting.device is None:
             self._start(waiting)
@@ -301,7 +301,7 @@ class ActivationOffload:
                 self._start(other)
         assert waiting.back is not None
         assert waiting.device is not None
-        torch.cuda.current_stream(self.device).wait_event(waiting.back)
+        torch.accelerator.current_stream(self.device).wait_event(waiting.back)
         found, waiting.device = waiting.device, None  # whoever asked keeps it
         self._coming = [one for one in self._coming if one is not found]
         return found
@@ -313,10 +313,10 @@ class ActivationOffload:
         waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
         # kept until the copy is done, also where the graph is deleted before
         self._coming.append(waiting.device)
-        self._in.wait_stream(torch.cuda.current_stream(self.device))  # its memory may be in use until then
+        self._in.wait_stream(torch.accelerator.current_stream(self.device))  # its memory may be in use until then
         assert waiting.sent is not None
         self._in.wait_event(waiting.sent)
-        with torch.cuda.stream(self._in):
+        with self._in:
             waiting.device.copy_(host, non_blocking=True)
         waiting.back = waiting.buffer.read = self._in.record_event()
 

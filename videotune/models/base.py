@@ -5,7 +5,6 @@ A family is a subclass that says what differs. Shapes are those of ``videotune/t
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
+from videotune.memory.accelerator import empty_cache
 from videotune.models.loading import count_tokens, load_model, on_meta, read_tokenizer
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
@@ -138,11 +138,8 @@ class DiffusersModel:
         """Drop "text_encoder" (all of them) or "vae" from memory."""
         with self.vae_lock:
             self._loaded.pop(part, None)
-        if self.device.type == "cuda":
-            gc.collect()  # libraries' hooks, and blocks that are streamed, refer to their networks
-            torch.cuda.empty_cache()
-            # pinned memory of streamed blocks; torch 2.11 has the private name alone
-            (getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache)()
+        if self.device.type != "cpu":
+            empty_cache()  # libraries' hooks, and blocks that are streamed, refer to their networks
 
     def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""

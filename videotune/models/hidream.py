@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
+from videotune.memory.accelerator import overlaps
+from videotune.memory.host_weights import to_host
 from videotune.models.base import DiffusersModel, lora_targets, tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
@@ -227,8 +229,8 @@ def _trainable(net: nn.Module) -> nn.Module:
     """diffusers' transformer, whose answer is (B,C,H,W) and carries its gradients whether it is set to train or not.
 
     As it comes, outside of ``.train()`` its routed experts run without gradients, so that all before them silently loses
-    what goes through them; in ``.train()`` its answer is not unpatchified. Both branches of both are diffusers' own, and
-    which of them runs no longer hangs on the mode. Without weights the experts are those of a plan (``_balanced``).
+    what goes through them; in ``.train()`` its answer is not unpatchified. Which branch of both runs no longer hangs on the
+    mode.
     """
     from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU  # imports torch
 
@@ -239,17 +241,10 @@ def _trainable(net: nn.Module) -> nn.Module:
     known.unpatchify = lambda tokens, sizes, _: kind.unpatchify(plain, tokens, sizes, False)  # diffusers' in evaluation
     for module in net.modules():
         if isinstance(module, MOEFeedForwardSwiGLU):
-            module._force_inference_output = False
             module.gate._force_inference_output = True  # no auxiliary loss, which nothing reads
-            module.register_forward_pre_hook(_carry)
-            if next(module.parameters()).is_meta:
-                module.forward = partial(_balanced, module)
+            forward = partialmethod(_routed, bound=next(module.parameters()).is_meta)
+            module.__class__ = type("Routed", (MOEFeedForwardSwiGLU,), {"forward": forward})  # no cycle either
     return net
-
-
-def _carry(module: nn.Module, _: Any) -> None:
-    """Before the experts run: the branch through which gradients go. A block that is computed again takes it too."""
-    module.training = True
 
 
 def _patchify(kind: Any, plain: Any, latents: Tensor) -> tuple[Tensor, Tensor | None, list[tuple[int, int]], Tensor]:
@@ -259,21 +254,24 @@ def _patchify(kind: Any, plain: Any, latents: Tensor) -> tuple[Tensor, Tensor | 
     return tokens, mask, [(latents.shape[2] // patch, latents.shape[3] // patch)] * len(latents), places
 
 
-def _balanced(moe: Any, states: Tensor) -> Tensor:
-    """What stands in for routed experts on tensors without numbers: every expert gets as many tokens as the others.
+def _routed(moe: Any, states: Tensor, bound: bool) -> Tensor:
+    """What diffusers' experts compute in training, bit for bit: it asks the device for each expert which tokens it has.
 
-    What it holds in memory and computes is what diffusers' own branch of training does when tokens are dealt out evenly.
-    Where no expert trains, the first takes them all: as much work, told in a quarter of the calls.
+    Here tokens are sorted by expert, and how many each has is on its way to the host while the shared experts compute.
+    ``bound``: tokens have no numbers, so as few experts as may be get all, which takes the most memory.
     """
-    _, weight, _ = moe.gate(states)
-    rows = states.view(-1, states.shape[-1]).repeat_interleave(moe.num_activated_experts, dim=0)
-    mixed, first = torch.empty_like(rows), 0
-    experts = moe.experts if any(p.requires_grad for p in moe.experts.parameters()) else moe.experts[:1]
-    for expert, part in zip(experts, rows.tensor_split(len(experts)), strict=True):
-        mixed[first : first + len(part)] = expert(part.clone())
-        first += len(part)
+    chosen, weight, _ = moe.gate(states)
+    counts = (chosen.view(-1, 1) == torch.arange(len(moe.experts), device=states.device)).sum(0)
+    sizes, arrived = to_host(counts) if overlaps(states.device) and not bound else (counts, None)
+    shared, order = moe.shared_experts(states), chosen.flatten().argsort(stable=True)
+    rows = states.view(-1, states.shape[-1]).repeat_interleave(moe.num_activated_experts, dim=0)[order]
+    if arrived is not None:
+        arrived.synchronize()
+    most = [len(rows) // moe.num_activated_experts] * moe.num_activated_experts
+    parts = rows.split(most + [0] * (len(moe.experts) - len(most)) if bound else sizes.tolist())
+    mixed = torch.cat([expert(part) for expert, part in zip(moe.experts, parts, strict=True)])[order.argsort()]
     routed = (mixed.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1).view(states.shape).to(states.dtype)
-    return routed + moe.shared_experts(states)
+    return routed + shared
 
 
 def _of_frames(vae: Any) -> nn.Module:

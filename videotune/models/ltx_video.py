@@ -142,12 +142,11 @@ class LTXVideo(DiffusersModel):
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Some VAEs draw inside from torch's own numbers: here always the same, and everyone else's are as they were."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with self.vae_lock, torch.random.fork_rng(devices=devices):
+        devices = [] if self.device.type == "cpu" else [self.device]
+        with self.vae_lock, torch.random.fork_rng(devices, device_type=self.device.type):
             torch.default_generator.manual_seed(seed32(0, "decoder noise"))
             for device in devices:
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(seed32(0, "decoder noise"))
+                torch.get_device_module(device).manual_seed(seed32(0, "decoder noise"))
             return super().decode(latents, tiled)
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
@@ -182,12 +181,20 @@ class LTXVideo(DiffusersModel):
             seconds = (rules.temporal_stride / fps.float()).view(-1, 1, 1, 1, 1)
             scale = seconds, rules.spatial_stride, rules.spatial_stride
             return {"num_frames": frames, "height": rows, "width": columns, "rope_interpolation_scale": scale}
-        pipeline = diffusers.LTXConditionPipeline
-        ids = pipeline._prepare_video_ids(len(fps), frames, rows, columns, device=fps.device)
-        coords = pipeline._scale_video_ids(ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device).float()
+        places, key = self._loaded.setdefault("coords", {}), (frames, rows, columns, fps.device)
+        coords = places.get(key)
+        if coords is None or type(fps) is not torch.Tensor:  # fake ones are not kept, and meet no real ones
+            pipeline = diffusers.LTXConditionPipeline
+            ids = pipeline._prepare_video_ids(1, frames, rows, columns, device=fps.device)
+            coords = pipeline._scale_video_ids(ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device).float()
+            if type(coords) is torch.Tensor:
+                places[key] = coords  # the pipeline copies its factors to the device, for which the host would wait
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
         # the count of frames is not read where positions are given, but by isolated frames
-        return {"num_frames": frames, "video_coords": torch.cat([seconds, coords[:, 1:]], dim=1)}
+        return {
+            "num_frames": frames,
+            "video_coords": torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1),
+        }
 
     def token_frames(
         self, hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any

@@ -13,6 +13,7 @@ from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit
+from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.quantization import bytes_a_number
 from videotune.memory.weight_streaming import spread
@@ -22,7 +23,7 @@ from videotune.planner.cards import USUAL, Card, known_card
 from videotune.planner.cards import card as card_of
 from videotune.planner.measure import Parts
 from videotune.planner.memory import Fixed, Need, StepSpec
-from videotune.trainer.components import DTYPES, dtype_name, local_device, weights_of
+from videotune.trainer.components import DTYPES, dtype_name, weights_of
 from videotune.trainer.run_spec import Job
 from videotune.validation.overhead import overhead, planned, share_of_all
 
@@ -65,10 +66,11 @@ def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card |
     card = None if name is None else card_of(name)
     if vram is not None:
         return int(vram * 1e9), card
-    if card is None and torch.cuda.is_available():
-        device = local_device()
-        free, whole = torch.cuda.mem_get_info(device)  # other programs, a desktop say, hold some of it
-        return free + torch.cuda.memory_reserved(device), known_card(torch.cuda.get_device_name(device), whole)
+    device = local_device()
+    if card is None and overlaps(device):
+        free, whole = torch.accelerator.get_memory_info(device)  # other programs, a desktop say, hold some of it
+        own = torch.accelerator.memory_reserved(device)
+        return free + own, known_card(torch.get_device_module(device).get_device_name(device), whole)
     return (card.vram if card else None), card
 
 
@@ -227,13 +229,13 @@ def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
 
 
 def fit_settings(job: Job) -> Job:
-    """The job with nothing of memory left open: chosen for this machine's card, or for a CPU by a bound.
+    """The job with nothing of memory left open: chosen for this machine's card, or by a bound in the host's memory.
 
     Raises DoesNotFit, with remedies, where nothing fits the card.
     """
     if job.base is None or all(getattr(job.config, key) is not None for key in OPEN):
         return job
-    if not torch.cuda.is_available():
+    if not overlaps(local_device()):
         return decided(job, on_host(job))
     vram, card = asked_card(None, None)
     if small_enough(job, vram or 0):
@@ -271,7 +273,7 @@ def planned_bytes(job: Job, dtype: str) -> int | None:
 
 
 def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
-    """What a CUDA device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
+    """What a device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
     return {**held, "planned_bytes": planned_bytes(job, dtype_name(job.config))} if held else None
 
 
@@ -293,7 +295,7 @@ def plainest(job: Job, checkpointing: str) -> dict[str, Any]:
 
 
 def on_host(job: Job) -> dict[str, Any]:
-    """On a CPU: nothing is streamed, and activations are kept where the host has room for them twice over."""
+    """On a CPU and on MPS: nothing is streamed, and activations are kept where the host has room for them twice over."""
     roomy = 2 * activations_at_most(job, 4) <= psutil.virtual_memory().available
     return plainest(job, OFF if roomy else ON)
 

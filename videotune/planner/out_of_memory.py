@@ -4,6 +4,7 @@ from videotune.config.fields import ROUNDED
 from videotune.config.rules import cannot_wait
 from videotune.config.schema import Config
 from videotune.errors import DoesNotFit
+from videotune.memory.accelerator import overlaps
 from videotune.trainer.saving import rescue_message, save_what_is_good
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -22,7 +23,7 @@ def retry_settings(trainer: Trainer) -> tuple[str, ...]:
     config = trainer.job.config
     if config.out_of_memory == "stop" or trainer.dist.size > 1:
         return ()
-    return tuple(setting for setting, _ in unchanging(config, next(trainer.net.parameters()).is_cuda)[:1])
+    return tuple(setting for setting, _ in unchanging(config, overlaps(next(trainer.net.parameters()).device))[:1])
 
 
 def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
@@ -36,7 +37,9 @@ def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
         kept = rescue_message(trainer.run)
     text = f"out of memory in step {error.step}: bucket {shape}"
     trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
-    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, next(trainer.net.parameters()).is_cuda))
+    lines = "".join(
+        f"\n  {line}" for line in remedies(trainer.job.config, overlaps(next(trainer.net.parameters()).device))
+    )
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"

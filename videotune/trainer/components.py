@@ -1,6 +1,5 @@
 """A job with its models: the family on its device, the cache filled, and where batches come from."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,26 +18,13 @@ from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import Store
+from videotune.memory.accelerator import has_bf16, local_device
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
-
-
-def local_device() -> torch.device:
-    """This process's card where there is CUDA, else the CPU."""
-    index = int(os.environ.get("LOCAL_RANK", 0))
-    return torch.device("cuda", index) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def has_bf16(device: torch.device) -> bool:
-    """Whether a device computes in bfloat16 by itself: cards before Ampere emulate it, and a CPU is twelve times slower."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
@@ -69,7 +55,10 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
-    return find(spec.name)(folder, *device_and_dtype(config), weights_of(config, dtype_name(config)))
+    (device, dtype), weights = device_and_dtype(config), weights_of(config, dtype_name(config))
+    if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {weights.transformer, weights.text_encoder}:
+        raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4: set INT_8")
+    return find(spec.name)(folder, device, dtype, weights)
 
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:

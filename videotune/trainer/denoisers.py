@@ -1,6 +1,5 @@
 """The denoisers of a run by their experts' names, one of them in memory, and what of each trains."""
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +14,7 @@ from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import ExpertSchedule, exact
+from videotune.memory.accelerator import empty_cache
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
@@ -93,9 +93,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
     def drop(self) -> None:
         """Nothing is in memory but what trains."""
         self.loaded = self.streams = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
 
 
 def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.memory.accelerator import local_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,7 +134,7 @@ class DistributedContext:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
         if self.size == 1:
             return
-        for group in _portions(parameters):
+        for group in portions(parameters):
             for parameter in group:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -158,7 +159,7 @@ def sharded(config: Config, dist: DistributedContext) -> bool:
     return config.sharding == "FULL" and dist.size > 1
 
 
-def _portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Neighbours of one dtype on one device, together at most FLAT numbers; a larger one goes by itself."""
     portion: list[nn.Parameter] = []
     for parameter in parameters:
@@ -179,9 +180,13 @@ def join() -> Iterator[DistributedContext]:
     if size == 1:
         yield DistributedContext()
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    torch_dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    device = local_device()
+    if device.type == "mps":
+        raise VideotuneError("several processes cannot share an MPS device: start one")
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device)
+    backends = {one: torch_dist.get_default_backend_for_device(one) for one in ("cpu", device.type)}
+    torch_dist.init_process_group(",".join(f"{one}:{name}" for one, name in backends.items()), timeout=PATIENCE)
     try:
         hosts, impatient = (torch_dist.new_group(backend="gloo", timeout=patience) for patience in (PATIENCE, SOON))
         yield DistributedContext(rank, size, hosts, impatient)

@@ -1,13 +1,12 @@
 """An exponential moving average of what trains: the mean of the last steps' weights, steadier than the last ones."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-TOGETHER = 1 << 26
-"""Weights of so many numbers together are averaged in a few operations; more of them one by one, to save memory."""
+from videotune.trainer.distributed import portions
 
 
 class Ema:
@@ -18,32 +17,32 @@ class Ema:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, host: bool = False) -> None:
-        """``host``: the averages lie in host memory; every step then copies the weights there, and waits for it."""
+        """``host``: the averages lie in host memory; every step then copies the weights there, and waits for each
+        portion of them."""
         self.decay, self.host = decay, host
         self._parameters = dict(parameters)
-        self.values = {name: self._own(parameter).clone() for name, parameter in parameters.items()}
+        self.values = {name: self._now([parameter])[0].clone() for name, parameter in parameters.items()}
 
-    def _own(self, weight: Tensor) -> Tensor:
-        """A weight as its average is kept: float32, and on the host where that is wished; itself where it is so already."""
-        return weight.detach().to(device="cpu" if self.host else weight.device, dtype=torch.float32)
+    def _now(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Weights of one device as averages are kept: float32, and on the host where that is wished, by one copy."""
+        if not self.host or weights[0].device.type == "cpu":
+            return [weight.detach().float() for weight in weights]
+        flat = torch.cat([weight.detach().flatten().float() for weight in weights]).cpu()
+        return [part.view_as(w) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
 
     @torch.no_grad()
     def update(self, step: int, applied: Tensor | None = None) -> None:
         """Take in the weights after ``step``; ``applied`` () is 0 where the step was not, and then nothing changes."""
         share: float | Tensor = 1 - min(self.decay, (1 + step) / (10 + step))
-        if applied is not None:
-            share = applied.to("cpu" if self.host else applied.device) * share
-        values, held = list(self.values.values()), list(self._parameters.values())
-        if isinstance(share, Tensor) and any(value.device != share.device for value in values):
-            share = float(share)  # some weights are on the host, which waits for this anyway
-        if sum(value.numel() for value in values) <= TOGETHER:
-            now = [self._own(weight) for weight in held]
-            change = torch._foreach_sub(now, values)
+        if applied is not None:  # of averages on the host the host needs the answer
+            apart = any(value.device != applied.device for value in self.values.values())
+            share = share * (float(applied) if apart else applied)
+        averages = iter(self.values.values())
+        for weights in portions(list(self._parameters.values())):
+            values = [next(averages) for _ in weights]
+            change = torch._foreach_sub(self._now(weights), values)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(values, change)
-            return
-        for value, weight in zip(values, held, strict=True):
-            value.lerp_(self._own(weight), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ import torch
 from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
+from videotune.memory.accelerator import OVERLAPPING
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
@@ -124,13 +125,13 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
             before = trainable.expert
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)  # what callbacks held is no part of a step
+        if device.type in OVERLAPPING:
+            torch.accelerator.reset_peak_memory_stats(device)  # what callbacks held is no part of a step
         record = train_step(settings, net, trainable, batch, clock, own_step)
-        if device.type == "cuda":
-            stats = torch.cuda.memory_stats_as_nested_dict(device)
+        if device.type in OVERLAPPING:
+            stats = torch.accelerator.memory_stats(device)
             for name in ("allocated_bytes", "reserved_bytes"):
-                trainer.peaks[name] = max(trainer.peaks.get(name, 0), stats[name]["all"]["peak"])
+                trainer.peaks[name] = max(trainer.peaks.get(name, 0), stats[f"{name}.all.peak"])
         del net, trainable  # a generator that waits would keep an expert beside the next one
         yield record
 

@@ -92,13 +92,13 @@ def make_optimizer(
 def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
-    A fused kernel looks on the device. For the others, and for parameters on the host beside a device, the host has to wait
-    for the answer, once a step.
+    A fused kernel looks on the device (that of MPS does not). For the others, and for parameters on the host beside a
+    device, the host has to wait for the answer, once a step.
     """
     waiting = []
     for part in parts_of(optimizer):
-        on_host = good.is_cuda and any(not p.is_cuda for group in part.param_groups for p in group["params"])
-        if part.defaults.get("fused") and not on_host:
+        apart = any(p.device != good.device for group in part.param_groups for p in group["params"])
+        if part.defaults.get("fused") and not apart and good.device.type != "mps":
             part.found_inf = (~good).float()  # type: ignore[attr-defined]
             part.step()
         else:
@@ -114,16 +114,30 @@ def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = 
     On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
     """
     norm = norm_of(parameters) if norm is None else norm
-    if norm.is_cuda or isinstance(norm, FakeTensor) or norm > most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    if norm.device.type != "cpu" or isinstance(norm, FakeTensor) or norm > most:
+        nn.utils.clip_grads_with_norm_([p for p in parameters if p.device == norm.device], most, norm)
+        away = [p.grad for p in parameters if p.grad is not None and p.device != norm.device]
+        if away:
+            torch._foreach_mul_(away, (most / (norm + 1e-6)).item())
     return norm
 
 
 def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm () of the gradients that are there, float32."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if not gradients and parameters:
-        return torch.zeros((), device=parameters[0].device)
+    """The norm () of the gradients that are there, float32: on their device, or on the host where some of them are there.
+
+    Then the host waits once, for the norm of those that are on the device.
+    """
+    gradients: dict[torch.device, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients.setdefault(parameter.device, []).append(parameter.grad)
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device if parameters else None)
+    norms = [_norm(on_one) for on_one in gradients.values()]
+    return norms[0] if len(norms) == 1 else torch.stack([norm.cpu() for norm in norms]).norm()
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
     if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
     # a norm that is summed up in bf16 is a few percent off

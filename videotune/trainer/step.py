@@ -15,7 +15,8 @@ from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
-from videotune.memory.host_weights import pinned
+from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.host_weights import pinned, to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
@@ -35,7 +36,7 @@ class StepRecord:
 
     step: int
     values: Tensor
-    arrived: torch.cuda.Event | None
+    arrived: torch.Event | None
     t: Tensor
     lr: Mapping[str, float]
     window_ids: tuple[str, ...]
@@ -70,14 +71,14 @@ class StepRecord:
 
 
 class Clock:
-    """Seconds by phase: ``mark(phase)`` ends a phase. On CUDA the marks are events, read when the step is long over.
+    """Seconds by phase: ``mark(phase)`` ends one. A device with streams marks by events, read when the step is long over.
 
     ``on_phase`` is called with each phase that has ended.
     """
 
     def __init__(self, device: torch.device, on_phase: Callable[[str], None] | None = None) -> None:
-        self._cuda, self._on_phase = device.type == "cuda", on_phase
-        self._marks: list[tuple[str, float, torch.cuda.Event | None]] = []
+        self._overlaps, self._on_phase = device.type in OVERLAPPING, on_phase
+        self._marks: list[tuple[str, float, torch.Event | None]] = []
         self.mark("start")
 
     def mark(self, phase: str) -> None:
@@ -85,8 +86,8 @@ class Clock:
         event = None
         if self._on_phase is not None:
             self._on_phase(phase)
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
+        if self._overlaps:
+            event = torch.Event(enable_timing=True)
             event.record()
         self._marks.append((phase, time.perf_counter(), event))
 
@@ -191,8 +192,9 @@ def train_step(
             updates.begin(own)
         accumulate(settings, net, trainable, prepared, clock, values)
         norm = _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
-        values[1] = norm
-        good = torch.isfinite(norm.to(values.device)) & torch.isfinite(values[0])
+        # a number of the host goes with the launch, a tensor would be waited for
+        values[1].fill_(norm if norm.device == values.device else norm.item())
+        good = torch.isfinite(values[:2]).all()
         if updates is None:
             intact = False
             _update(trainable, good, own)
@@ -206,7 +208,7 @@ def train_step(
         raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
-    host, arrived = _send(values)
+    host, arrived = to_host(values) if values.device.type in OVERLAPPING else (values, None)
     return StepRecord(
         prepared.step, host, arrived, prepared.t, lr, prepared.window_ids, prepared.captions, clock, trainable.expert
     )
@@ -362,17 +364,6 @@ def _tokens(family: Family, batch: Batch) -> int:
 
 
 def _to(x: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda":
+    if device.type in OVERLAPPING:
         return pinned(x.shape, x.dtype).copy_(x).to(device, non_blocking=True)
     return x.to(device)
-
-
-def _send(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Start the copy to the host without waiting for it."""
-    if values.device.type != "cuda":
-        return values, None
-    host = pinned(values.shape, values.dtype)
-    host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return host, arrived

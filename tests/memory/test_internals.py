@@ -1,0 +1,53 @@
+"""What videotune uses of its libraries that is internal to them, and the versions with which it was checked."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+
+from videotune.errors import VideotuneError
+from videotune.memory.device_buffers import TORCH, refuse_other_torch
+
+PACKAGE = Path(__file__).parents[2] / "videotune"
+CHECKED = {"torch": TORCH, "diffusers": ("0.42",)}
+"""Tests ran with all of these. Of torch 2.11 a part of them ran, on a CUDA build."""
+INTERNAL = {
+    "torch": {
+        "torch._subclasses",  # FakeTensor: plans
+        "torch.utils._python_dispatch",
+        "torch.utils._pytree",
+        "torch._foreach_copy_",
+        "torch._foreach_sub",
+        "torch._foreach_mul_",
+        "torch._foreach_add_",
+        "torch._foreach_norm",
+        "_execution_engine",  # the end of a backward pass over streamed blocks
+        "tensor._version",  # whether a block has changed its own weights
+    },
+    "diffusers": {"pipeline._prepare_video_ids", "pipeline._scale_video_ids", "gate._force_inference_output"},
+}
+USED = re.compile(
+    r"\btorch\.(?:utils\.)?_[a-zA-Z]\w+|\b_execution_engine\b|\b(?:tensor|pipeline|gate)\._[a-z]\w+"
+    r"|\b(?:diffusers|transformers|peft|accelerate|bitsandbytes)\.(?:\w+\.)*_[a-z]\w*"
+)
+
+
+def test_internal_names_are_these_and_no_others() -> None:
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "studio"]
+    found = {name for text in sources for name in USED.findall(text)}
+    assert found == set().union(*INTERNAL.values())
+
+
+def test_the_installed_versions_are_checked_ones() -> None:
+    for library, versions in CHECKED.items():
+        assert version(library).rsplit(".", 1)[0] in versions, library
+
+
+@pytest.mark.parametrize("other", ["2.12.1", "2.14.0", "3.0.0"])
+def test_another_torch_is_refused_in_a_sentence(other: str) -> None:
+    with pytest.raises(VideotuneError, match=f"torch {other}: videotune runs with torch 2.11 or 2.13"):
+        refuse_other_torch(other)
+    refuse_other_torch(torch.__version__.partition("+")[0])
+    refuse_other_torch("2.11.0")
