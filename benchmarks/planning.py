@@ -35,7 +35,8 @@ def wanted(model: str, batch: int, frames: int, side: int, method: str) -> PlanI
     base = BasePlace(model, folder)
     spec = spec_for("wan", base)
     shape = ClipShape(frames, side, side, spec.rules.fps)
-    config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config
+    one = {"experts": "high"} if method == "FINE_TUNE" and len(spec.experts) > 1 else {}
+    config = resolve({"batch_size": batch, "training_method": method, **one}, {}, spec).config
     return PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), shape)
 
 
