@@ -10,6 +10,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.cards import USUAL
-from videotune.planner.memory import PLAIN, Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
+from videotune.planner.memory import PLAIN, TILED, Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -34,18 +35,25 @@ def wanted(model: str, batch: int, frames: int, side: int, method: str) -> PlanI
     base = BasePlace(model, folder)
     spec = spec_for("wan", base)
     shape = ClipShape(frames, side, side, spec.rules.fps)
-    config = resolve({"batch_size": batch, "training_method": method}, {}, spec).config
+    one = {"experts": "high"} if method == "FINE_TUNE" and len(spec.experts) > 1 else {}
+    config = resolve({"batch_size": batch, "training_method": method, **one}, {}, spec).config
     return PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), shape)
 
 
 def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: str = "LORA") -> dict[str, Any]:
     """What is chosen for one row, and what it needs."""
     begun = time.perf_counter()
-    facts, vram = read_step_spec(wanted(MODELS[model], batch, frames, side, method)), int(gigabytes * 1e9)
+    inputs, vram = wanted(MODELS[model], batch, frames, side, method), int(gigabytes * 1e9)
+    facts = read_step_spec(inputs)
     found = fastest(facts, batch, Fixed(), vram, USUAL)
     training = found or smallest(facts, batch, Fixed())
     choice = training.choice
-    phases = {"training": (PLAIN, training.device[training.worst]), **others(facts, training, vram)}
+    away = others(facts, training, vram)
+    if inputs.preview is not None and room(away["preview"][1]) > vram:
+        tiles = {TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
+        preview = {**facts.elsewhere["preview"], **tiles}
+        away = others(replace(facts, elsewhere={**facts.elsewhere, "preview": preview}), training, vram)
+    phases = {"training": (PLAIN, training.device[training.worst]), **away}
     return {
         "model": model,
         "method": method,
