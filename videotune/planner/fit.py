@@ -181,11 +181,11 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
     return tuple(lines)
 
 
-def to_json(result: Fit, job: Job, dtype: str) -> dict[str, Any]:
-    """``plan.json``'s part of it."""
+def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dict[str, Any]:
+    """``plan.json``'s part of it. ``checkpoint_bytes``: of its tensors, which are copied before they are written."""
     spec, accumulated, training = memory.step_spec(job, dtype), job.config.gradient_accumulation_steps, result.training
     _, worst = result.phases[result.worst]
-    host = {"program": PROGRAM, **training.host}
+    host = {"program": PROGRAM, **training.host, "checkpoint while it is written": checkpoint_bytes}
     times: dict[str, float | None] = dict.fromkeys(("hours", "hours_beside", "seconds_a_step"))
     if result.card is not None and result.card.timed:
         each = [

@@ -8,6 +8,7 @@ from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
+from videotune.trainer.saving import settle
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
 
@@ -42,6 +43,7 @@ def train_loop(trainer: Trainer) -> str:
             except (OutOfMemory, NoBatch):
                 if late is not None:
                     write_step(trainer, late, progress)
+                settle(trainer)
                 raise
             if record is None:
                 return "done"
@@ -63,12 +65,14 @@ def train_loop(trainer: Trainer) -> str:
                         f"{trainer.skipped_in_a_row} steps in a row had a loss or gradient that is not finite"
                     )
             ran = run_callbacks(trainer, step, wanted, stop, end)
+            settle(trainer, wait=stop or end)
             if stop and not end:
                 return "interrupted" if trainer.signals.stop else "stopped"
             if ran and not end:  # a callback may take minutes, and its result may end the run
                 stop, early = dist.all_agree(trainer.signals.stop, any(one.stops(trainer) for one in callbacks))
                 if stop or early:
                     trainer.save(step)
+                    settle(trainer)
                     return "interrupted" if stop else "early"
             trainer.heartbeat.set("training", step)
 
