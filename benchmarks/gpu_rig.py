@@ -152,7 +152,8 @@ class Rig:
         self.trainable = make_trainable(held, {}, self.family, self.config, expert, ExpertSchedule((expert,)), 1000)
         self.net.train()
         imagination = FakeRun(self.family, self.config)
-        self.prepared = _random(imagination.prepared(self.shape, case.batch), seed)
+        prepared = _random(imagination.prepared(self.shape, case.batch), seed)
+        self.prepared = prepared.pinned() if device().type == "cuda" else prepared
         size = self.config.micro_batch_size
         self.settings = StepSettings(
             self.family, imagination.objective, 1, self.config.max_grad_norm, self.config.seed, size

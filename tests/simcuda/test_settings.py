@@ -32,6 +32,7 @@ SETTINGS = {
     "rounding": ("training_method=FINE_TUNE", "optimizer.masters=STOCHASTIC_ROUNDING"),
     "in backward": ("optimizer.step_in_backward=true",),
     "parts of a step": ("batch_size=2", "micro_batch_size=1", "gradient_accumulation_steps=2", "lora.dropout=0.1"),
+    "no threads": ("dataloader_threads=0",),
     "two experts": ("experts=both", "expert_period=2"),
 }
 

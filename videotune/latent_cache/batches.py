@@ -18,6 +18,7 @@ from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
+from videotune.memory.host_weights import pinned
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
 
@@ -43,6 +44,14 @@ class StepBatch:
     noise: Tensor
     prior: tuple[int, ...] = ()
     spare: bool = False
+
+    def pinned(self) -> "StepBatch":
+        """The same in pinned memory, which a CUDA device reads while the host goes on."""
+        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=self.batch and self.batch.map(_pin))
+
+
+def _pin(x: Tensor) -> Tensor:
+    return x if x.is_cuda else pinned(x.shape, x.dtype).copy_(x)
 
 
 @dataclass(frozen=True)
@@ -347,21 +356,32 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def stream(
-    source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
+    source: Source,
+    first: int,
+    last: int,
+    threads: int,
+    part: tuple[int, int] = (0, 1),
+    spares: bool = False,
+    pin: bool = False,
 ) -> Iterator[StepBatch]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 
-    ``part`` and ``spares`` as in ``prepare``.
+    ``part`` and ``spares`` as in ``prepare``. ``pin``: into pinned memory, of at most 2 · ``threads`` + 1 steps.
     """
     steps = iter(range(first, last + 1))
+
+    def made(step: int) -> StepBatch:
+        batch = prepare(source, step, part, spares)
+        return batch.pinned() if pin else batch
+
     if threads == 0:
-        yield from (prepare(source, step, part, spares) for step in steps)
+        yield from map(made, steps)
         return
     pool = quiet_pool(threads)
     ahead: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
-            ahead.append(pool.submit(prepare, source, step, part, spares))
+            ahead.append(pool.submit(made, step))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:

@@ -110,7 +110,7 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
     )
     device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
-    ahead = batches(trainer)
+    ahead = batches(trainer, pin=device.type == "cuda")
     while True:
         clock = Clock(device)
         batch = next(ahead, None)
@@ -131,11 +131,11 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         yield record
 
 
-def batches(trainer: Trainer) -> Iterator[StepBatch]:
-    """The batches of the steps that are not done. Raises NoBatch."""
+def batches(trainer: Trainer, pin: bool) -> Iterator[StepBatch]:
+    """The batches of the steps that are not done; ``pin``: in pinned memory. Raises NoBatch."""
     job, dist = trainer.job, trainer.dist
     threads, share = job.config.dataloader_threads, (dist.rank, dist.size)
     try:
-        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together)
+        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together, pin)
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error
