@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch._subclasses import FakeTensorMode
 
+from tests.clips import noise, write_dataset
 from tests.effects.effects_kit import Lab, in_cache, job_of, overrides_of, run_steps, take, trainer_of, weights
 from tests.failing_forward import failing_forward
 from tests.read_runs import of_kind
-from tests.shell import train
+from tests.shell import Patch, train
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
+from videotune.memory.compiling import compiled_graphs
+from videotune.planner import fit
+from videotune.planner.cards import Card
 from videotune.trainer import loop
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state
@@ -371,3 +376,58 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
     (resumed,) = of_kind(tmp_path / "again", "resume")
     assert resumed["from_step"] == 2
     assert resumed["changes"] == ["gradient_checkpointing: 'OFF' -> 'ON'"]
+
+
+@pytest.mark.slow
+@pytest.mark.effect("compile")
+def test_compiled_blocks_take_the_same_steps_with_few_graphs(lab: Lab, monkeypatch: Patch) -> None:
+    """Three buckets; with checkpointing and streamed weights too, for which nothing is compiled anew."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab.tmp / "inductor"))
+    clips = {f"{side}.mp4": noise(5, side, 32, seed=side) for side in (32, 48, 64)}
+    data = write_dataset(lab.tmp / "data", clips, {}, fps=16)
+    knobs = {
+        "resolution": ["32x32", "48x32", "64x32"],
+        "video_config.frames": 5,
+        "steps": 6,
+        "missing_caption": "empty",
+    }
+    streamed = {"gradient_checkpointing": "ON", "layer_offload_fraction": 0.5}
+    made, losses = [], {}
+    for name, more in (("resident", {}), ("streamed", streamed)):
+        for compiled in (False, True):
+            before = compiled_graphs()
+            trainer = trainer_of(lab, knobs | more | {"compile": compiled}, data)
+            assert len(trainer.job.buckets) == 3
+            losses[name, compiled] = [line["loss"] for line in run_steps(trainer)]
+            made.append(compiled_graphs() - before)
+        assert losses[name, True] == pytest.approx(losses[name, False], rel=1e-5)
+    assert made[0] == made[2] == 0
+    assert 1 <= made[1] <= 4
+    assert made[3] == 0
+
+
+@pytest.mark.effect("compile")
+def test_auto_compiles_where_the_planned_run_is_long_enough(lab: Lab, monkeypatch: Patch) -> None:
+    card = Card("a card", 80 << 30, 1e15, 1e11)
+    chosen = {}
+    for steps in (10, 1000):
+        job = job_of(lab, {"steps": steps})
+        assert fit.decide_compile(job).config.compile == "auto", "on a CPU it means off"
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(fit, "no_compiler", lambda: None)
+            patch.setattr(fit, "asked_card", lambda *_: (card.vram, card))
+            patch.setattr(fit, "planned_need", lambda *_: (None, None))
+            patch.setattr(fit, "step_seconds", lambda *_: 2.0)
+            chosen[steps] = fit.decide_compile(job).config.compile
+    assert chosen == {10: False, 1000: True}
+
+
+@pytest.mark.effect("compile")
+@pytest.mark.parametrize("beside", [{"deterministic": True}, {"sharding": "FULL"}, {"weight_dtype": "INT_8"}])
+def test_what_cannot_be_compiled_is_refused(beside: dict[str, Any], lab: Lab, monkeypatch: Patch) -> None:
+    with pytest.raises(VideotuneError, match=r"^compile: .*: set it to false"):
+        job_of(lab, {"compile": True} | beside)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):
+        trainer_of(lab, {"compile": True})

@@ -16,6 +16,7 @@ from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
+from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
@@ -152,6 +153,8 @@ def open_pool(
                 parts = {key: shards.local.get(key) if key in shards.rows else held[key] for key in held}
                 fresh[name] = {key: part for key, part in parts.items() if part is not None}
             return net
+        if config.compile is True:
+            compile_blocks(net, family.spec.blocks)
         pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
         if pool.streams is not None and pool.streams.host_weights is not None and pool.streams.host_weights.parameters:
             homes[name] = pool.streams.host_weights
