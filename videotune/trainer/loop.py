@@ -6,6 +6,7 @@ from time import perf_counter
 from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
+from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.saving import settle
@@ -98,16 +99,8 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
 
     A step's record comes when its weights are in place. Raises OutOfMemory, NoBatch.
     """
-    job, config, pool = trainer.job, trainer.job.config, trainer.pool
-    settings = StepSettings(
-        trainer.family,
-        trainer.source.objective,
-        config.gradient_accumulation_steps * job.processes,
-        config.max_grad_norm,
-        config.seed if config.lora.dropout else None,
-        config.micro_batch_size,
-        trainer.dist,
-    )
+    pool, settings = trainer.pool, step_settings(trainer)
+    choose_attention(trainer, settings)
     device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
     ahead = batches(trainer, pin=device.type == "cuda")
@@ -129,6 +122,20 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         record = train_step(settings, net, trainable, batch, clock, own_step)
         del net, trainable  # a generator that waits would keep an expert beside the next one
         yield record
+
+
+def step_settings(trainer: Trainer) -> StepSettings:
+    """What is the same in every step of a run."""
+    config = trainer.job.config
+    return StepSettings(
+        trainer.family,
+        trainer.source.objective,
+        config.gradient_accumulation_steps * trainer.job.processes,
+        config.max_grad_norm,
+        config.seed if config.lora.dropout else None,
+        config.micro_batch_size,
+        trainer.dist,
+    )
 
 
 def batches(trainer: Trainer, pin: bool) -> Iterator[StepBatch]:
