@@ -3,12 +3,16 @@
 import itertools
 import math
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from diffusers.models import attention_dispatch
 from safetensors.torch import load_file
 from torch._subclasses import FakeTensorMode
 
@@ -23,7 +27,7 @@ from videotune.latent_cache.batches import prepare
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import fit
 from videotune.planner.cards import Card
-from videotune.trainer import loop
+from videotune.trainer import attention, loop
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.saving import save
@@ -431,3 +435,69 @@ def test_what_cannot_be_compiled_is_refused(beside: dict[str, Any], lab: Lab, mo
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):
         trainer_of(lab, {"compile": True})
+
+
+@pytest.mark.effect("attention")
+def test_attention_is_computed_by_the_back_end_of_that_name(lab: Lab) -> None:
+    losses, calls = {}, {}
+    for name in ("auto", "_native_math"):
+        trainer, seen = trainer_of(lab, {"attention": name}), Counter[str]()
+        with patched_dispatch(seen):
+            losses[name] = [line["loss"] for line in run_steps(trainer, 2)]
+        calls[name] = dict(seen)
+    assert calls == {"auto": {"native": 8}, "_native_math": {"_native_math": 8}}
+    assert losses["auto"] == pytest.approx(losses["_native_math"], rel=1e-5)
+    assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native", "of nobody else"
+
+
+@contextmanager
+def patched_dispatch(seen: Counter[str]) -> Iterator[None]:
+    """Count the calls of diffusers' back ends."""
+    known = attention_dispatch._AttentionBackendRegistry._backends
+
+    def counted(name: str, call: Any) -> Any:
+        def counting(*given: Any, **named: Any) -> Any:
+            seen[name] += 1
+            return call(*given, **named)
+
+        return counting
+
+    with patch.dict(known, {key: counted(key.value, call) for key, call in known.items()}):
+        yield
+
+
+@pytest.mark.effect("attention")
+@pytest.mark.parametrize("fastest", ["native", "_native_math"])
+def test_auto_takes_the_fastest_attention_of_those_that_work(fastest: str, lab: Lab, monkeypatch: Patch) -> None:
+    """Measured without a trace in what is learnt."""
+    tried: list[str] = []
+
+    def seconds(trainer: Trainer, _: Any) -> float:
+        tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
+        return 1.0 if tried[-1] == fastest else 2.0
+
+    monkeypatch.setattr(attention, "TRIED", ("native", "flash", "_native_math"))
+    monkeypatch.setattr(attention, "_seconds", seconds)
+    trainer = trainer_of(lab, {"steps": 300})
+    with monkeypatch.context() as patching:
+        patching.setattr(torch.cuda, "is_available", lambda: True)
+        attention.choose_attention(trainer, loop.step_settings(trainer))
+    assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
+    assert trainer.pool.attention == trainer.net.blocks[0].attn1.processor._attention_backend == fastest
+
+
+def test_the_passes_of_the_measurement_are_those_of_a_step(lab: Lab, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    straight, other = (trainer_of(lab) for _ in range(2))
+    assert attention._seconds(other, loop.step_settings(other)) > 0
+    other.pool.trainable.optimizer.zero_grad(set_to_none=True)
+    assert [line["loss"] for line in run_steps(other)] == [line["loss"] for line in run_steps(straight)]
+
+
+@pytest.mark.effect("attention")
+@pytest.mark.parametrize(
+    ("name", "why"), [("sage", "no gradients"), ("flash_hub", "from the Hub"), ("flash", "cannot be used here")]
+)
+def test_an_attention_that_cannot_train_is_refused(name: str, why: str, lab: Lab) -> None:
+    with pytest.raises(VideotuneError, match=f"attention: .*{why}"):
+        trainer_of(lab, {"attention": name})

@@ -77,6 +77,7 @@ class Source:
     clean and counts nothing; "concat", the extras that were encoded with the clip are what they are, else all zeros.
 
     Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``cond.text`` until then.
+    ``pin``: the batches of steps are in pinned memory.
     """
 
     config: Config
@@ -91,6 +92,7 @@ class Source:
     objective: Objective
     encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
+    pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -293,9 +295,10 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
         encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
         batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
         shape = tuple(batch.x0.shape[1:])
-        made = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
-        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, made)])
-    return StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+        drawn_noise = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
+        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, drawn_noise)])
+    made = StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+    return made.pinned() if source.pin else made
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
@@ -356,32 +359,21 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def stream(
-    source: Source,
-    first: int,
-    last: int,
-    threads: int,
-    part: tuple[int, int] = (0, 1),
-    spares: bool = False,
-    pin: bool = False,
+    source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
 ) -> Iterator[StepBatch]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 
-    ``part`` and ``spares`` as in ``prepare``. ``pin``: into pinned memory, of at most 2 · ``threads`` + 1 steps.
+    ``part`` and ``spares`` as in ``prepare``. At most 2 · ``threads`` + 1 steps are there at a time.
     """
     steps = iter(range(first, last + 1))
-
-    def made(step: int) -> StepBatch:
-        batch = prepare(source, step, part, spares)
-        return batch.pinned() if pin else batch
-
     if threads == 0:
-        yield from map(made, steps)
+        yield from (prepare(source, step, part, spares) for step in steps)
         return
     pool = quiet_pool(threads)
     ahead: deque[Future[StepBatch]] = deque()
     try:
         for step in steps:
-            ahead.append(pool.submit(made, step))
+            ahead.append(pool.submit(prepare, source, step, part, spares))
             if len(ahead) > 2 * threads:
                 yield ahead.popleft().result()
         while ahead:

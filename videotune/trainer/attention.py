@@ -20,11 +20,11 @@ SHORT = 200
 def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     """On a GPU ``attention: auto`` becomes the fastest one at the next step's batch, told in a line; nothing is learnt."""
     config, net = trainer.job.config, trainer.net
-    trainable = trainer.pool.trainable
-    several, left = trainer.dist.size > 1 or config.deterministic, trainer.job.steps - trainer.first + 1
-    if config.attention != "auto" or not torch.cuda.is_available() or several or left < SHORT or not switchable(net):
+    trainable, left = trainer.pool.trainable, trainer.job.steps - trainer.first + 1
+    if config.attention != "auto" or not torch.cuda.is_available() or left < SHORT or not switchable(net):
         return
-    if trainable.in_backward is not None:  # a backward pass would be an update
+    # all processes need the same one, and where updates come with gradients a backward pass would be one
+    if trainer.dist.size > 1 or config.deterministic or trainable.in_backward is not None:
         return
     found: dict[str, float] = {}
     for name in TRIED:
@@ -32,8 +32,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
             set_attention(net, name)
             found[name] = min(_seconds(trainer, settings) for _ in range(2))  # the first one may set kernels up
         except (RuntimeError, ValueError) as error:  # not installed, or it has no kernel for this model's masks
-            told = str(error).splitlines()[0][:100]
-            echo(f"attention: {name} is not taken: {told}")
+            echo(f"attention: {name} is not taken: {str(error).splitlines()[0][:100]}")
         finally:
             trainable.optimizer.zero_grad(set_to_none=True)
     best = min(found, key=lambda name: found[name]) if found else "native"
@@ -44,7 +43,7 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
 
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     """Seconds of the next step's passes; their gradients are left."""
-    prepared, net = prepare(trainer.source, trainer.first).pinned(), trainer.net
+    prepared, net = prepare(trainer.source, trainer.first), trainer.net
     device = next(net.parameters()).device
     net.train()
     values = torch.zeros(2 + len(prepared.window_ids), device=device)

@@ -115,6 +115,7 @@ def make_source(
         objective=loss,
         encode=lambda window, variant: encode_sample(family, keys, keys.sample(window, variant), library.media),
         expert_schedule=expert_schedule,
+        pin=local_device().type == "cuda",
     )
     _ = source.names  # made now, not in the first step
     return source

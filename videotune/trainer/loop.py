@@ -103,7 +103,7 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
     choose_attention(trainer, settings)
     device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
-    ahead = batches(trainer, pin=device.type == "cuda")
+    ahead = batches(trainer)
     while True:
         clock = Clock(device)
         batch = next(ahead, None)
@@ -138,11 +138,11 @@ def step_settings(trainer: Trainer) -> StepSettings:
     )
 
 
-def batches(trainer: Trainer, pin: bool) -> Iterator[StepBatch]:
-    """The batches of the steps that are not done; ``pin``: in pinned memory. Raises NoBatch."""
+def batches(trainer: Trainer) -> Iterator[StepBatch]:
+    """The batches of the steps that are not done. Raises NoBatch."""
     job, dist = trainer.job, trainer.dist
     threads, share = job.config.dataloader_threads, (dist.rank, dist.size)
     try:
-        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together, pin)
+        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together)
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

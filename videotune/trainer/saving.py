@@ -93,17 +93,14 @@ def host_copy(
     """
     if bytes_of(parts) > psutil.virtual_memory().available // 2:
         return None
-    copied: dict[str, dict[str, Tensor]] = {}
-    arrived = None
-    for part, tensors in parts.items():
-        own = copied[part] = {}
-        for name, value in tensors.items():
-            make = pinned if value.is_cuda else torch.empty
-            own[name] = make(value.shape, dtype=value.dtype).copy_(value.detach(), non_blocking=True)
-            arrived = torch.cuda.Event() if value.is_cuda and arrived is None else arrived
-    if arrived is not None:
-        arrived.record()
-    return copied, arrived
+    copied = {part: {name: _on_host(value) for name, value in tensors.items()} for part, tensors in parts.items()}
+    on_card = any(value.is_cuda for tensors in parts.values() for value in tensors.values())
+    return copied, torch.cuda.current_stream().record_event() if on_card else None
+
+
+def _on_host(value: Tensor) -> Tensor:
+    make = pinned if value.is_cuda else torch.empty
+    return make(value.shape, dtype=value.dtype).copy_(value.detach(), non_blocking=True)
 
 
 def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
@@ -164,18 +161,9 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
     pending = trainer.saving
     if pending is None or not (wait or pending.written is None or pending.written.done()):
         return
-    trainer.saving = None
-
-    def write() -> Checkpoint:
-        first, pending.written = pending.written, None
-        try:
-            return pending.write() if first is None else first.result()
-        except OSError as error:
-            if first is None or not is_disk_full(error):
-                raise
-            return pending.write()  # there may be room since the thread met a full disk
-
-    saved = with_disk_retry(trainer, pending.step, write)
+    trainer.saving, written = None, pending.written
+    again = written is None or isinstance(written.exception(), OSError)  # the disk may have room since
+    saved = with_disk_retry(trainer, pending.step, pending.write if written is None or again else written.result)
     if trainer.dist.is_main:
         write_saved(trainer, saved, seconds=round(time.perf_counter() - pending.begun, 3))
         retire(trainer)
