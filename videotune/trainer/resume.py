@@ -278,7 +278,7 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
     done = trainer.journal.history.last
     trainer.journal.cut(step)
     if checkpoint is not None and all(line["step"] != step for line in trainer.journal.history.of_kind("save")):
-        write_saved(trainer, checkpoint)  # a kill came between it and its line
+        write_saved(trainer, checkpoint, None)  # a kill came between it and its line
     if opened.changes:
         _write_anew(trainer)
     lost = 0 if branch else max(0, done - step)

@@ -169,11 +169,11 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
         retire(trainer)
 
 
-def write_saved(trainer: Trainer, saved: Checkpoint, **more: Any) -> None:
-    """A checkpoint's line in the journal."""
+def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> None:
+    """A checkpoint's line in the journal; ``seconds`` that it took (None: another process has written it)."""
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
-    trainer.journal.event("save", step=saved.step, path=place, **backup, **more)
+    trainer.journal.event("save", step=saved.step, path=place, **backup, seconds=seconds)
     trainer.write_exposure(saved.step)
 
 

@@ -118,7 +118,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
             found |= {"sample_metrics/diversity": line["diversity"]["value"]}
             found |= {f"sample_metrics/{key}": measure["value"] for key, measure in line["motion"].items()}
         case "save" | "sample":
-            found = {f"seconds/{line['kind']}": line.get("seconds")}
+            found = {f"seconds/{line['kind']}": line["seconds"]}
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
 
 
