@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from diffusers.models import attention_dispatch
 from safetensors.torch import load_file
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 
 from tests.clips import noise, write_dataset
@@ -24,6 +26,7 @@ from tests.shell import Patch, train
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
+from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import fit
 from videotune.planner.cards import Card
@@ -405,9 +408,18 @@ def test_compiled_blocks_take_the_same_steps_with_few_graphs(lab: Lab, monkeypat
             losses[name, compiled] = [line["loss"] for line in run_steps(trainer)]
             made.append(compiled_graphs() - before)
         assert losses[name, True] == pytest.approx(losses[name, False], rel=1e-5)
+    assert any((lab.tmp / "inductor").iterdir()), "the person's own folder"
     assert made[0] == made[2] == 0
     assert 1 <= made[1] <= 4
     assert made[3] == 0
+
+
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Importing torch's compiler names a temporary folder."""
+    monkeypatch.setattr(compiling, "user_cache", lambda: tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    compiling.compile_blocks(torch.nn.Module(), ())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
 
 
 @pytest.mark.effect("compile")

@@ -35,7 +35,13 @@ def compile_blocks(net: nn.Module, paths: Sequence[str]) -> None:
     """
     if why := no_compiler():
         raise VideotuneError(f"compile: {why}: set it to false")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "inductor"))
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (
+        None,
+        default_cache_dir(),
+    ):  # torch itself sets it to a temporary folder
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(user_cache() / "inductor")
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     for path in paths:
         for block in net.get_submodule(path).children():

@@ -279,9 +279,8 @@ def decide_compile(job: Job) -> Job:
     """
     if job.config.compile != "auto" or not torch.cuda.is_available():
         return job
-    why, found = cannot_compile(job.config) or no_compiler(), planned_need(job, dtype_name(job.config))
-    card = asked_card(None, None)[1]
-    on = False
+    on, why = False, cannot_compile(job.config) or no_compiler()
+    found, card = planned_need(job, dtype_name(job.config)), asked_card(None, None)[1]
     if found is None or card is None or not card.timed:
         why = why or "how long a step takes is not known"
     elif why is None:
