@@ -37,10 +37,8 @@ def compile_blocks(net: nn.Module, paths: Sequence[str]) -> None:
         raise VideotuneError(f"compile: {why}: set it to false")
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (
-        None,
-        default_cache_dir(),
-    ):  # torch itself sets it to a temporary folder
+    # torch itself sets it to a temporary folder
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") in (None, default_cache_dir()):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(user_cache() / "inductor")
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     for path in paths:
