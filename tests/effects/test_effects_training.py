@@ -229,7 +229,7 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
         kept[masters] = sum(p.numel() * p.element_size() for p in trainer.parameters.values())
         assert own.dtype == (torch.float32 if masters == "FLOAT_32" else torch.bfloat16)
         assert (own is net[name]) is (masters != "FLOAT_32")
-        save(trainer, 3)
+        save(trainer, 3, thread=False)
         (saved,) = complete_checkpoints(trainer.run)
         assert saved.load("weights")[name].dtype == own.dtype
     assert kept["STOCHASTIC_ROUNDING"] < 0.7 * kept["FLOAT_32"]
