@@ -35,6 +35,7 @@ import torch
 from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
+from videotune.memory.compiling import compile_blocks
 from videotune.planner.cards import Card
 from videotune.planner.fit import fixed
 from videotune.planner.memory import Fixed, fastest, smallest
@@ -122,7 +123,7 @@ def timed(case: Case, steps: int) -> Row:
     fresh()
     rig = Rig(case)
     took = rig.seconds(steps)
-    row = {"tokens": rig.tokens, "seconds": round(took, 4), **peaks()}
+    row = {"tokens": rig.tokens, "seconds": round(took, 4), **peaks(), "launches": rig.launches()}
     return row | {"planned_allocated_gib": round(planned.allocated / GIB, 3), "tflop": planned.flops / 1e12}
 
 
@@ -158,9 +159,7 @@ def rate(case: Case, steps: int) -> Row:
         fresh()
         rig = Rig(case)
         if compiled:
-            for path in rig.family.spec.blocks:
-                for block in rig.net.get_submodule(path).children():
-                    block.compile()
+            compile_blocks(rig.net, rig.family.spec.blocks)
         begun = time.perf_counter()
         took = rig.seconds(steps)
         row["compiled" if compiled else "plain"] = {
@@ -168,6 +167,7 @@ def rate(case: Case, steps: int) -> Row:
             "reached": round(work.flops / took / card, 3),
             "seconds_before": round(time.perf_counter() - begun - took * (steps + 1), 2),
             **peaks(),
+            "launches": rig.launches(),
         }
         del rig
     return row

@@ -18,6 +18,8 @@ from typing import Any
 import diffusers
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from videotune.config.resolve import resolve
 from videotune.latent_cache.batches import StepBatch
@@ -152,7 +154,8 @@ class Rig:
         self.trainable = make_trainable(held, {}, self.family, self.config, expert, ExpertSchedule((expert,)), 1000)
         self.net.train()
         imagination = FakeRun(self.family, self.config)
-        self.prepared = _random(imagination.prepared(self.shape, case.batch), seed)
+        prepared = _random(imagination.prepared(self.shape, case.batch), seed)
+        self.prepared = prepared.pinned() if device().type == "cuda" else prepared
         size = self.config.micro_batch_size
         self.settings = StepSettings(
             self.family, imagination.objective, 1, self.config.max_grad_norm, self.config.seed, size
@@ -174,6 +177,16 @@ class Rig:
     def losses(self, steps: int) -> list[float]:
         """The loss of each of so many steps."""
         return [float(self.step().read()["loss"]) for _ in range(steps)]
+
+    def launches(self) -> int:
+        """Kernels that a step starts on the card; on a CPU the operations that it makes."""
+        cuda = device().type == "cuda"
+        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+            self.step().read()
+            wait()
+        if cuda:
+            return sum(one.device_type == DeviceType.CUDA and not one.name.startswith("Mem") for one in seen.events())
+        return sum(one.name.startswith("aten::") for one in seen.events())
 
     def seconds(self, steps: int) -> float:
         """Seconds a step, the middle one of so many, after one that is not counted."""

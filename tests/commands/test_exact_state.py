@@ -1,6 +1,7 @@
 """N steps are k steps, a SIGKILL, a resume, and the rest: bit for bit, wherever the kill falls and whatever trains."""
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,9 +85,13 @@ def more(settings: Overrides, *sets: str) -> Overrides:
 
 
 def facts_of(run: Path) -> list[Any]:
-    """What must be equal: all of the journal but times and seconds, the events of one process, and paths."""
+    """What must be equal: all of the journal but times and seconds, and the events of one process; each step's in any order.
+
+    A checkpoint is written beside the steps after it.
+    """
     lines = [line for line in read_journal(run) if line["kind"] not in ("start", "resume", "end")]
-    return [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+    found = [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+    return sorted(found, key=lambda line: (line["step"], json.dumps(line)))
 
 
 def check(moment: str, method: str, kind: str, threads: int, straight: Any, run: Path) -> None:

@@ -1,17 +1,21 @@
 """What a run leaves in its folder: nothing is written over, and what is damaged is named in a sentence."""
 
+import errno
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, current_thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.commands.safety_kit import Make, Work, refusal, resume
 from tests.kills import kill_points, killed_at
-from tests.read_runs import equal, listing, state, steps_of, warnings_of
+from tests.read_runs import assert_same_run, complete, equal, listing, of_kind, state, steps_of, warnings_of
 from tests.runs import open_run
 from tests.shell import Bases, Patch, Printed, check, compare, export, train
 from videotune.commands.export import exported
@@ -23,6 +27,7 @@ from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
+from videotune.trainer import checkpoint_writer, loop, saving
 from videotune.trainer.logging import journal
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.resolve_config import Overrides
@@ -337,3 +342,55 @@ def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: Patch) -
     monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
     assert resume(run, "steps=12") == DONE
     assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
+
+
+def test_steps_go_on_while_a_checkpoint_is_written(work: Work, monkeypatch: Patch) -> None:
+    """The disk takes none of step 2 until step 4 is done; what it then gets is the state after step 2."""
+    settings, order, later = ("steps=5", "save_every=2"), list[Any](), Event()
+    step, sync = loop.train_step, checkpoint_writer.sync_file
+
+    def stepping(*given: Any) -> Any:
+        record = step(*given)
+        order.append(record.step)
+        if record.step == 4:
+            later.set()
+        return record
+
+    def slow(path: Path) -> None:
+        if "step-2." in str(path):
+            assert later.wait(60), "the steps wait for the disk"
+            order.append(path.stem)
+        sync(path)
+
+    straight = work.finished(*settings)
+    monkeypatch.setattr(loop, "train_step", stepping)
+    monkeypatch.setattr(checkpoint_writer, "sync_file", slow)
+    work.train(*settings)
+    assert order == [1, 2, 3, 4, "weights", "optimizer", 5]
+    assert_same_run(work.run, straight, 2, 4, 5)
+    assert [line["step"] for line in of_kind(work.run, "save")] == [2, 4, 5]
+
+
+def test_what_the_thread_meets_ends_the_run(work: Work, monkeypatch: Patch) -> None:
+    def broken(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint_writer, "sync_file", broken)
+    with pytest.raises(VideotuneError, match=r"step 2 cannot be saved in .*Input/output error"):
+        work.train("steps=5", "save_every=2")
+    assert complete(work.run) == []
+
+
+def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(work: Work, monkeypatch: Patch) -> None:
+    straight, threads = work.finished("steps=4", "save_every=2"), list[str]()
+    write = saving.save_checkpoint
+
+    def noted(*given: Any) -> Any:
+        threads.append(current_thread().name)
+        return write(*given)
+
+    monkeypatch.setattr(saving, "save_checkpoint", noted)
+    monkeypatch.setattr(saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    work.train("steps=4", "save_every=2")
+    assert threads == ["MainThread"] * 2
+    assert_same_run(work.run, straight, 2, 4)

@@ -2,23 +2,35 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from diffusers.models import attention_dispatch
 from safetensors.torch import load_file
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 
+from tests.clips import noise, write_dataset
 from tests.effects.effects_kit import Lab, in_cache, job_of, overrides_of, run_steps, take, trainer_of, weights
 from tests.failing_forward import failing_forward
 from tests.read_runs import of_kind
-from tests.shell import train
+from tests.shell import Patch, train
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
-from videotune.trainer import loop
+from videotune.memory import compiling
+from videotune.memory.compiling import compiled_graphs
+from videotune.planner import fit
+from videotune.planner.cards import Card
+from videotune.trainer import attention, loop
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.saving import save
@@ -217,7 +229,7 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
         kept[masters] = sum(p.numel() * p.element_size() for p in trainer.parameters.values())
         assert own.dtype == (torch.float32 if masters == "FLOAT_32" else torch.bfloat16)
         assert (own is net[name]) is (masters != "FLOAT_32")
-        save(trainer, 3)
+        save(trainer, 3, thread=False)
         (saved,) = complete_checkpoints(trainer.run)
         assert saved.load("weights")[name].dtype == own.dtype
     assert kept["STOCHASTIC_ROUNDING"] < 0.7 * kept["FLOAT_32"]
@@ -371,3 +383,133 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
     (resumed,) = of_kind(tmp_path / "again", "resume")
     assert resumed["from_step"] == 2
     assert resumed["changes"] == ["gradient_checkpointing: 'OFF' -> 'ON'"]
+
+
+@pytest.mark.slow
+@pytest.mark.effect("compile")
+def test_compiled_blocks_take_the_same_steps_with_few_graphs(lab: Lab, monkeypatch: Patch) -> None:
+    """Three buckets; with checkpointing and streamed weights too, for which nothing is compiled anew."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab.tmp / "inductor"))
+    clips = {f"{side}.mp4": noise(5, side, 32, seed=side) for side in (32, 48, 64)}
+    data = write_dataset(lab.tmp / "data", clips, {}, fps=16)
+    knobs = {
+        "resolution": ["32x32", "48x32", "64x32"],
+        "video_config.frames": 5,
+        "steps": 6,
+        "missing_caption": "empty",
+    }
+    streamed = {"gradient_checkpointing": "ON", "layer_offload_fraction": 0.5}
+    made, losses = [], {}
+    for name, more in (("resident", {}), ("streamed", streamed)):
+        for compiled in (False, True):
+            before = compiled_graphs()
+            trainer = trainer_of(lab, knobs | more | {"compile": compiled}, data)
+            assert len(trainer.job.buckets) == 3
+            losses[name, compiled] = [line["loss"] for line in run_steps(trainer)]
+            made.append(compiled_graphs() - before)
+        assert losses[name, True] == pytest.approx(losses[name, False], rel=1e-5)
+    assert any((lab.tmp / "inductor").iterdir()), "the person's own folder"
+    assert made[0] == made[2] == 0
+    assert 1 <= made[1] <= 4
+    assert made[3] == 0
+
+
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Importing torch's compiler names a temporary folder."""
+    monkeypatch.setattr(compiling, "user_cache", lambda: tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())
+    compiling.compile_blocks(torch.nn.Module(), ())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+
+
+@pytest.mark.effect("compile")
+def test_auto_compiles_where_the_planned_run_is_long_enough(lab: Lab, monkeypatch: Patch) -> None:
+    card = Card("a card", 80 << 30, 1e15, 1e11)
+    chosen = {}
+    for steps in (10, 1000):
+        job = job_of(lab, {"steps": steps})
+        assert fit.decide_compile(job).config.compile == "auto", "on a CPU it means off"
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(fit, "no_compiler", lambda: None)
+            patch.setattr(fit, "asked_card", lambda *_: (card.vram, card))
+            patch.setattr(fit, "planned_need", lambda *_: (None, None))
+            patch.setattr(fit, "step_seconds", lambda *_: 2.0)
+            chosen[steps] = fit.decide_compile(job).config.compile
+    assert chosen == {10: False, 1000: True}
+
+
+@pytest.mark.effect("compile")
+@pytest.mark.parametrize("beside", [{"deterministic": True}, {"sharding": "FULL"}, {"weight_dtype": "INT_8"}])
+def test_what_cannot_be_compiled_is_refused(beside: dict[str, Any], lab: Lab, monkeypatch: Patch) -> None:
+    with pytest.raises(VideotuneError, match=r"^compile: .*: set it to false"):
+        job_of(lab, {"compile": True} | beside)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):
+        trainer_of(lab, {"compile": True})
+
+
+@pytest.mark.effect("attention")
+def test_attention_is_computed_by_the_back_end_of_that_name(lab: Lab) -> None:
+    losses, calls = {}, {}
+    for name in ("auto", "_native_math"):
+        trainer, seen = trainer_of(lab, {"attention": name}), Counter[str]()
+        with patched_dispatch(seen):
+            losses[name] = [line["loss"] for line in run_steps(trainer, 2)]
+        calls[name] = dict(seen)
+    assert calls == {"auto": {"native": 8}, "_native_math": {"_native_math": 8}}
+    assert losses["auto"] == pytest.approx(losses["_native_math"], rel=1e-5)
+    assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native", "of nobody else"
+
+
+@contextmanager
+def patched_dispatch(seen: Counter[str]) -> Iterator[None]:
+    """Count the calls of diffusers' back ends."""
+    known = attention_dispatch._AttentionBackendRegistry._backends
+
+    def counted(name: str, call: Any) -> Any:
+        def counting(*given: Any, **named: Any) -> Any:
+            seen[name] += 1
+            return call(*given, **named)
+
+        return counting
+
+    with patch.dict(known, {key: counted(key.value, call) for key, call in known.items()}):
+        yield
+
+
+@pytest.mark.effect("attention")
+@pytest.mark.parametrize("fastest", ["native", "_native_math"])
+def test_auto_takes_the_fastest_attention_of_those_that_work(fastest: str, lab: Lab, monkeypatch: Patch) -> None:
+    """Measured without a trace in what is learnt."""
+    tried: list[str] = []
+
+    def seconds(trainer: Trainer, _: Any) -> float:
+        tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
+        return 1.0 if tried[-1] == fastest else 2.0
+
+    monkeypatch.setattr(attention, "TRIED", ("native", "flash", "_native_math"))
+    monkeypatch.setattr(attention, "_seconds", seconds)
+    trainer = trainer_of(lab, {"steps": 300})
+    with monkeypatch.context() as patching:
+        patching.setattr(torch.cuda, "is_available", lambda: True)
+        attention.choose_attention(trainer, loop.step_settings(trainer))
+    assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
+    assert trainer.pool.attention == trainer.net.blocks[0].attn1.processor._attention_backend == fastest
+
+
+def test_the_passes_of_the_measurement_are_those_of_a_step(lab: Lab, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    straight, other = (trainer_of(lab) for _ in range(2))
+    assert attention._seconds(other, loop.step_settings(other)) > 0
+    other.pool.trainable.optimizer.zero_grad(set_to_none=True)
+    assert [line["loss"] for line in run_steps(other)] == [line["loss"] for line in run_steps(straight)]
+
+
+@pytest.mark.effect("attention")
+@pytest.mark.parametrize(
+    ("name", "why"), [("sage", "no gradients"), ("flash_hub", "from the Hub"), ("flash", "cannot be used here")]
+)
+def test_an_attention_that_cannot_train_is_refused(name: str, why: str, lab: Lab) -> None:
+    with pytest.raises(VideotuneError, match=f"attention: .*{why}"):
+        trainer_of(lab, {"attention": name})

@@ -41,6 +41,7 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Pa
     assert ways["resident"]["ratio"] == 1
     assert ways["streamed"]["ratio"] > 0
     assert found["published wan 14b streamed"]["seconds"] > 0
+    assert found["published wan 14b streamed"]["launches"] > 500
     packed = found["quantised 5b"]
     assert set(packed) == {"row_seconds"} | {
         f"{way} {kind}" for way in ("resident", "streamed") for kind in ("auto", "FLOAT_8", "INT_8")

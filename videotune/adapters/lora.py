@@ -5,6 +5,7 @@ The adapter is part of the model, never a wrapper around it: one object trains, 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,26 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
         refuse_uneven(net, paths, settings.rank)
     config = peft_config(settings.variant, settings.rank, settings.scale, settings.dropout, paths)
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    if settings.variant == "LORA":
+        multiply_in_input_dtype(net, paths)
     return lora_parameters(net)
+
+
+class LinearInInputDtype(nn.Linear):
+    """A float32 linear layer whose product is in its input's dtype; its gradient is float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Rounds the weight (out, in) to the dtype of the input (…, in)."""
+        return nn.functional.linear(input, self.weight.to(input.dtype))
+
+
+def multiply_in_input_dtype(net: nn.Module, paths: Sequence[str]) -> None:
+    """Multiply by LoRA's factors in the network's dtype, where PEFT makes float32 copies of each layer's activations."""
+    for path in paths:
+        layer: Any = net.get_submodule(path)
+        layer.cast_input_dtype_enabled = False
+        for factor in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
+            factor.__class__ = LinearInInputDtype
 
 
 def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:

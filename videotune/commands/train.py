@@ -12,6 +12,7 @@ from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.memory.accelerator import empty_cache
+from videotune.memory.compiling import compiled_graphs
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
@@ -214,9 +215,9 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
         exports = with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
     step, memory = history.last, peak(job, trainer.peaks)
     seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
-    trainer.journal.event(
-        "end", step=step, why=why, take=best, seconds=seconds, **({"memory": memory} if memory else {})
-    )
+    more: dict[str, Any] = {"memory": memory} if memory else {}
+    more |= {"compiled": compiled_graphs()} if job.config.compile is True else {}
+    trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
     with_disk_retry(trainer, step, trainer.journal.sync)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from videotune.config.fields import ROUNDED
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.config.schema import Config, leaves
 from videotune.errors import VideotuneError
@@ -16,7 +17,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
 
     A number that is its default says nothing: a run's kept config names every key.
     """
-    for faults in (_unused, _with_sharding, _with_the_optimizer, _with_the_method, _of_datasets):
+    for faults in (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method, _of_datasets):
         for fault in faults(config):
             raise VideotuneError(fault)
     for fault in _with_the_model(config, spec) if spec else ():
@@ -28,6 +29,23 @@ def _unused(config: Config) -> Iterator[str]:
         of, choices = field.json_schema_extra.get("goes_with", (None, ()))
         if of and getattr(config, key) != field.default and getattr(config, of) not in choices:
             yield f"{key}: {of} {getattr(config, of)} does not use it; it is for {' and '.join(choices)}. Leave it out."
+
+
+def _compiled(config: Config) -> Iterator[str]:
+    if config.compile is True and (why := cannot_compile(config)):
+        yield f"compile: {why}: set it to false"
+
+
+def cannot_compile(config: Config) -> str | None:
+    """What of the config stands against compiled blocks, in words; None: nothing."""
+    kept = config.weight_dtype if config.transformer.weight_dtype == "auto" else config.transformer.weight_dtype
+    if config.deterministic:
+        return "compiled kernels cannot promise the same bits, which deterministic asks for"
+    if config.sharding == "FULL":
+        return "with sharding FULL the weights of a block are gathered within it"
+    if kept in ROUNDED:
+        return f"weights in {kept} are dequantized by functions that torch cannot compile"
+    return None
 
 
 def _with_sharding(config: Config) -> Iterator[str]:

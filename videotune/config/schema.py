@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Dataset, Section, VideoConfig
 from videotune.config.fields import (
+    Attention,
     Checkpointing,
     Decay,
     Dtype,
@@ -245,6 +246,10 @@ class Config(Section):
     """ON: recompute blocks in backward; CPU_OFFLOADED: their inputs wait on the host too (default: fastest that fits)"""
     layer_offload_fraction: Share | None = safe(None)
     """share of the blocks whose weights are streamed from the host (default: the fastest that fits, 0 where all do)"""
+    attention: Attention = safe("auto")
+    """diffusers' name of what computes attention (auto: on a GPU the fastest of those installed, measured; else native)"""
+    compile: bool | Literal["auto"] = safe("auto")
+    """compile each kind of block (auto: on a GPU, where the planned run saves more time than that takes)"""
     sharding: Annotated[Literal["OFF", "FULL"], BeforeValidator(word)] = safe("OFF")
     """of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them"""
     timestep_distribution: Timesteps | None = override(None)

@@ -18,6 +18,7 @@ from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, picks
 from videotune.latent_cache.store import Store
+from videotune.memory.host_weights import pinned
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
 
@@ -44,6 +45,14 @@ class StepBatch:
     prior: tuple[int, ...] = ()
     spare: bool = False
 
+    def pinned(self) -> "StepBatch":
+        """The same in pinned memory, which a CUDA device reads while the host goes on."""
+        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=self.batch and self.batch.map(_pin))
+
+
+def _pin(x: Tensor) -> Tensor:
+    return x if x.device.type != "cpu" else pinned(x.shape, x.dtype).copy_(x)
+
 
 @dataclass(frozen=True)
 class StepDraws:
@@ -68,6 +77,7 @@ class Source:
     clean and counts nothing; "concat", the extras that were encoded with the clip are what they are, else all zeros.
 
     Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``cond.text`` until then.
+    ``pin``: the batches of steps are in pinned memory.
     """
 
     config: Config
@@ -82,6 +92,7 @@ class Source:
     objective: Objective
     encode: Callable[[Window, int], Moments] | None = None
     expert_schedule: ExpertSchedule | None = None
+    pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -284,9 +295,10 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
         encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
         batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
         shape = tuple(batch.x0.shape[1:])
-        made = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
-        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, made)])
-    return StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+        drawn_noise = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
+        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, drawn_noise)])
+    made = StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+    return made.pinned() if source.pin else made
 
 
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
@@ -351,7 +363,7 @@ def stream(
 ) -> Iterator[StepBatch]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 
-    ``part`` and ``spares`` as in ``prepare``.
+    ``part`` and ``spares`` as in ``prepare``. At most 2 · ``threads`` + 1 steps are there at a time.
     """
     steps = iter(range(first, last + 1))
     if threads == 0:

@@ -18,7 +18,7 @@ from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import Store
-from videotune.memory.accelerator import has_bf16, local_device
+from videotune.memory.accelerator import has_bf16, local_device, overlaps
 from videotune.models.base_model import part_files, place
 from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
@@ -104,6 +104,7 @@ def make_source(
         objective=loss,
         encode=lambda window, variant: encode_sample(family, keys, keys.sample(window, variant), library.media),
         expert_schedule=expert_schedule,
+        pin=overlaps(local_device()),
     )
     _ = source.names  # made now, not in the first step
     return source

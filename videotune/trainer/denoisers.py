@@ -15,7 +15,9 @@ from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.accelerator import empty_cache
+from videotune.memory.attention import set_attention
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
+from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
@@ -44,6 +46,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         self.trainables: dict[str, Trainable] = {}
         self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
         self.streams: Streams | None = None
+        self.attention = "native"  # diffusers' name of what computes it
         self.shards: dict[str, Shards] = {}  # of networks that are cut into rows: what trains of them, by expert
         self.loaded: tuple[str, nn.Module] | None = None
 
@@ -150,6 +153,10 @@ def open_pool(
                 parts = {key: shards.local.get(key) if key in shards.rows else held[key] for key in held}
                 fresh[name] = {key: part for key, part in parts.items() if part is not None}
             return net
+        if pool.attention != "native":
+            set_attention(net, pool.attention)
+        if config.compile is True:
+            compile_blocks(net, family.spec.blocks)
         pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
         if pool.streams is not None and pool.streams.host_weights is not None and pool.streams.host_weights.parameters:
             homes[name] = pool.streams.host_weights
@@ -158,6 +165,7 @@ def open_pool(
         return net
 
     pool = DenoiserPool(expert_schedule, [expert.name for expert in family.spec.experts], open_net)
+    pool.attention = config.attention if config.attention != "auto" else "native"
     text, now = attach_text(family, config), expert_schedule.at(min(max(first, 1), steps))
     pool.beside = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:

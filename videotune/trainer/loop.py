@@ -9,8 +9,10 @@ from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
 from videotune.memory.accelerator import OVERLAPPING
+from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
+from videotune.trainer.saving import settle
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
 
@@ -45,6 +47,7 @@ def train_loop(trainer: Trainer) -> str:
             except (OutOfMemory, NoBatch):
                 if late is not None:
                     write_step(trainer, late, progress)
+                settle(trainer)
                 raise
             if record is None:
                 return "done"
@@ -66,12 +69,14 @@ def train_loop(trainer: Trainer) -> str:
                         f"{trainer.skipped_in_a_row} steps in a row had a loss or gradient that is not finite"
                     )
             ran = run_callbacks(trainer, step, wanted, stop, end)
+            settle(trainer, wait=stop or end)
             if stop and not end:
                 return "interrupted" if trainer.signals.stop else "stopped"
             if ran and not end:  # a callback may take minutes, and its result may end the run
                 stop, early = dist.all_agree(trainer.signals.stop, any(one.stops(trainer) for one in callbacks))
                 if stop or early:
                     trainer.save(step)
+                    settle(trainer)
                     return "interrupted" if stop else "early"
             trainer.heartbeat.set("training", step)
 
@@ -97,16 +102,8 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
 
     A step's record comes when its weights are in place. Raises OutOfMemory, NoBatch.
     """
-    job, config, pool = trainer.job, trainer.job.config, trainer.pool
-    settings = StepSettings(
-        trainer.family,
-        trainer.source.objective,
-        config.gradient_accumulation_steps * job.processes,
-        config.max_grad_norm,
-        config.seed if config.lora.dropout else None,
-        config.micro_batch_size,
-        trainer.dist,
-    )
+    pool, settings = trainer.pool, step_settings(trainer)
+    choose_attention(trainer, settings)
     device = next(trainer.net.parameters()).device
     only, before = pool.trainable if len(pool) == 1 else None, None
     ahead = batches(trainer)
@@ -134,6 +131,20 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
                 trainer.peaks[name] = max(trainer.peaks.get(name, 0), stats[f"{name}.all.peak"])
         del net, trainable  # a generator that waits would keep an expert beside the next one
         yield record
+
+
+def step_settings(trainer: Trainer) -> StepSettings:
+    """What is the same in every step of a run."""
+    config = trainer.job.config
+    return StepSettings(
+        trainer.family,
+        trainer.source.objective,
+        config.gradient_accumulation_steps * trainer.job.processes,
+        config.max_grad_norm,
+        config.seed if config.lora.dropout else None,
+        config.micro_batch_size,
+        trainer.dist,
+    )
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:

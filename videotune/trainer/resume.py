@@ -40,7 +40,7 @@ from videotune.trainer.run_dir import (
     write_config,
 )
 from videotune.trainer.run_spec import Job, Past, make_schedule, open_job, with_views
-from videotune.trainer.saving import rescue_message
+from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 
 
@@ -277,6 +277,8 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
             echo(f"what came after step {step} is kept in {kept}")
     done = trainer.journal.history.last
     trainer.journal.cut(step)
+    if checkpoint is not None and all(line["step"] != step for line in trainer.journal.history.of_kind("save")):
+        write_saved(trainer, checkpoint, None)  # a kill came between it and its line
     if opened.changes:
         _write_anew(trainer)
     lost = 0 if branch else max(0, done - step)

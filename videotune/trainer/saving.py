@@ -10,9 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import psutil
+import torch
+
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
+from videotune.latent_cache.batches import quiet_pool
+from videotune.memory.accelerator import OVERLAPPING
+from videotune.memory.host_weights import pinned
 from videotune.trainer.checkpoint import (
     Checkpoint,
     complete_checkpoints,
@@ -24,7 +30,7 @@ from videotune.trainer.checkpoint import (
 from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
-from videotune.trainer.trainer import Callback, Trainer, times
+from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,14 +85,40 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     return parts | ({"ema": trainer.averages} if trainer.averages else {})
 
 
-def save(trainer: Trainer, step: int, kind: str = "save") -> None:
-    """A checkpoint, its line in the journal, and the older ones that make way for it.
+def host_copy(
+    parts: Mapping[str, Mapping[str, Tensor]],
+) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None] | None:
+    """The tensors of a checkpoint copied to host memory, and the event behind the copies from a card (None: they are done).
 
-    Where the disk is full the run waits. Raises VideotuneError where it is broken, or the person ends the waiting.
+    From a card to pinned memory, for which the host does not wait. None where half of the free memory has no room for them.
+    """
+    if bytes_of(parts) > psutil.virtual_memory().available // 2:
+        return None
+    copied = {part: {name: _on_host(value) for name, value in tensors.items()} for part, tensors in parts.items()}
+    on_card = any(value.device.type in OVERLAPPING for tensors in parts.values() for value in tensors.values())
+    return copied, torch.accelerator.current_stream().record_event() if on_card else None
+
+
+def _on_host(value: Tensor) -> Tensor:
+    make = pinned if value.device.type in OVERLAPPING else torch.empty
+    return make(value.shape, dtype=value.dtype).copy_(value.detach(), non_blocking=True)
+
+
+def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes of a checkpoint's tensors."""
+    return sum(value.nbytes for tensors in parts.values() for value in tensors.values())
+
+
+def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
+    """Begin a checkpoint, whose tensors are copied here and written by a thread: ``settle`` ends it.
+
+    It is written at once, without ``thread`` and where it has rows of several processes, or the host has no room for a copy.
+    Raises VideotuneError as ``settle`` does.
     """
     dist, rows = trainer.dist, trainer.rows
     if step == 0 or not (dist.is_main or rows):
         return
+    settle(trainer)
     kept = dist.is_main and is_kept(trainer.run, step, kind)
     if dist.all_agree(kept)[0] if rows else kept:
         return
@@ -101,21 +133,49 @@ def save(trainer: Trainer, step: int, kind: str = "save") -> None:
         "lora_scale": trainer.job.config.lora.scale if trainer.job.config.training_method == "LORA" else None,
     }
 
-    def write() -> Checkpoint:
-        if not rows:  # of several each finds out by itself, and all hear of it
-            refuse_full(trainer.run, parts)
-        trainer.journal.sync()
-        return save_checkpoint(trainer.run, step, parts, state, kind, rows, dist if rows else None)
+    copied = host_copy(parts) if thread and not rows else None
+    tensors, arrived = copied or (parts, None)
 
-    saved = with_disk_retry(trainer, step, write)
-    trainer.saved_at = time.monotonic()
-    if not dist.is_main:
+    def write() -> Checkpoint:
+        if arrived is not None:
+            arrived.synchronize()
+        if not rows:  # of several each finds out by itself, and all hear of it
+            refuse_full(trainer.run, tensors)
+        trainer.journal.sync()
+        return save_checkpoint(trainer.run, step, tensors, state, kind, rows, dist if rows else None)
+
+    trainer.saving, trainer.saved_at = PendingSave(step, begun, write), time.monotonic()
+    if copied is None:
+        settle(trainer)
         return
+    pool = quiet_pool(1)
+    trainer.saving.written = pool.submit(write)
+    pool.shutdown(wait=False)
+
+
+def settle(trainer: Trainer, wait: bool = True) -> None:
+    """End the checkpoint that is being written: its line in the journal, and the older ones that make way for it.
+
+    Without ``wait`` only where it is written already. Where the disk is full the run waits. Raises VideotuneError where it
+    is broken, or the person ends the waiting, and whatever the thread has met.
+    """
+    pending = trainer.saving
+    if pending is None or not (wait or pending.written is None or pending.written.done()):
+        return
+    trainer.saving, written = None, pending.written
+    again = written is None or isinstance(written.exception(), OSError)  # the disk may have room since
+    saved = with_disk_retry(trainer, pending.step, pending.write if written is None or again else written.result)
+    if trainer.dist.is_main:
+        write_saved(trainer, saved, seconds=round(time.perf_counter() - pending.begun, 3))
+        retire(trainer)
+
+
+def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> None:
+    """A checkpoint's line in the journal; ``seconds`` that it took (None: another process has written it)."""
     place = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
-    trainer.journal.event("save", step=step, path=place, **backup, seconds=round(time.perf_counter() - begun, 3))
-    trainer.write_exposure(step)
-    retire(trainer)
+    trainer.journal.event("save", step=saved.step, path=place, **backup, seconds=seconds)
+    trainer.write_exposure(saved.step)
 
 
 def is_kept(run: Path, step: int, kind: str) -> bool:
@@ -152,7 +212,7 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
-    need = sum(value.nbytes for tensors in parts.values() for value in tensors.values()) + SPARE
+    need = bytes_of(parts) + SPARE
     free = shutil.disk_usage(run).free
     if free < need:
         raise OSError(
@@ -242,7 +302,8 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
 
 def save_what_is_good(trainer: Trainer, step: int) -> str:
     """Before an error ends the run: keep the state after ``step``, and say where the run can continue."""
+    settle(trainer)
     there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
     if step and (trainer.rows or (trainer.dist.is_main and step not in there)):
-        save(trainer, step)
+        save(trainer, step, thread=False)  # there may be no memory for it
     return rescue_message(trainer.run)

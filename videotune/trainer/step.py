@@ -16,7 +16,7 @@ from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.accelerator import OVERLAPPING
-from videotune.memory.host_weights import pinned, to_host
+from videotune.memory.host_weights import to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
@@ -301,8 +301,8 @@ def accumulate(
     device, total, text = values.device, len(prepared.window_ids), trainable.text
     together = settings.dist.size if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
-        t, noise, target = _to(one.t, device), _to(one.noise, device), None
-        batch = condition(family, text, one.batch.map(lambda x: _to(x, device)))
+        target, (t, noise) = None, (x.to(device, non_blocking=True) for x in (one.t, one.noise))
+        batch = condition(family, text, one.batch.map(lambda x: x.to(device, non_blocking=True)))
         if one.prior:
             which = [i for i, wanted in enumerate(batch.prior) if wanted]
             with adapter_off(net):
@@ -361,9 +361,3 @@ def _tokens(family: Family, batch: Batch) -> int:
     """Tokens of one sample, by its latents."""
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)
-
-
-def _to(x: Tensor, device: torch.device) -> Tensor:
-    if device.type in OVERLAPPING:
-        return pinned(x.shape, x.dtype).copy_(x).to(device, non_blocking=True)
-    return x.to(device)

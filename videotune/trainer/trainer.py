@@ -1,7 +1,8 @@
 """The state of a training run that the loop and its callbacks share, and the interface of a callback."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from videotune.adapters.layers import LiveText
 from videotune.latent_cache.batches import Source
 from videotune.latent_cache.exposure import band
 from videotune.memory.sharding import Shard
+from videotune.trainer.checkpoint import Checkpoint
 from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.experts import prefix
@@ -29,12 +31,25 @@ T = TypeVar("T")
 
 
 @dataclass
+class PendingSave:
+    """A checkpoint that is being written; ``written``: by a thread, from a copy in host memory (None: by no thread).
+
+    ``write`` does it again, or at all, in the caller's thread.
+    """
+
+    step: int
+    begun: float
+    write: Callable[[], Checkpoint]
+    written: Future[Checkpoint] | None = None
+
+
+@dataclass
 class Trainer:
     """Everything the loop holds. ``plan``: plan.json's content; ``first``: the first step to do.
 
-    ``saved_at``: when a checkpoint was last written; ``paused_at``: since when the run waits for room on its disk (None
-    while it does not). ``callbacks`` run between two steps, in their order. ``peaks``: bytes that a CUDA device has held at
-    the most within a step, by torch's names ("allocated_bytes", "reserved_bytes").
+    ``saved_at``: when a checkpoint was last begun, ``saving`` while it is written; ``paused_at``: since when the run waits
+    for room on its disk (None while it does not). ``callbacks`` run between two steps, in their order. ``peaks``: bytes that
+    a device has held at the most within a step, by torch's names ("allocated_bytes", "reserved_bytes").
     """
 
     run: Path
@@ -51,6 +66,7 @@ class Trainer:
     first: int = 1
     skipped_in_a_row: int = 0
     saved_at: float = field(default_factory=time.monotonic)
+    saving: PendingSave | None = None
     paused_at: float | None = None
     throughput: Throughput = field(default_factory=Throughput)
     tracker: TensorBoardWriter | None = None

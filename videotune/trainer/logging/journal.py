@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from videotune.console import echo
@@ -134,6 +135,7 @@ class Journal:
         self.history = history if run and history is not None and history.is_current() else History(run)
         self._file = (run / NAME).open("ab", buffering=0) if run else None
         self._waiting: list[bytes] = []
+        self._one_at_a_time = Lock()  # the thread that writes a checkpoint syncs the journal
         self.followers: list[Callable[[Mapping[str, Any]], None]] = []
 
     @property
@@ -171,9 +173,10 @@ class Journal:
 
         Raises OSError where the disk takes no more; nothing is lost then.
         """
-        while self._file is not None and self._waiting:
-            append_whole(self._file, self._waiting[0])
-            self._waiting.pop(0)
+        with self._one_at_a_time:
+            while self._file is not None and self._waiting:
+                append_whole(self._file, self._waiting[0])
+                self._waiting.pop(0)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append a line of another kind than a step, with the time."""
