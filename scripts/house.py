@@ -198,7 +198,7 @@ def figures() -> list[Figure]:
         ),
         Figure("files of more than 400 code lines", len(long), 0, tuple(long)),
         Figure("import circles", len(rings), 0, tuple(rings)),
-        Figure("modules of one training step", len(step := step_modules()), 10, tuple(step)),
+        Figure("modules of one training step", len(step := step_modules()), 9, tuple(step)),
         Figure("imports inside functions", len(inner), 100, tuple(inner)),
         Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000 + GPU_TESTS),
     ]

@@ -157,9 +157,14 @@ class Source:
             for window in dict.fromkeys(bucket)
             for variant in (range(self.variants) if self.varies(window) else (0,))
         }
-        texts = () if self.config.text_in_step else self.clips.values()
+        texts = () if self.text_in_step else self.clips.values()
         captions = {"", *(caption for clip in texts for caption in clip.captions)}
         return found | {caption: self.keys.text(caption) for caption in captions}
+
+    @cached_property
+    def text_in_step(self) -> bool:
+        """Whether captions are encoded in the step, and none is cached."""
+        return self.config.text_in_step
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -241,7 +246,7 @@ def assemble(
 
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
-    if source.config.text_in_step:
+    if source.text_in_step:
         names = extras[0] if extras else ()
         return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
     return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])

@@ -9,19 +9,19 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from inspect import signature
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from videotune.errors import VideotuneError
+from videotune.files import checked
 from videotune.lazy import diffusers, torch, transformers
 from videotune.memory.accelerator import empty_cache
 from videotune.models.loading import count_tokens, load_model, on_meta, read_tokenizer
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
-from videotune.models.registry import register
+from videotune.models.registry import facts, register
 from videotune.models.tiny import tiny_pipeline
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -439,10 +439,15 @@ def tokenizer_of(part: str) -> str:
     return part.replace("text_encoder", "tokenizer")
 
 
+def spec_of(family: str) -> ModelSpec:
+    """The spec of a family's usual checkpoint, as its JSON file says."""
+    found: ModelSpec = checked(ModelSpec, json.dumps(facts(family)["spec"]))
+    return found
+
+
 def key_names(family: str, layout: str) -> Names:
-    """The replacements that make a family's names in diffusers into those of another layout, as ``key_names.json`` says."""
-    text = resources.files("videotune.models").joinpath("key_names.json").read_text(encoding="utf-8")
-    return tuple((pattern, other) for pattern, other in json.loads(text)[family][layout])
+    """The replacements that make a family's names in diffusers into those of another layout."""
+    return tuple((pattern, other) for pattern, other in facts(family)["key_names"][layout])
 
 
 def renamed(name: str, names: Names) -> str:
@@ -450,11 +455,3 @@ def renamed(name: str, names: Names) -> str:
     for pattern, other in names:
         name = re.sub(pattern, other, name)
     return name
-
-
-def lora_targets(
-    attention: tuple[str, ...], feed_forward: tuple[str, ...], whole: str, **more: tuple[str, ...]
-) -> Mapping[str, tuple[str, ...]]:
-    """The named sets of ``lora.targets`` as patterns of modules' paths; ``whole`` is all that a block holds."""
-    both = attention + feed_forward
-    return {"attention": attention, "feed_forward": feed_forward, "linear": both, "all": (whole,), **more}

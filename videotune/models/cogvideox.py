@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, key_names, lora_targets
+from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.model_files import read_config
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
@@ -42,32 +42,7 @@ OFS = 2.0
 class CogVideoX(DiffusersModel):
     """A CogVideoX checkpoint."""
 
-    spec = ModelSpec(
-        name="cogvideox",
-        aliases=(
-            "CogVideoXPipeline", "CogVideoXImageToVideoPipeline", "cogvideo", "cogvideox-2b", "cogvideox-5b",
-            "cogvideox-5b-i2v", "cogvideox1.5", "cogvideox1.5-5b", "cogvideox1.5-5b-i2v",
-        ),
-        title="CogVideoX 5B",
-        path="v",
-        rules=VideoRules(8, 1, 16, 8.0, 8, 4, most_frames=49),
-        text_tokens=226,
-        blocks=("transformer_blocks",),
-        lora_targets=lora_targets(
-            (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
-            (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
-            r"transformer_blocks\..+",
-        ),
-        default_resolution=588,  # the area of 480x720
-        timestep_distribution="UNIFORM",
-        timestep_shift=1.0,
-        sample_steps=50,
-        sample_guidance=6.0,
-        licence="CogVideoX License",
-        path_constants=dict(zip(SCHEDULE, (0.00085, 0.012, 1000.0, 1.0, 1.0), strict=True)),
-        sample_shape=(49, 480, 720),
-        keeps_variance=True,
-    )  # fmt: skip
+    spec = spec_of("cogvideox")
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
     pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True

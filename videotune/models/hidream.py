@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.lazy import torch
 from videotune.memory.accelerator import overlaps
 from videotune.memory.host_weights import to_host
-from videotune.models.base import DiffusersModel, lora_targets, tokenizer_of
+from videotune.models.base import DiffusersModel, spec_of, tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
 from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 """The fourth text encoder, which HiDream's own repositories leave out."""
-
-BLOCKS = r"(double|single)_stream_blocks\.\d+\.block\."
 
 DISTILLED = "FlowMatchLCMScheduler"
 """The scheduler of Dev and Fast, which sample without guidance."""
@@ -40,30 +38,7 @@ NEARLY = 1 + 1e-9
 class HiDream(DiffusersModel):
     """A HiDream-I1 checkpoint: CLIP-L, CLIP-G, T5-XXL and Llama 3.1 8B read its captions."""
 
-    spec = ModelSpec(
-        name="hidream",
-        aliases=("HiDreamImagePipeline", "hidream-i1", "hidream-i1-full", "hidream-i1-dev", "hidream-i1-fast"),
-        title="HiDream-I1 Full",
-        path="flow",
-        rules=VideoRules(0, 1, 16, 1.0, 8, 1, most_frames=1, most_area=1024 * 1024),
-        text_tokens=128,
-        blocks=("double_stream_blocks", "single_stream_blocks"),
-        lora_targets=lora_targets(
-            (BLOCKS + r"attn1\.(to_q|to_k|to_v|to_out)(_t)?",),
-            (BLOCKS + r"(ff_i\.shared_experts|ff_t)\.(w1|w2|w3)",),
-            BLOCKS + ".+",
-            experts=(BLOCKS + r"ff_i\.experts\.\d+\.(w1|w2|w3)",),
-        ),
-        default_resolution=1024,
-        timestep_shift=3.0,
-        sample_steps=50,
-        sample_guidance=5.0,
-        licence="MIT (its text encoder Llama 3.1: Llama 3.1 Community License)",
-        sample_shape=(1, 1024, 1024),
-        keeps_variance=True,
-        text_numbers=32 * 128 * 4096 + 2048,
-        padded_tokens=4096,
-    )
+    spec = spec_of("hidream")
     variants = ("full", "dev")
     transformer_class, vae_class = "HiDreamImageTransformer2DModel", "AutoencoderKL"
     text_encoders = {

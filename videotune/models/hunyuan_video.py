@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
-from videotune.models.base import DiffusersModel, key_names, lora_targets
+from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.loading import read_tokenizer
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
@@ -39,45 +39,11 @@ WIDTH = 3072
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
 
-QKV = ("attn.to_q", "attn.to_k", "attn.to_v")
-
 
 class HunyuanVideo(DiffusersModel):
     """A HunyuanVideo checkpoint."""
 
-    spec = ModelSpec(
-        name="hunyuan_video",
-        aliases=("HunyuanVideoPipeline", "hunyuan", "hunyuanvideo", "hunyuan-video", "hunyuan-video-13b"),
-        title="HunyuanVideo 13B",
-        path="flow",
-        rules=VideoRules(4, 1, 16, 24.0, 8, 4),
-        text_tokens=256,
-        blocks=("transformer_blocks", "single_transformer_blocks"),
-        lora_targets=lora_targets(
-            (
-                r"transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out)",
-                r"single_transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v)",
-            ),
-            (
-                r"transformer_blocks\.\d+\.(ff|ff_context)\.(net\.0\.proj|net\.2)",
-                r"single_transformer_blocks\.\d+\.(proj_mlp|proj_out)",
-            ),
-            r"(single_)?transformer_blocks\..+",  # also what the timestep modulates by
-        ),
-        default_resolution=544,
-        timestep_shift=7.0,
-        sample_steps=50,
-        sample_guidance=6.0,
-        licence="Tencent Hunyuan Community License",
-        keeps_variance=True,
-        fused={
-            "comfyui": (
-                ("transformer_blocks", QKV),
-                ("transformer_blocks", ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj")),
-                ("single_transformer_blocks", (*QKV, "proj_mlp")),
-            )
-        },
-    )
+    spec = spec_of("hunyuan_video")
     variants = ("t2v",)
     transformer_class, vae_class = "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"
     text_encoders = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}

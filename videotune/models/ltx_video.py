@@ -6,7 +6,6 @@ From text, and from a first frame that is fed clean; where a frame lies in time 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +16,11 @@ from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, key_names, lora_targets
+from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
 from videotune.rng import draws, seed32
-from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
+from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
 """(width, blocks) of the published transformers."""
 
-OLDER_LICENCE, LICENCE = "LTX-Video RAIL-M licence", "LTXV Open Weights License"
-"""Up to 0.9.1, and of all 13B; 2B from 0.9.5 on has OpenRAIL-M first, then the latter, and no config tells which."""
-
-MIDDLE = 2560
-"""Tokens whose shift stands for all where one number is asked for: half way between the two that the rule names."""
+LICENCE = "LTXV Open Weights License"
+"""Of all 13B; 2B from 0.9.5 on has OpenRAIL-M first, then the latter, and no config tells which."""
 
 SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
 """(tokens, μ, tokens, μ) of the authors' trainer for every version; the schedulers up to 0.9.1 say the same."""
@@ -44,43 +40,11 @@ DECODE_TIMESTEP, DECODE_NOISE = 0.05, 0.025
 NEWER_TOKENS = 256
 """Of a caption, as the pipeline of 0.9.5 and newer reads it."""
 
-PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
-
 
 class LTXVideo(DiffusersModel):
     """An LTX-Video checkpoint."""
 
-    spec = ModelSpec(
-        name="ltx_video",
-        aliases=(
-            "LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline", "ltx", "ltxv", "ltx-video", "LTX_VIDEO",
-            "LTXV_2B", "LTXV_13B",
-        ),
-        title="LTX-Video 0.9.0 2B",
-        path="flow",
-        rules=VideoRules(8, 1, 32, 25.0, 32, 8, most_frames=257),
-        latent_channels=128,
-        patch=(1, 1, 1),
-        text_tokens=128,
-        given="replace",
-        blocks=("transformer_blocks",),
-        lora_targets=lora_targets(
-            (rf"transformer_blocks\.\d+\.attn[12]\.{PROJECTIONS}",),
-            (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
-            r"transformer_blocks\..+",
-            self_attention=(rf"transformer_blocks\.\d+\.attn1\.{PROJECTIONS}",),
-            cross_attention=(rf"transformer_blocks\.\d+\.attn2\.{PROJECTIONS}",),
-        ),
-        default_resolution=600,  # the area of 512x704
-        timestep_shift=round(math.exp(SHIFTS[1] + (SHIFTS[3] - SHIFTS[1]) * (MIDDLE - SHIFTS[0]) / 3072), 2),
-        sample_steps=50,
-        sample_guidance=3.0,
-        licence=OLDER_LICENCE,
-        first_frame=0.1,  # as the authors' trainer has it
-        sample_shape=(161, 512, 704),
-        keeps_variance=True,
-        shift_by_tokens=SHIFTS,
-    )  # fmt: skip
+    spec = spec_of("ltx_video")  # its one shift is that of 2560 tokens, half way between the two that the rule names
     variants = ("0.9.0", "0.9.1", "0.9.7")
     transformer_class, vae_class = "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"
     embedding_names = {"text_encoder": "t5xxl"}

@@ -5,12 +5,13 @@ Modules of this package are imported all; another package names its modules as e
 """
 
 import difflib
+import json
 import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.types import Family
@@ -63,3 +64,9 @@ def find(name: str) -> type[Family]:
 def of_pipeline(pipeline: str) -> type[Family] | None:
     """The family that reads checkpoints of a pipeline's class; None where there is none."""
     return next((FAMILIES[name] for name in names() if pipeline in FAMILIES[name].spec.aliases), None)
+
+
+def facts(family: str) -> dict[str, Any]:
+    """What the family's JSON file beside its code says: "spec", "key_names" of other layouts, and "tiny" checkpoints."""
+    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{family}.json").read_text(encoding="utf-8"))
+    return found

@@ -1,11 +1,10 @@
-"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by the configs in ``tiny.json``."""
+"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by their families' JSON files."""
 
-import json
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import Any
 
 from videotune.lazy import diffusers, torch, transformers
+from videotune.models.registry import facts
 
 
 def letters_tokenizer() -> Any:
@@ -56,12 +55,12 @@ TOKENIZERS: dict[str, Callable[..., Any]] = {
 
 
 def tiny_pipeline(family: str, variant: str) -> Any:
-    """A pipeline of tiny random networks as ``tiny.json`` says, made in the order in which it names them.
+    """A pipeline of tiny random networks as the family's JSON file says, made in the order in which it names them.
 
     The parts of a variant are those under "*" with the variant's own keys over theirs; what is no object is a setting of the
     pipeline. "_buffers" are numbers that the part's config does not hold.
     """
-    rows = json.loads(resources.files("videotune.models").joinpath("tiny.json").read_text(encoding="utf-8"))[family]
+    rows = facts(family)["tiny"]
     parts = dict(rows["*"])
     for name, own in rows[variant].items():
         parts[name] = {**parts.get(name, {}), **own} if isinstance(own, dict) else own

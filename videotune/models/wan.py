@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.base import DiffusersModel, key_names, lora_targets
+from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.loading import load_model, pretrained
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
@@ -27,33 +27,11 @@ if TYPE_CHECKING:
 SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
 
-PROJECTIONS = r"(to_q|to_k|to_v|to_out\.0)"
-
 
 class Wan(DiffusersModel):
     """A Wan checkpoint."""
 
-    spec = ModelSpec(
-        name="wan",
-        aliases=("WanPipeline", "WanImageToVideoPipeline", "wan2.1", "wan2.2", "wan21", "wan22", "WAN_2_2", "WAN_2_1"),
-        title="Wan 2.1 T2V",
-        path="flow",
-        rules=VideoRules(4, 1, 16, 16.0, 8, 4),
-        text_tokens=512,
-        blocks=("blocks",),
-        lora_targets=lora_targets(
-            (rf"blocks\.\d+\.attn[12]\.{PROJECTIONS}",),
-            (r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",),
-            r"blocks\..+",  # of image-to-video also the projections of what CLIP sees
-            self_attention=(rf"blocks\.\d+\.attn1\.{PROJECTIONS}",),
-            cross_attention=(rf"blocks\.\d+\.attn2\.{PROJECTIONS}",),
-        ),
-        default_resolution=480,
-        timestep_shift=3.0,
-        sample_steps=30,
-        sample_guidance=5.0,
-        licence="Apache-2.0",
-    )
+    spec = spec_of("wan")
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
