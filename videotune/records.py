@@ -41,33 +41,20 @@ _VIEWS = _object(
     advice=str,
 )
 _CLIPS = _list(
-    id=str | None,
-    path=str,
-    used=bool,
-    held_out=bool,
-    captions=NotRequired[list[str] | None],
-    shape=NotRequired[str | None],
-    source_fps=NotRequired[float | None],
-    repeats_share=NotRequired[float | None],
-    warnings=NotRequired[list[str]],
-    notes=NotRequired[list[str]],
-)
+    id=str | None, path=str, used=bool, held_out=bool, captions=NotRequired[list[str] | None],
+    shape=NotRequired[str | None], source_fps=NotRequired[float | None], repeats_share=NotRequired[float | None],
+    warnings=NotRequired[list[str]], notes=NotRequired[list[str]],
+)  # fmt: skip
+_CONFIG = _object(
+    settings=_SETTINGS, origins=dict[str, str], base=_BASE, data=str, steps=Count, digest=str,
+    processes=NotRequired[Count], past=NotRequired[_object(step=Count, views=dict[str, int])],
+    versions=NotRequired[dict[str, str]], asked=NotRequired[dict[str, Any]],
+)  # fmt: skip
 
 SHAPES: Mapping[str, Any] = {
     "COMPLETE": _object(step=Count, kind=Literal["save", "backup"], files=dict[str, FileEntry]),
     "state": _object(step=Count, without_state=NotRequired[list[str]]),
-    "config": _object(
-        settings=_SETTINGS,  # what is read of them before they are parsed
-        origins=dict[str, str],
-        base=_BASE,
-        data=str,
-        steps=Count,
-        processes=NotRequired[Count],
-        past=NotRequired[_object(step=Count, views=dict[str, int])],
-        versions=NotRequired[dict[str, str]],
-        asked=NotRequired[dict[str, Any]],
-        digest=str,
-    ),
+    "config": _CONFIG,  # of the settings what is read of them before they are parsed
     "plan": _object(views=_VIEWS, buckets=_list(shape=str, windows=Count), effective_batch=Count),
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
     "exports": _list(format=str, path=str, hash=str),  # ``files.hash_path`` of the file or folder
@@ -130,22 +117,16 @@ _READING = _object(
 )  # over some clips
 
 _LINE = _object(**_ANY, step=NotRequired[Count], from_step=NotRequired[Count])
+_STEP = _object(
+    **_AT_STEP, loss=_MAYBE, mse=_MAYBE, by_t=list[_MAYBE], lr=dict[str, float], grad_norm=_MAYBE, window_ids=list[str],
+    seconds=dict[str, float], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
+)  # fmt: skip
+_VALIDATION = _object(
+    **_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], validation=NotRequired[str]
+)
 LINES: Mapping[str, Any] = {
-    "step": _object(
-        **_AT_STEP,
-        loss=_MAYBE,
-        mse=_MAYBE,
-        by_t=list[_MAYBE],
-        lr=dict[str, float],
-        grad_norm=_MAYBE,
-        window_ids=list[str],
-        seconds=dict[str, float],
-        captions=NotRequired[list[int | None]],
-        skipped=NotRequired[bool],
-    ),
-    "validation": _object(
-        **_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], validation=NotRequired[str]
-    ),
+    "step": _STEP,
+    "validation": _VALIDATION,
     "verdict": _object(**_AT_STEP, verdict=str | None, reason=str),
     "sample": _object(**_AT_STEP, prompt=str, path=str),
     "warning": _object(**_ANY, step=NotRequired[Count], text=str),

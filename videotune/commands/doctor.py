@@ -2,28 +2,20 @@
 
 import os
 import platform
+import re
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from videotune._version import __version__
 from videotune.console import size
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
 
-NEEDED = (
-    "torch",
-    "diffusers",
-    "transformers",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "av",
-    "pydantic",
-    "typer",
-    "rich",
-    "ftfy",
-)
+
+def needed() -> list[str]:
+    """The names of the packages that videotune is installed with."""
+    return [re.split(r"[^\w.-]", one)[0] for one in requires("videotune") or () if "extra ==" not in one]
 
 
 def machine() -> tuple[list[list[str]], list[str]]:
@@ -32,7 +24,7 @@ def machine() -> tuple[list[list[str]], list[str]]:
     rows += [["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"]]
     rows += [["disk here", f"{size(shutil.disk_usage(Path.cwd()).free)} free", str(Path.cwd())]]
     missing = []
-    for name in NEEDED:
+    for name in needed():
         try:
             rows.append([name, version(name), ""])
         except PackageNotFoundError:
