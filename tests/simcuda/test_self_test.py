@@ -52,6 +52,7 @@ def test_self_test(tmp_path: Path) -> None:
     assert found["again"]
     assert found["planned"]["measured"]
     assert not found["damaged"]
+    assert "the plan is" not in found["said"]
     assert found["code"] == SKIPPED * ("note:" in found["said"])
 
 

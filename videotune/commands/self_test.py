@@ -6,10 +6,11 @@ calculates with the measured rates from then on.
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,7 +76,7 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         raise VideotuneError("doctor --gpu: torch finds no GPU here; videotune doctor shows what is installed")
     ways: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder, bar("self-test") as progress:
-        first, link = matrix_rate(sizes, 0.0, device), link_rate(sizes, device)
+        first, link = matrix_rate(sizes, 1.0, device), link_rate(sizes, device)
         words = small_run(Path(folder), sizes)
         for number, way in enumerate(WAYS):
             progress.update(number, len(WAYS) + 1, way)
@@ -84,10 +85,9 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         last = matrix_rate(sizes, sizes.seconds, device)
         job = plan(words).job
         spec = step_spec(job, dtype_name(job.config))
-    name = torch.get_device_module(device).get_device_name(device)
-    memory = torch.get_device_module(device).get_device_properties(device).total_memory
+    facts = torch.get_device_module(device).get_device_properties(device)
     reached = need(spec, Choice(1, ON, 0)).flops / ways["resident"]["seconds"] / last
-    card = Card(name, memory, last, min(link), reached=reached, measured=date.today().isoformat())
+    card = Card(facts.name, facts.total_memory, last, min(link), reached=reached, measured=date.today().isoformat())
     report: dict[str, Any] = {
         "videotune": __version__,
         "torch": torch.__version__,
@@ -98,31 +98,26 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         "same_losses": ways["resident"]["losses"] == ways["once more"]["losses"],
     }
     report["wrong"] = wrong(report)
-    write_json(measured_file(name), report)
+    write_json(measured_file(facts.name), report)
     return report
 
 
 def small_run(folder: Path, sizes: Sizes) -> Overrides:
     """What ``train`` is called with: a random Wan, wider than its tiny checkpoint, two clips, and steps alone."""
-    base = folder / "base"
-    part = base / "transformer"
+    base, more = folder / "base", {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
+    more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
     with quietly():
-        find("wan").tiny(base)
-    config = read_json(part / "config.json")
-    config |= {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads, "attention_head_dim": sizes.head}
-    net = diffusers.WanTransformer3DModel.from_config(config | {"ffn_dim": 4 * sizes.heads * sizes.head})
-    with quietly():
-        net.save_pretrained(part)
+        config = read_json(find("wan").tiny(base) / "transformer" / "config.json")
+        diffusers.WanTransformer3DModel.from_config(config | more).save_pretrained(base / "transformer")
     (folder / "clips").mkdir()
     for number, look in enumerate(KNOWN[:2]):
         clip = draw_clip(draws(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side)
         write_video(folder / "clips" / f"{number}.mp4", clip, 16.0)
         write_text(folder / "clips" / f"{number}.txt", caption(*look))
-    sets = (f"base_model_name={base}", f"cache_dir={folder / 'cache'}", f"steps={sizes.steps}")
-    shape = (f"resolution={sizes.side}x{sizes.side}", f"video_config.frames={sizes.frames}")
+    sets = (f"base_model_name={base}", f"cache_dir={folder / 'cache'}", f"steps={sizes.steps}", "batch_size=1")
+    shape = (f"resolution={sizes.side}x{sizes.side}", f"video_config.frames={sizes.frames}", "micro_batch_size=1")
     quiet = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "save_every=0", "caption_dropout=0")
-    one = ("batch_size=1", "micro_batch_size=1")
-    return Overrides(data=str(folder / "clips"), sets=(*sets, *shape, *one, *quiet))
+    return Overrides(data=str(folder / "clips"), sets=(*sets, *shape, *quiet))
 
 
 def trained(words: Overrides, run: Path, checkpointing: str, streamed: float) -> dict[str, Any]:
@@ -138,35 +133,33 @@ def trained(words: Overrides, run: Path, checkpointing: str, streamed: float) ->
     return {"losses": [line["loss"] for line in lines], "seconds": statistics.median(took[2:]), **memory}
 
 
-def matrix_rate(sizes: Sizes, seconds: float, device: torch.device) -> float:
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that the device takes for it, the middle of five."""
+    times = []
+    for _ in range(5):
+        torch.accelerator.synchronize(device)
+        start = time.perf_counter()
+        work()
+        torch.accelerator.synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def matrix_rate(sizes: Sizes, load: float, device: torch.device) -> float:
     """Operations a second of products of matrices in the dtype of a training, after so many seconds of them."""
     side, dtype = sizes.matrix, torch.bfloat16 if has_bf16(device) else torch.float32
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    begun, rates = time.perf_counter(), list[float]()
-    while len(rates) < 10 or time.perf_counter() - begun < seconds:
-        torch.accelerator.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(5):
-            a @ b
-        torch.accelerator.synchronize(device)
-        rates.append(5 * 2 * side**3 / (time.perf_counter() - start))
-    return statistics.median(rates[-5:])
+    begun, first = time.perf_counter(), True
+    while first or time.perf_counter() - begun < load:
+        rate, first = 10 * side**3 / seconds(lambda: [a @ b for _ in range(5)], device), False
+    return rate
 
 
 def link_rate(sizes: Sizes, device: torch.device) -> tuple[float, float]:
     """Bytes a second from pinned memory to the card and back."""
     host, card = pinned([sizes.copied], torch.uint8), torch.empty(sizes.copied, dtype=torch.uint8, device=device)
-    found = []
-    for there, here in ((card, host), (host, card)):
-        times = []
-        for _ in range(5):
-            torch.accelerator.synchronize(device)
-            start = time.perf_counter()
-            there.copy_(here, non_blocking=True)
-            torch.accelerator.synchronize(device)
-            times.append(time.perf_counter() - start)
-        found.append(sizes.copied / statistics.median(times))
-    return found[0], found[1]
+    there = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
+    return there, sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:

@@ -10,11 +10,7 @@ from videotune.files import digest
 KEYS = {
     "ruler_after": "validate_every",
     "probe_budget": "sample_metrics.budget",
-    "probe.samples": "sample_metrics.samples",
-    "probe.steps": "sample_metrics.steps",
-    "probe.prompts": "sample_metrics.prompts",
-    "probe.encoder": "sample_metrics.encoder",
-}
+} | {f"probe.{key}": f"sample_metrics.{key}" for key in ("samples", "steps", "prompts", "encoder")}
 """Old name -> new name, dotted."""
 
 TARGETS = {"base": True, "clip": False}

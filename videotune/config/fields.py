@@ -35,18 +35,9 @@ Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BET
 Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
 
 
-def attention(value: Any) -> Any:
-    """Refuse the names that diffusers knows and no training can use."""
-    name = str(value).lower().lstrip("_")
-    if name.startswith("sage"):
-        raise ValueError(f"{value} computes no gradients")
-    if name.endswith("_hub"):
-        raise ValueError(f"{value} would run code from the Hub: install the package and take flash or _flash_3")
-    return value
-
-
+# diffusers' back ends with gradients that are installed packages: none of sage's has any, and others fetch code of the Hub
 _NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
-Attention = Annotated[Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"], BeforeValidator(attention)]
+Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
 
 
 def _field(resume: str) -> Any:

@@ -136,11 +136,7 @@ CONFIG = "adapter_config"
 WHY_NOT = {
     ("DORA", "comfyui"): "ComfyUI divides DoRA's weights by another norm than it was trained with",
     ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
-    **{
-        (kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone"
-        for kind in ("LOHA", "LOKR", "OFT")
-    },
-}
+} | {(kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone" for kind in ("LOHA", "LOKR", "OFT")}
 JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
 
 

@@ -1,6 +1,6 @@
 """Tiny checkpoints of random weights: tokenizers of single characters, and networks by their families' JSON files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from videotune.lazy import diffusers, torch, transformers
@@ -47,11 +47,7 @@ def clip_tokenizer(longest: int) -> Any:
     return transformers.CLIPTokenizer({piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest)
 
 
-TOKENIZERS: dict[str, Callable[..., Any]] = {
-    "letters": letters_tokenizer,
-    "bytes": bytes_tokenizer,
-    "clip": clip_tokenizer,
-}
+TOKENIZERS: Any = {"letters": letters_tokenizer, "bytes": bytes_tokenizer, "clip": clip_tokenizer}
 
 
 def tiny_pipeline(family: str, variant: str) -> Any:

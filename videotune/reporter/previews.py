@@ -202,20 +202,15 @@ def compare(run: Run, media: Media) -> dict[str, Any]:
 
 
 METRICS = {
-    "diversity (Vendi)": ("diversity",),
-    "motion energy": ("motion", "energy"),
-    "flicker": ("motion", "flicker"),
+    "diversity (Vendi)": ("diversity",), "motion energy": ("motion", "energy"), "flicker": ("motion", "flicker"),
     "saturation": ("motion", "saturation"),
-}
+}  # fmt: skip
 """Sample metrics of a record by their name: the keys under which each lies."""
 
 LIKENESS = {
-    "samples": (("mean",), "one"),
-    "base": (("base",), "pale one"),
-    "likely copy above": (("line",), "two"),
-    "held-out clips, median": (("held_out", "median"), "three"),
-    "other clips, median": (("others", "median"), "pale two"),
-}
+    "samples": (("mean",), "one"), "base": (("base",), "pale one"), "likely copy above": (("line",), "two"),
+    "held-out clips, median": (("held_out", "median"), "three"), "other clips, median": (("others", "median"), "pale two"),
+}  # fmt: skip
 """Curves of likeness by their name: the keys under which the values lie, and the stroke."""
 
 

@@ -23,25 +23,14 @@ STATIC = Path(__file__).parent / "static"
 
 
 PARTS: Mapping[str, Callable[[Path, Any, Mapping[str, str]], str]] = {
-    "head": pages.head,
-    "project": pages.project_part,
-    "data": pages.data_part,
-    "setup": pages.setup_part,
-    "plan": pages.plan_part,
-    "train": run_pages.train_part,
-    "charts": run_pages.charts_part,
-    "samples": run_pages.samples_part,
-    "tries": run_pages.tries_part,
-    "export": run_pages.export_part,
-}
+    "head": pages.head, "project": pages.project_part, "data": pages.data_part, "setup": pages.setup_part,
+    "plan": pages.plan_part, "train": run_pages.train_part, "charts": run_pages.charts_part,
+    "samples": run_pages.samples_part, "tries": run_pages.tries_part, "export": run_pages.export_part,
+}  # fmt: skip
 
-WITHOUT_PROJECT = {
-    **dict.fromkeys(("plan", "charts", "tries"), ""),
-    **dict.fromkeys(
-        ("data", "setup", "train", "samples", "export"),
-        pages.html("empty", words="Choose or make a project first, on the page Project."),
-    ),
-}
+_FIRST = pages.html("empty", words="Choose or make a project first, on the page Project.")
+WITHOUT_PROJECT = dict.fromkeys(("plan", "charts", "tries"), "")
+WITHOUT_PROJECT |= dict.fromkeys(("data", "setup", "train", "samples", "export"), _FIRST)
 """What stands in a part of a page that needs a project while none is open."""
 
 

@@ -24,13 +24,9 @@ Paint = Callable[[NDArray[Any]], NDArray[Any]]
 """From each pixel's rows below the shape's centre (H, W) to its colour (H, W, 3), 0 to 255."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (230, 40, 40),
-    "green": (40, 200, 60),
-    "blue": (50, 80, 235),
-    "yellow": (240, 225, 40),
-    "purple": (170, 60, 210),
-    "white": (240, 240, 240),
-}
+    "red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 235), "yellow": (240, 225, 40),
+    "purple": (170, 60, 210), "white": (240, 240, 240),
+}  # fmt: skip
 EXTRA_COLOURS: dict[str, tuple[int, int, int]] = {"orange": (245, 140, 30)}
 PALETTE = COLOURS | EXTRA_COLOURS
 """Every colour that has a name; the base model was taught ``COLOURS`` alone, an extra one is for a new concept."""

@@ -21,12 +21,9 @@ WAITS = "the steps wait for data"
 """How the warning of that begins; it comes once a process."""
 
 STATUS = {
-    "measuring": "measuring the loss",
-    "sampling": "drawing previews",
-    "probing": "measuring samples",
-    "saving": "saving",
-    "paused": "waiting for room on the disk",
-}
+    "measuring": "measuring the loss", "sampling": "drawing previews", "probing": "measuring samples",
+    "saving": "saving", "paused": "waiting for room on the disk",
+}  # fmt: skip
 """What the bar says, in the place of the time left, of the heartbeat's states."""
 
 

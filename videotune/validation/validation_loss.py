@@ -175,13 +175,9 @@ def _ratio(now: Sequence[float | None], before: Sequence[float | None], places: 
 FILE = "validation.json"
 
 PARTS = {
-    "levels": "its noise levels",
-    "mean": "its averaging",
-    "seed": "its seed",
-    "noise": "its noise",
-    "held_out": "its held-out clips",
-    "train": "its training clips",
-}
+    "levels": "its noise levels", "mean": "its averaging", "seed": "its seed", "noise": "its noise",
+    "held_out": "its held-out clips", "train": "its training clips",
+}  # fmt: skip
 """What a validation set is made of, in words."""
 
 
