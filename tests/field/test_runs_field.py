@@ -85,7 +85,9 @@ def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> 
     assert {"data", "forward", "backward", "optimizer", "validation", "sample", "save"} <= {
         key for key in parts if parts[key]
     }
-    assert 0.8 * wall <= sum(parts.values()) <= 1.02 * wall
+    beside = parts.pop("save")  # by a thread, while steps go on
+    assert 0.8 * wall <= sum(parts.values()) + beside
+    assert sum(parts.values()) <= 1.02 * wall
 
 
 def test_a_run_that_waits_for_data_says_so(words: Words, tmp_path: Path, monkeypatch: Patch) -> None:

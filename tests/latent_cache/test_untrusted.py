@@ -209,8 +209,8 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
 
 
 def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
-    reading = {mode: Reading({"forward": {"weights": 4}}, 1.0) for mode in ("OFF", "ON")}
-    facts = StepSpec(reading, reading, (4,), (0,), {"x": 1}, ((3, 2.0),))
+    reading = {mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0) for mode in ("OFF", "ON")}
+    facts = StepSpec(reading, reading, (4,), (0, 0), {"OFF": (1,), "ON": (1,)}, ((3, 2.0),))
     good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)
@@ -219,5 +219,9 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Pa
         for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
             place.write_text(json.dumps(good | {name: odd}))
             assert memory._remembered(place) is None
+    shorter = {"trained": [0], "kept": {"OFF": [], "ON": []}, "one": {"OFF": good["one"]["OFF"]}}
+    for name, odd in shorter.items():
+        write_json(place, good | {name: odd})
+        assert memory._remembered(place) is None
     place.write_text("[" * 100_000)
     assert memory._remembered(place) is None

@@ -16,6 +16,8 @@ INTERNAL = {
         "torch._subclasses",  # FakeTensor: plans
         "torch.utils._python_dispatch",
         "torch.utils._pytree",
+        "torch._dynamo",  # compiled blocks: how many graphs, and their bound
+        "torch._inductor",  # where compiled code is kept
         "torch._foreach_copy_",
         "torch._foreach_sub",
         "torch._foreach_mul_",

@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "LORA": ("lora_A", "lora_B"),
-    "DORA": ("lora_A", "lora_B", "lora_magnitude_vector"),
+    "LORA": ("lora_A", "lora_B"), "DORA": ("lora_A", "lora_B", "lora_magnitude_vector"), "OFT": ("oft_R",),
     "LOHA": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
     "LOKR": ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"),
-    "OFT": ("oft_R",),
-}
+}  # fmt: skip
 """PEFT's names of a kind's tensors; of LoKr's factors each is either whole, or a product of _a and _b."""
 
 ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")

@@ -28,6 +28,7 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.host_weights import pinned
+from videotune.models.base_model import place, spec_for
 from videotune.models.loading import quietly
 from videotune.models.registry import find
 from videotune.planner.cards import Card, measured_file
@@ -107,8 +108,9 @@ def small_run(folder: Path, sizes: Sizes) -> Overrides:
     base, more = folder / "base", {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
     more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
     with quietly():
-        config = read_json(find("wan").tiny(base) / "transformer" / "config.json")
-        diffusers.WanTransformer3DModel.from_config(config | more).save_pretrained(base / "transformer")
+        family = find(spec_for(None, place("asset:toy")).name)
+        config = read_json(family.tiny(base) / "transformer" / "config.json") | more
+        getattr(diffusers, config["_class_name"]).from_config(config).save_pretrained(base / "transformer")
     (folder / "clips").mkdir()
     for number, look in enumerate(KNOWN[:2]):
         clip = draw_clip(draws(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side)

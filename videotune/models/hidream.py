@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
 from videotune.memory.accelerator import overlaps
-from videotune.memory.host_weights import to_host
 from videotune.models.base import DiffusersModel, spec_of, tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
@@ -235,6 +234,8 @@ def _routed(moe: Any, states: Tensor, bound: bool) -> Tensor:
     Here tokens are sorted by expert, and how many each has is on its way to the host while the shared experts compute.
     ``bound``: tokens have no numbers, so as few experts as may be get all, which takes the most memory.
     """
+    from videotune.memory.host_weights import to_host  # imports torch
+
     chosen, weight, _ = moe.gate(states)
     counts = (chosen.view(-1, 1) == torch.arange(len(moe.experts), device=states.device)).sum(0)
     sizes, arrived = to_host(counts) if overlaps(states.device) and not bound else (counts, None)

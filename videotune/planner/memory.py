@@ -196,7 +196,7 @@ def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[
         more += 0 if phase == FIRST else kept[mode][i] - sum(kept[mode])
         behind = -i if phase == FIRST else len(modes) - 1 - i
         gradients = whole if choice.accumulates else parts.get("gradients", 0) + round(behind * each)
-        return phase, {**parts, "activations": parts["activations"] + more, "gradients": gradients}
+        return phase, {**parts, "activations": parts.get("activations", 0) + more, "gradients": gradients}
 
     yield at("forward", len(modes) - 1)
     for i, size in enumerate(spec.kept[OFF]):  # blocks of another list than the last are like the first
@@ -383,8 +383,16 @@ def _remembered(place: Path) -> StepSpec | None:
         spec: StepSpec = checked(StepSpec, place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    modes = spec.one.keys() == spec.two.keys() and set(MODES) <= spec.one.keys()
-    return spec if modes and spec.blocks else None
+    return spec if _agrees(spec) else None
+
+
+def _agrees(spec: StepSpec) -> bool:
+    """Whether the readings of a spec have the same phases, and its lists an entry for each block."""
+    if not (spec.blocks and set(MODES) <= spec.one.keys() == spec.two.keys() and set(MODES) <= spec.kept.keys()):
+        return False
+    phases = [(spec.one[mode].phases.keys(), spec.two[mode].phases.keys()) for mode in spec.one]
+    lengths = {len(spec.trained) - 1, *map(len, spec.kept.values())}
+    return lengths == {len(spec.blocks)} and all({"forward", "backward"} <= one == two for one, two in phases)
 
 
 def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:

@@ -137,14 +137,9 @@ def step_settings(trainer: Trainer) -> StepSettings:
     """What is the same in every step of a run."""
     config = trainer.job.config
     return StepSettings(
-        trainer.family,
-        trainer.source.objective,
-        config.gradient_accumulation_steps * trainer.job.processes,
-        config.max_grad_norm,
-        config.seed if config.lora.dropout else None,
-        config.micro_batch_size,
-        trainer.dist,
-    )
+        trainer.family, trainer.source.objective, config.gradient_accumulation_steps * trainer.job.processes,
+        config.max_grad_norm, config.seed if config.lora.dropout else None, config.micro_batch_size, trainer.dist,
+    )  # fmt: skip
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:
