@@ -1,5 +1,6 @@
 """``doctor --gpu`` on the stand-in card, and the plan that uses its rates."""
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -32,15 +33,17 @@ def self_tested(folder: str) -> dict[str, Any]:
     planned = asked_card(None, None)[1]
     assert planned is not None
     again = measured_file(planned.name) == report
-    report.write_text("{")
-    damaged = asked_card(None, None)[1]
+    whole, damaged = json.loads(report.read_text()), []
+    for text in ("{", json.dumps(whole | {"card": whole["card"] | {"flops": 0.0}})):
+        report.write_text(text)
+        damaged.append(asked_card(None, None)[1])
     return {
         "errors": found.errors,
         "said": done.output,
         "code": done.exit_code,
         "planned": asdict(planned),
         "again": again,
-        "damaged": damaged and damaged.measured,
+        "damaged": [one and one.measured for one in damaged],
     }
 
 
@@ -51,7 +54,7 @@ def test_self_test(tmp_path: Path) -> None:
     assert found["errors"] == []
     assert found["again"]
     assert found["planned"]["measured"]
-    assert not found["damaged"]
+    assert not any(found["damaged"])
     assert "the plan is" not in found["said"]
     assert found["code"] == SKIPPED * ("note:" in found["said"])
 

@@ -70,8 +70,8 @@ def show_gpu(report: Mapping[str, Any], as_json: bool) -> None:
         return
     card, rates = report["card"], report["matrix_flops"]
     rows = [[f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"] for when, rate in rates.items()]
-    rows += [["a training step reaches", f"{card['reached']:.0%} of it"]]
-    rows += [[f"link {way}", f"{size(rate)}/s"] for way, rate in report["link_bytes_a_second"].items()]
+    links = [[f"link {way}", f"{size(rate)}/s"] for way, rate in report["link_bytes_a_second"].items()]
+    rows += [["a training step reaches", f"{card['reached']:.0%} of it"], *links]
     for way, row in report["trainings"].items():
         memory = f"{size(row['allocated_bytes'])} held, {size(row['planned_bytes'])} planned"
         rows.append([f"step, {way}", f"{row['seconds']:.3f} s, {memory}"])

@@ -137,9 +137,8 @@ def verdict(facts: Mapping[str, Any]) -> str:
 
 def calculated(device: Mapping[str, Any]) -> str:
     """What a time rests on: rates of this very card, or those of its kind."""
-    if device["measured"]:
-        return f"calculated from rates measured on this card on {device['measured']}"
-    return f"calculated for {device['card']}, not measured"
+    other = f"calculated for {device['card']}, not measured"
+    return f"calculated from rates measured on this card on {device['measured']}" if device["measured"] else other
 
 
 def show_fit(facts: Mapping[str, Any]) -> None:

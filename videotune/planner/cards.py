@@ -120,8 +120,9 @@ def known_card(name: str, memory: int) -> Card | None:
     With its own rates where it was measured on this machine.
     """
     with suppress(OSError, ValueError):  # never measured, or by another version
-        report: Report = checked(Report, measured_file(name).read_text(encoding="utf-8"))
-        return report.card
+        found: Card = checked(Report, measured_file(name).read_text(encoding="utf-8")).card
+        if min(found.flops, found.link, found.reached) > 0:
+            return found
     for word in (name, f"{name} {round(memory / 2**30)}GB"):  # the driver's name of some does not tell the memory
         with suppress(VideotuneError):
             return card(word)
