@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_peers.py [--peer NAME='COMMAND'] [--rounds 3] [--steps 20] [--out FILE] [--tiny]
 
-Each contender trains a LoRA of rank 16 on the same random Wan and the same two clips, batch 1, bfloat16, every block
-computed again in backward. It runs in a process of its own, in the same order in each round, once with ``--steps`` updates
-and once with twice as many: the difference is what the steps took, whatever loading took. Printed are seconds a step, GiB
-at the peak where the contender reports them, and ratios to the bare loop.
+Each trainer trains a LoRA of rank 16 on the same random Wan and the same two clips: batch 1, bfloat16, gradient
+checkpointing on. A round starts the trainers one after the other in the same order. Each one runs twice, in two processes:
+with ``--steps`` updates, and with twice as many. The difference of the two times is the time of the steps, without that of
+loading. The benchmark prints seconds a step, the peak in GiB where the trainer reports it, and ratios to the bare loop.
 
 A peer's COMMAND is a command line in which {base}, {clips}, {steps} and {out} are replaced: a folder in diffusers layout,
 a folder of clips with captions beside them, the number of updates, and an empty folder. None is installed or downloaded.

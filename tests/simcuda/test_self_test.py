@@ -81,3 +81,8 @@ def test_bounds(over: int) -> None:
 def test_without_a_card() -> None:
     """The self-test is refused where torch finds no card."""
     assert CliRunner().invoke(app, ["doctor", "--gpu"]).exit_code == FAILED
+
+
+def test_a_run_beside_it() -> None:
+    """A run that would not be looked at is refused."""
+    assert CliRunner().invoke(app, ["doctor", "--gpu", "runs/first"]).exit_code == FAILED

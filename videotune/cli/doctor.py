@@ -29,6 +29,8 @@ def doctor(
 
     Exit code of --gpu: 2 where something is beyond its bound.
     """
+    if gpu and (run is not None or repair_journal):
+        raise VideotuneError("--gpu tests the GPU, and no run: leave out RUN and --repair-journal")
     if gpu:
         report = commands.self_test.self_test()
         show_gpu(report, as_json)
@@ -75,8 +77,8 @@ def show_gpu(report: Mapping[str, Any], as_json: bool) -> None:
     for way, row in report["trainings"].items():
         memory = f"{size(row['allocated_bytes'])} held, {size(row['planned_bytes'])} planned"
         rows.append([f"step, {way}", f"{row['seconds']:.3f} s, {memory}"])
-    rows += [["the same losses twice", "yes" if report["same_losses"] else "no"]]
-    print_table(card["name"], ["what", "measured"], rows)
+    last = ["the same losses twice", "yes" if report["same_losses"] else "no"]
+    print_table(card["name"], ["what", "measured"], [*rows, last])
     for line in report["wrong"]:
         print(f"note: {line}")
     print(f"plan calculates with these rates from now on. To attach to a report: {measured_file(card['name'])}")

@@ -64,8 +64,7 @@ def plan(
         limit, named = asked_card(vram, card)
         dtype = planned_dtype(job.config, limit is not None)
         with bar("measuring without memory"):
-            copied = found["disk"].get("checkpoint_bytes", 0)
-            found |= to_json(fit(job, dtype, limit, named), job, dtype, copied)
+            found |= to_json(fit(job, dtype, limit, named), job, dtype, found["disk"].get("checkpoint_bytes", 0))
     elif vram or card:
         raise VideotuneError("--vram, --card: what a run needs is read from its base model: name one (base_model_name)")
     return PlanResult(found, job)

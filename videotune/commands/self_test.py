@@ -98,8 +98,7 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         "trainings": ways,
         "same_losses": ways["resident"]["losses"] == ways["once more"]["losses"],
     }
-    report["wrong"] = wrong(report)
-    write_json(measured_file(facts.name), report)
+    write_json(measured_file(facts.name), report := report | {"wrong": wrong(report)})
     return report
 
 

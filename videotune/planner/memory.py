@@ -383,10 +383,10 @@ def _remembered(place: Path) -> StepSpec | None:
         spec: StepSpec = checked(StepSpec, place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return spec if _agrees(spec) else None
+    return spec if _is_consistent(spec) else None
 
 
-def _agrees(spec: StepSpec) -> bool:
+def _is_consistent(spec: StepSpec) -> bool:
     """Whether the readings of a spec have the same phases, and its lists an entry for each block."""
     if not (spec.blocks and set(MODES) <= spec.one.keys() == spec.two.keys() and set(MODES) <= spec.kept.keys()):
         return False

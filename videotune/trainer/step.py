@@ -298,11 +298,11 @@ def accumulate(
     Of a sharded network all processes gather the weights from each other, so all go through it equally often.
     """
     family, objective, text = settings.family, settings.objective, trainable.text
-    device, total, late = values.device, len(prepared.window_ids), values.device.type in OVERLAPPING
+    device, total, non_blocking = values.device, len(prepared.window_ids), values.device.type in OVERLAPPING
     together = settings.dist.size if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
-        target, (t, noise) = None, (x.to(device, non_blocking=late) for x in (one.t, one.noise))
-        batch = condition(family, text, one.batch.map(lambda x: x.to(device, non_blocking=late)))
+        target, (t, noise) = None, (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise))
+        batch = condition(family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking)))
         if one.prior:
             which = [i for i, wanted in enumerate(batch.prior) if wanted]
             with adapter_off(net):
