@@ -29,24 +29,32 @@ def test_musubi_frames() -> None:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
         rule = rules.extracted(mode, counts, 4, rates=rates, stride=stride, samples=samples, most=most)
-        found = rule(n, fps)
+        found = rule(n, fps, 1.0)
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
 
 
 def test_diffusion_pipe_frames() -> None:
     for n, fps, counts, mode, rate, step, wanted in TABLES["diffusion-pipe frames"]:
-        assert mark(one(rules.resampled(mode, counts, step, rate)(n, fps))) == wanted, (n, fps, counts, mode, rate)
+        assert mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate)(n, fps, 1.0))) == wanted, (n, fps, counts, mode, rate)
+
+
+def test_diffusion_pipe_size_buckets() -> None:
+    """The nearest ratio that the clip fills comes before the longest."""
+    for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
+        shaped = [(frames, width / height) for width, height, frames in buckets]
+        found = rules.resampled("single_beginning", shaped, 4, 16.0)(n, 16.0, ratio)
+        assert (None if isinstance(found, str) else len(found[0])) == (wanted and rules.step_rounded(wanted[2], 4))
 
 
 def test_ai_toolkit_frames() -> None:
     for n, fps, count, rate, shrink, auto, trim, step, wanted in TABLES["ai-toolkit frames"]:
-        assert mark(one(rules.stretched(count, rate, shrink, auto, trim, step)(n, fps))) == wanted, (n, fps, count)
+        assert mark(one(rules.stretched(count, rate, shrink, auto, trim, step)(n, fps, 1.0))) == wanted, (n, fps, count)
 
 
 def test_finetrainers_frames_and_sizes() -> None:
     for n, (width, height), buckets, wanted, size in TABLES["finetrainers frames"]:
-        indices = one(rules.spread(buckets)(n, 24.0))
+        indices = one(rules.spread(buckets)(n, 24.0, 1.0))
         assert mark(indices) == wanted
         assert list(rules.nearest_bucket(buckets, by_ratio=True, frames=wanted[2])(width, height)) == size
 
@@ -58,12 +66,12 @@ def test_simpletuner_frames() -> None:
 
 def test_onetrainer_frames() -> None:
     for n, fps, count, wanted in TABLES["onetrainer frames"]:
-        assert mark(one(rules.following(count)(n, fps))) == wanted
+        assert mark(one(rules.following(count)(n, fps, 1.0))) == wanted
 
 
 def test_ltx_trainer_frames_and_sizes() -> None:
     for n, fps, (width, height), buckets, count, size in TABLES["ltx-trainer frames"]:
-        found = rules.first([bucket[0] for bucket in buckets], "")(n, fps)
+        found = rules.first([bucket[0] for bucket in buckets], "")(n, fps, 1.0)
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
             assert list(rules.nearest_bucket(buckets, by_ratio=False)(width, height)) == size

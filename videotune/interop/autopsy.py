@@ -61,7 +61,7 @@ def fates(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None)
     """
     n, fps = int(clip["source_frames"]), float(clip["source_fps"])
     wide, high = int(clip["width"]), int(clip["height"])
-    found = rules.frames(n, fps)
+    found = rules.frames(n, fps, wide / high)
     if isinstance(found, str):
         yield Fate(rules.name, dropped=found)
         return

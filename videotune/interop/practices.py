@@ -167,7 +167,6 @@ def _musubi_noise(values: Values, spec: ModelSpec, bucket: Bucket) -> Noise | st
 
 def _diffusion_pipe(values: Values, spec: ModelSpec) -> Practice:
     shared, datasets, step = Values(values.values, "dataset."), [], spec.rules.frame_step
-    rate = _of_model("diffusion-pipe", "fps", spec, spec.rules.fps)
     multiple, mode = spec.rules.side_multiple, values.get("video_clip_mode", "single_beginning")
     accumulation = int(values.number("gradient_accumulation_steps", 1))
     batch = int(values.number("micro_batch_size_per_gpu", 1)) * accumulation
@@ -176,15 +175,16 @@ def _diffusion_pipe(values: Values, spec: ModelSpec) -> Practice:
         sizes = one.get("size_buckets")
         if sizes is not None:
             buckets = [(int(frames), int(height), int(width)) for width, height, frames in sizes]
-            frames = rules.resampled(mode, sorted({bucket[0] for bucket in buckets}), step, rate)
+            shaped = [(bucket[0], bucket[2] / bucket[1]) for bucket in buckets]
+            frames = rules.resampled(mode, shaped, step, spec.rules.fps)
 
             def choose(width: int, height: int, count: int, among: list[Bucket] = buckets) -> rules.Size:
                 return rules.nearest_bucket(among, by_ratio=True, frames=count)(width, height)
 
             datasets.append(DatasetRules(one.prefix[:-1], frames, choose, **common))
             continue
-        counts = sorted({*map(int, one.listed("frame_buckets", [1])), 1})
-        frames = rules.resampled(mode, counts, step, rate)
+        counts = [(int(count), None) for count in one.listed("frame_buckets", [1])]
+        frames = rules.resampled(mode, counts, step, spec.rules.fps)
         for entry in one.listed("resolutions", [spec.default_resolution]):
             side = (entry[0] * entry[1]) ** 0.5 if isinstance(entry, list) else float(entry)
             size = _any_frames(rules.ratio_buckets(side, _ratios(one), multiple))

@@ -1,7 +1,7 @@
 """The rules by which other trainers choose frames, sizes and noise levels: each a function of a clip's facts.
 
-A frame rule takes a clip's number of frames n and its rate, in frames a second, and answers with the source frames of each
-sample, or with the reason why the clip is dropped. A size rule takes width and height and answers with (width, height).
+A frame rule takes a clip's number of frames n, its rate in frames a second, and its ratio of width to height, and answers with
+the source frames of each sample, or with the reason why the clip is dropped. A size rule takes width and height and answers with (width, height).
 Which trainer has which rule stands in ``practices.py``; where a rule is known from, in ``practices.json``.
 """
 
@@ -19,7 +19,7 @@ from videotune.lazy import torch
 if TYPE_CHECKING:
     from videotune.diffusion.timesteps import Timesteps
 
-Frames = Callable[[int, float], list[list[int]] | str]
+Frames = Callable[[int, float, float], list[list[int]] | str]
 Size = tuple[int, int]
 Sizes = Callable[[int, int], Size]
 Bucket = tuple[int, int, int]
@@ -76,7 +76,7 @@ def extracted(
     rounded = sorted({step_rounded(count, step) for count in counts})
     mode = "head" if mode == "uniform" and samples == 1 else mode
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         end = rounded[-1] if mode == "head" else None
         kept = kept_at_rate(n, *rates, end) if rates else list(range(n))[:end]
         found = windows(mode, len(kept), rounded, step, stride, samples, most)
@@ -86,16 +86,21 @@ def extracted(
     return rule
 
 
-def resampled(mode: str, counts: Sequence[int], step: int, rate: float) -> Frames:
-    """One sample of the largest count that the clip has at the model's rate: from its beginning or its middle."""
+def resampled(mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float) -> Frames:
+    """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    ``buckets``: frames and ratio of each (None: any ratio). The bucket of the nearest ratio is taken, of several the longest.
+    """
+    moving = [bucket for bucket in buckets if bucket[0] > 1]
+
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         length = int(n * rate / fps)
-        fitting = [count for count in counts if count <= length]
-        if not fitting or max(fitting) == 1:
-            smallest = min((count for count in counts if count > 1), default=0)
-            return f"{length} frames at {rate:g} fps; the smallest frame bucket of clips has {smallest or 'no entry'}"
-        count = step_rounded(max(fitting), step)
+        fitting = [bucket for bucket in moving if bucket[0] <= length]
+        if not fitting:
+            smallest = min((count for count, _ in moving), default=0)
+            return f"{length} frames at {rate:g} fps; " + (f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips")
+        nearest = min(fitting, key=lambda bucket: (abs(math.log(ratio / (bucket[1] or ratio))), -bucket[0]))
+        count = step_rounded(nearest[0], step)
         start = 0 if mode == "single_beginning" else int((length - count) / 2)
         return [evenly(n, length)[start : start + count]]
 
@@ -105,7 +110,7 @@ def resampled(mode: str, counts: Sequence[int], step: int, rate: float) -> Frame
 def stretched(count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int) -> Frames:
     """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         wanted = count
         if auto:
             length = int(n / fps * rate)
@@ -125,7 +130,7 @@ def stretched(count: int, rate: float, shrink: bool, auto: bool, trim: bool, ste
 def spread(buckets: Sequence[Bucket]) -> Frames:
     """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         count = max((bucket[0] for bucket in buckets if bucket[0] <= n), default=n)
         return [evenly(n, count)]
 
@@ -135,7 +140,7 @@ def spread(buckets: Sequence[Bucket]) -> Frames:
 def first(counts: Sequence[int], why: str) -> Frames:
     """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         fitting = [count for count in counts if count <= n]
         return [list(range(max(fitting)))] if fitting else f"{n} frames; {why} {min(counts)}"
 
@@ -145,7 +150,7 @@ def first(counts: Sequence[int], why: str) -> Frames:
 def bounded(count: int, least: int, most: float, step: int) -> Frames:
     """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1 (step 1: it is not)."""
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         length = max(1, step_rounded(n, step))
         if not least <= length <= most:
             cut = f", cut to {length}" if length != n else ""
@@ -158,7 +163,7 @@ def bounded(count: int, least: int, most: float, step: int) -> Frames:
 def following(count: int) -> Frames:
     """``count`` frames at the source's own rate from a random start (here its earliest); behind the end the last is held."""
 
-    def rule(n: int, fps: float) -> list[list[int]] | str:
+    def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         return [[min(i + 1, n - 1) for i in range(count)]]
 
     return rule
