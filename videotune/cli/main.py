@@ -12,6 +12,7 @@ import typer
 
 from videotune import lazy
 from videotune._version import __version__
+from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
 from videotune.cli.check import check
 from videotune.cli.dataset import dataset_app
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, plan, train, sample, compare, export, report, demo, doctor, tiny):
+for command in (check, plan, train, sample, compare, export, report, autopsy, demo, doctor, tiny):
     app.command()(command)
 for name, group in {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app}.items():
     app.add_typer(group, name=name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from videotune.lazy import gc_paused
 
 if TYPE_CHECKING:
+    from videotune.commands import autopsy as autopsy
     from videotune.commands import cache as cache
     from videotune.commands import check as check
     from videotune.commands import compare as compare

@@ -94,7 +94,7 @@ def steps_of(practice: Practice, found: Mapping[str, Sequence[Fate]]) -> int:
     return math.ceil(batches / practice.accumulation)
 
 
-def autopsy(
+def dissect(
     trainer: str, practice: Practice, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Their account of the clips beside ours, and the differences by what they cost.

@@ -280,8 +280,7 @@ class Noise:
 
     def quantiles(self, *shares: float) -> list[float]:
         """The noise levels below which these shares of the draws lie."""
-        levels = self.timesteps.draw(torch.tensor(shares, dtype=torch.float64))
-        return [self.low + (self.high - self.low) * float(level) for level in levels]
+        return [self.low + (self.high - self.low) * float(level) for level in self.timesteps.at(shares)]
 
 
 def shift_of_area(tokens: float, lowest: float = 0.5, highest: float = 1.15) -> float:
