@@ -66,9 +66,7 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
     """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
     other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
     if other and not (isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)):
-        raise VideotuneError(
-            f"{path} looks like {other}, which videotune does not read. docs/options.md lists the keys of videotune."
-        )
+        raise VideotuneError(f"{path} looks like {other}: `videotune import {path} --out OURS.json` translates it")
     if path.suffix.lower() == ".toml":
         raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
 

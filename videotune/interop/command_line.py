@@ -51,13 +51,14 @@ def _options(words: list[str]) -> dict[str, Any]:
             values.append(word)
             continue
         if name:
-            typed = [_typed(value) for value in values]
-            found[name] = True if not typed else typed[0] if len(typed) == 1 else typed
+            several = [typed(value) for value in values]
+            found[name] = True if not several else several[0] if len(several) == 1 else several
         name, values = (option[1] or "").replace("-", "_"), [] if option[2] is None else [option[2]]
     return found
 
 
-def _typed(text: str) -> Any:
+def typed(text: str) -> Any:
+    """A word as a bool or a number where it reads as one."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if len(text) > 40 or not _NUMBER.fullmatch(text):

@@ -140,7 +140,7 @@ def _references(file: _File) -> Iterator[tuple[str, str]]:
 
 def _found(name: str, folder: Path) -> Path | None:
     """The file that a name means, seen from the config's folder, one above it, or the working folder; None: not there."""
-    folders = [folder.resolve(), *folder.resolve().parents][:UPWARD] + [Path()]
+    folders = [*[folder.resolve(), *folder.resolve().parents][:UPWARD], Path()]
     try:
         return next((path / name for path in folders if (path / name).is_file()), None)
     except OSError:  # a name too long for a file
