@@ -16,6 +16,11 @@ def _others() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
+def other_values() -> Mapping[str, str]:
+    """Words that other trainers give to a value, in capitals, and ours for them."""
+    return dict(_others()["values"])
+
+
 def nearest_key(name: str, known: Collection[str]) -> str:
     """The end of a sentence on an unknown key: the keys that it may stand for, in the section that was named if possible."""
     section, _, last = name.rpartition(".")
