@@ -12,7 +12,9 @@ from videotune.interop.rules import Noise
 from videotune.models.registry import find
 from videotune.types import ModelSpec
 
-TABLES: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("results_of_others.json").read_text())["tables"]
+TABLES: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("results_of_others.json").read_text())[
+    "tables"
+]
 
 
 def mark(indices: list[int] | None) -> list[int] | None:
@@ -36,7 +38,9 @@ def test_musubi_frames() -> None:
 
 def test_diffusion_pipe_frames() -> None:
     for n, fps, counts, mode, rate, step, wanted in TABLES["diffusion-pipe frames"]:
-        assert mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate)(n, fps, 1.0))) == wanted, (n, fps, counts, mode, rate)
+        assert (
+            mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate)(n, fps, 1.0))) == wanted
+        ), (n, fps, counts, mode, rate)
 
 
 def test_diffusion_pipe_size_buckets() -> None:

@@ -11,7 +11,7 @@ import typer
 from videotune import commands
 from videotune.cli.options import AsJson, Offline
 from videotune.console import out, print_table
-from videotune.text import counted, plain, shape_words, short_path
+from videotune.text import counted, plain, shape_words
 
 
 def autopsy(
@@ -29,14 +29,16 @@ def autopsy(
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
-        show(found, data)
+        show(found)
 
 
-def show(found: dict[str, Any], data: Path) -> None:
+def show(found: dict[str, Any]) -> None:
     """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
     trainer, theirs, ours = found["trainer"], found["theirs"], found["ours"]
-    out(f"{trainer} (rules of {found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips")
-    rows = [[short_path(row["path"], [data.absolute()]), source_text(row["source"]), there(row), here(row["ours"])]
+    out(
+        f"{trainer} (rules of {found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
+    )
+    rows = [[row["path"], source_text(row["source"]), there(row), here(row["ours"])]
             for row in found["clips"]]  # fmt: skip
     print_table("clips", ["clip", "source", trainer, "videotune"], rows)
     print_table("a run", ["", trainer, "videotune"], [

@@ -35,4 +35,5 @@ def autopsy(files: Sequence[Path | str], data: Path | str, *, sets: Mapping[str,
         "scale": job.config.lora.scale,
     }
     practice = practice_of(theirs.trainer, theirs.values, job.spec)
-    return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours)}
+    roots = [Path(data).absolute()]
+    return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours, roots)}

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from videotune.data.buckets import kept_share
-from videotune.interop.practices import SOURCES, DatasetRules, Practice
-from videotune.text import counted
+from videotune.interop.practices import PRACTICES, DatasetRules, Practice
+from videotune.text import counted, short_path
 from videotune.types import ModelSpec
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -24,9 +25,9 @@ OFF = 0.05
 class Fate:
     """What becomes of one clip in one dataset of theirs: why it is dropped, or its samples.
 
-    ``speed``: at which a sample plays for the model, 1.0 being that of the clip. ``seen``: the share of the clip's frames
-    between the first and the last of some sample; ``held``: of a sample's frames that repeat the clip's last one; ``cut``: of
-    the picture that is outside of the crop; ``stretch``: by how much the width grows more than the height.
+    ``speed``: at which a sample plays for the model, 1.0 being that of the clip. Shares: ``seen`` of the clip's frames that
+    lie within a sample; ``held`` of a sample's frames that repeat the clip's last one; ``cut`` of the picture outside of the
+    crop. ``stretch``: by how much the width grows more than the height.
     """
 
     dataset: str
@@ -65,24 +66,24 @@ def fates(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None)
     if isinstance(found, str):
         yield Fate(rules.name, dropped=found)
         return
+    seen = bytearray(n)
+    for sample in found:
+        seen[sample[0] : sample[-1] + 1] = b"\1" * (sample[-1] + 1 - sample[0])
     for count in sorted({len(sample) for sample in found}):
         samples = [sample for sample in found if len(sample) == count]
-        size = rules.size(wide, high, count)
-        first, seen = samples[0], bytearray(n)
-        moving = count - sum(index == first[-1] for index in first[1:]) + 1 if first[-1] == n - 1 and count > 1 else count
+        first, size = samples[0], rules.size(wide, high, count)
+        moving = next(i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2])  # without a held end
         step = (first[moving - 1] - first[0]) / (moving - 1) if moving > 1 else 1.0
-        for sample in samples:
-            seen[sample[0] : sample[-1] + 1] = b"\1" * (sample[-1] + 1 - sample[0])
         yield Fate(
             rules.name, None, len(samples), count, size,
-            speed=step / fps * (model_fps or fps), seen=sum(seen) / n, held=1 - moving / count,
-            cut=0.0 if rules.stretches else 1 - kept_share(wide, high, size),
+            speed=step / fps * (model_fps or fps) if count > 1 else 1.0, seen=sum(seen) / n, held=1 - moving / count,
+            cut=0.0 if rules.stretches else 1 - kept_share(wide, high, size[::-1]),
             stretch=(size[0] / size[1]) / (wide / high) if rules.stretches else 1.0,
         )  # fmt: skip
 
 
 def steps_of(practice: Practice, found: Mapping[str, Sequence[Fate]]) -> int:
-    """Optimizer steps of one epoch; ``found``: each clip's fates. Where the rest is dropped, datasets share their buckets."""
+    """Optimizer steps of one epoch, from each clip's fates. Where the rest is dropped, datasets share their buckets."""
     rules, counts = {one.name: one for one in practice.datasets}, Counter[tuple[str, str]]()
     for one in (fate for fates in found.values() for fate in fates):
         own = rules[one.dataset]
@@ -95,17 +96,19 @@ def steps_of(practice: Practice, found: Mapping[str, Sequence[Fate]]) -> int:
 
 
 def dissect(
-    trainer: str, practice: Practice, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any]
-) -> dict[str, Any]:
+    trainer: str, practice: Practice, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any],
+    roots: Sequence[Path],
+) -> dict[str, Any]:  # fmt: skip
     """Their account of the clips beside ours, and the differences by what they cost.
 
-    ``account``: of ``videotune check``; ``ours``: steps_per_epoch, noise (quantiles at ``SHARES``), scale.
+    ``account``: of ``videotune check``; ``ours``: steps_per_epoch, noise (quantiles at ``SHARES``), scale; ``roots``: the
+    datasets' folders, from which clips are named.
     """
     clips = [clip for clip in account["clips"] if clip.get("source_frames", 0) and clip["source_frames"] > 1]
-    told = SOURCES[trainer].get("tells_fps", False)
+    told = PRACTICES[trainer].get("tells_fps", False)
     rate = None if told else spec.rules.fps
     found = {clip["path"]: [fate for one in practice.datasets for fate in fates(one, clip, rate)] for clip in clips}
-    shapes = Counter({shape: 0 for shape in ()})
+    shapes = Counter(dict.fromkeys((), 0))
     for one in (fate for own in found.values() for fate in own if fate.dropped is None):
         shapes[one.shape] += one.samples
     common = shapes.most_common(1)[0][0] if shapes else f"1x{spec.default_resolution}x{spec.default_resolution}"
@@ -121,12 +124,13 @@ def dissect(
         "read_scale": practice.read_scale,
     }
     rows = [
-        {"path": clip["path"], "source": {key: clip[f"source_{key}"] for key in ("frames", "fps", "seconds")},
+        {"path": short_path(clip["path"], roots),
+         "source": {key: clip[f"source_{key}"] for key in ("frames", "fps", "seconds")},
          "theirs": [fate.to_json() for fate in found[clip["path"]]],
          "ours": {key: clip[key] for key in ("used", "reason", "windows", "shape", "speed")}}
         for clip in clips
     ]  # fmt: skip
-    facts = {key: SOURCES[trainer][key] for key in ("repository", "commit", "sources")}
+    facts = {key: PRACTICES[trainer][key] for key in ("repository", "commit", "sources")}
     mine = {"used": account["used"] + account["held_out"], "dropped": account["skipped"], "buckets": {
         bucket["shape"]: bucket["windows"] for bucket in account["buckets"]}} | dict(ours)  # fmt: skip
     result = {"trainer": trainer, **facts, "clips": rows, "theirs": theirs, "ours": mine}
@@ -148,23 +152,25 @@ def findings(
     off = [(row, fate) for row, fate in kept if abs(fate["speed"] - 1) > OFF]
     if off:
         row, fate = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
-        own = f"{row['source']['fps']:g} fps" + (f", and the model shows {rate:g}" if rate else "")
+        own = f"{row['source']['fps']:g} fps" + (f", the model's are {rate:g}" if rate else "")
         found.append(("speed", f"{counted(len({row['path'] for row, _ in off}), 'clip')} of {len(rows)} at another speed: "
                                f"{row['path']} plays at {fate['speed']:.2f} x ({own}). videotune keeps every clip at 1 x "
-                               "where the config does not ask for another."))  # fmt: skip
-    for kind, what in (("held", "of a sample's frames repeat the clip's last one"), ("cut", "of the picture is cut off")):
-        if share := max((fate[kind] for _, fate in kept), default=0.0):
-            if share > OFF:
-                found.append((kind, f"Up to {share:.0%} {what}."))
-    if stretch := max((abs(math.log(fate["stretch"])) for _, fate in kept), default=0.0):
-        if stretch > OFF:
-            found.append(("stretch", f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops."))
-    unseen = [fate["seen"] for _, fate in kept]
-    if unseen and sum(unseen) / len(unseen) < 1 - OFF:
-        found.append(("unseen", f"{1 - sum(unseen) / len(unseen):.0%} of the used clips' frames are in no sample."))
+                               "unless its config says otherwise."))  # fmt: skip
+    for kind, what in (
+        ("held", "of a sample's frames repeat the clip's last one"),
+        ("cut", "of the picture is cut off"),
+    ):
+        if (share := max((fate[kind] for _, fate in kept), default=0.0)) > OFF:
+            found.append((kind, f"Up to {share:.0%} {what}."))
+    if (stretch := max((abs(math.log(fate["stretch"])) for _, fate in kept), default=0.0)) > OFF:
+        found.append(("stretch", f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops."))
+    seen = [max(own) for row in rows if (own := [fate["seen"] for fate in row["theirs"] if fate["dropped"] is None])]
+    if seen and sum(seen) / len(seen) < 1 - OFF:
+        found.append(("unseen", f"{1 - sum(seen) / len(seen):.0%} of the used clips' frames are in no sample."))
     if theirs["scale"] and abs(theirs["read_scale"] / theirs["scale"] - 1) > OFF:
-        found.append(("scale", f"The LoRA trains at a scale of {theirs['scale']:g}, and the file that is saved is read at "
-                               f"{theirs['read_scale']:g}: {theirs['read_scale'] / theirs['scale']:g} x as strong."))  # fmt: skip
+        times = theirs["read_scale"] / theirs["scale"]
+        found.append(("scale", f"The LoRA trains at a scale of {theirs['scale']:g}; programs read the saved file at "
+                               f"{theirs['read_scale']:g}, {times:g} x as strong."))  # fmt: skip
     if abs(theirs["scale"] / (ours["scale"] or theirs["scale"]) - 1) > OFF:
         found.append(("alpha", f"alpha / rank is {theirs['scale']:g} there and {ours['scale']:g} here."))
     if isinstance(theirs["noise"], str):

@@ -1,8 +1,8 @@
 """The rules by which other trainers choose frames, sizes and noise levels: each a function of a clip's facts.
 
-A frame rule takes a clip's number of frames n, its rate in frames a second, and its ratio of width to height, and answers with
-the source frames of each sample, or with the reason why the clip is dropped. A size rule takes width and height and answers with (width, height).
-Which trainer has which rule stands in ``practices.py``; where a rule is known from, in ``practices.json``.
+A frame rule takes a clip's number of frames n, its rate in frames a second, and its ratio of width to height, and answers
+with the source frames of each sample, or with the reason why the clip is dropped. A size rule takes width and height and
+answers with (width, height). Which trainer has which rule stands in ``practices.py``; where a rule is known from, in ``practices.json``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def windows(mode: str, n: int, counts: Sequence[int], step: int, stride: int, sa
 
 
 def extracted(
-    mode: str, counts: Sequence[int], step: int, *, rates: tuple[float, float] | None, stride: int, samples: int, most: int
+    mode: str, counts: Sequence[int], step: int, rates: tuple[float, float] | None, stride: int, samples: int, most: int
 ) -> Frames:
     """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's."""
     rounded = sorted({step_rounded(count, step) for count in counts})
@@ -89,7 +89,7 @@ def extracted(
 def resampled(mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float) -> Frames:
     """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
-    ``buckets``: frames and ratio of each (None: any ratio). The bucket of the nearest ratio is taken, of several the longest.
+    ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is taken, of several the longest.
     """
     moving = [bucket for bucket in buckets if bucket[0] > 1]
 
@@ -98,7 +98,8 @@ def resampled(mode: str, buckets: Sequence[tuple[int, float | None]], step: int,
         fitting = [bucket for bucket in moving if bucket[0] <= length]
         if not fitting:
             smallest = min((count for count, _ in moving), default=0)
-            return f"{length} frames at {rate:g} fps; " + (f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips")
+            short = f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips"
+            return f"{length} frames at {rate:g} fps; {short}"
         nearest = min(fitting, key=lambda bucket: (abs(math.log(ratio / (bucket[1] or ratio))), -bucket[0]))
         count = step_rounded(nearest[0], step)
         start = 0 if mode == "single_beginning" else int((length - count) / 2)
@@ -148,7 +149,7 @@ def first(counts: Sequence[int], why: str) -> Frames:
 
 
 def bounded(count: int, least: int, most: float, step: int) -> Frames:
-    """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1 (step 1: it is not)."""
+    """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1."""
 
     def rule(n: int, fps: float, ratio: float) -> list[list[int]] | str:
         length = max(1, step_rounded(n, step))
@@ -204,7 +205,7 @@ def ratio_buckets(resolution: float, ratios: Sequence[float], multiple: int) -> 
 
 
 def never_larger(resolution: int, multiple: int) -> Sizes:
-    """The clip's own shape at no more than the resolution squared, sides rounded down or up, whichever is nearest in area."""
+    """The clip's own shape at no more than the resolution squared, sides rounded to whatever is nearest in area."""
 
     def rule(width: int, height: int) -> Size:
         most = resolution * resolution
@@ -241,6 +242,7 @@ def own_ratio(side: float, multiple: int, square: bool, edge: bool) -> Sizes:
 
     def rule(width: int, height: int) -> Size:
         ratio = 1.0 if square else round(width / height, 2)
+        sides: tuple[float, float]
         if edge:
             sides = (side, int(side / ratio)) if width < height else (int(side * ratio), side)
         else:
@@ -257,7 +259,9 @@ ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 def listed_aspects(resolution: int, multiple: int) -> Sizes:
     """One of nine ratios and their inverses at the area of the resolution squared; the nearest by height over width."""
     long = [(resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS]
-    pairs = {(nearest_multiple(h, multiple), nearest_multiple(w, multiple)) for a, b in long for h, w in ((a, b), (b, a))}
+    pairs = {
+        (nearest_multiple(h, multiple), nearest_multiple(w, multiple)) for a, b in long for h, w in ((a, b), (b, a))
+    }
     sizes = sorted(pairs)
 
     def rule(width: int, height: int) -> Size:
