@@ -108,7 +108,7 @@ def dissect(
     told = PRACTICES[trainer].get("tells_fps", False)
     rate = None if told else spec.rules.fps
     found = {clip["path"]: [fate for one in practice.datasets for fate in fates(one, clip, rate)] for clip in clips}
-    shapes = Counter(dict.fromkeys((), 0))
+    shapes: Counter[str] = Counter()
     for one in (fate for own in found.values() for fate in own if fate.dropped is None):
         shapes[one.shape] += one.samples
     common = shapes.most_common(1)[0][0] if shapes else f"1x{spec.default_resolution}x{spec.default_resolution}"
@@ -164,9 +164,9 @@ def findings(
             found.append((kind, f"Up to {share:.0%} {what}."))
     if (stretch := max((abs(math.log(fate["stretch"])) for _, fate in kept), default=0.0)) > OFF:
         found.append(("stretch", f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops."))
-    seen = [max(own) for row in rows if (own := [fate["seen"] for fate in row["theirs"] if fate["dropped"] is None])]
-    if seen and sum(seen) / len(seen) < 1 - OFF:
-        found.append(("unseen", f"{1 - sum(seen) / len(seen):.0%} of the used clips' frames are in no sample."))
+    shares = [max(seen) for row in rows if (seen := [fate["seen"] for fate in row["theirs"] if fate["dropped"] is None])]
+    if shares and sum(shares) / len(shares) < 1 - OFF:
+        found.append(("unseen", f"{1 - sum(shares) / len(shares):.0%} of the used clips' frames are in no sample."))
     if theirs["scale"] and abs(theirs["read_scale"] / theirs["scale"] - 1) > OFF:
         times = theirs["read_scale"] / theirs["scale"]
         found.append(("scale", f"The LoRA trains at a scale of {theirs['scale']:g}; programs read the saved file at "

@@ -21,7 +21,7 @@ from videotune.interop.rules import Bucket, Frames, Noise, Size, Sizes
 from videotune.types import ModelSpec
 
 PRACTICES: Mapping[str, Any] = read_json(Path(__file__).with_name("practices.json"))
-"""By trainer: repository, commit and files of its rules, its keys with their defaults, and numbers that hang on the model."""
+"""By trainer: where its rules are known from, its keys with their defaults, and numbers that hang on the model."""
 
 Section = Any
 """The values of one part of a config as attributes, dots as underscores; those that it does not name are its defaults."""
@@ -165,7 +165,7 @@ def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) 
 
     def all_rules(one: Section) -> Iterator[DatasetRules]:
         buckets = [(int(count), int(height), int(width)) for width, height, count in one.size_buckets]
-        shaped = [(count, width / height) for count, height, width in buckets]
+        shaped: list[tuple[int, float | None]] = [(count, width / height) for count, height, width in buckets]
         counts = shaped or [(int(count), None) for count in one.frame_buckets]
         frames = rules.resampled(run.video_clip_mode, counts, step, spec.rules.fps)
         sides = [(entry[0] * entry[1]) ** 0.5 if isinstance(entry, list) else float(entry) for entry in one.resolutions]
@@ -201,7 +201,7 @@ def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> P
 
 def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
     found = [_spread(one.name, one.video_resolution_buckets, run, one.reshape_mode) for one in datasets]
-    noise = _weighted(run, run.flow_weighting_scheme)
+    noise = _weighted(run, run.flow_weighting_scheme if spec.path == "flow" else "none")
     # alpha stands in the file's header under a key that other readers do not know
     return Practice(found, lambda _: noise, run.lora_alpha / run.rank, 1.0, run.gradient_accumulation_steps)
 

@@ -2,7 +2,8 @@
 
 A frame rule takes a clip's number of frames n, its rate in frames a second, and its ratio of width to height, and answers
 with the source frames of each sample, or with the reason why the clip is dropped. A size rule takes width and height and
-answers with (width, height). Which trainer has which rule stands in ``practices.py``; where a rule is known from, in ``practices.json``.
+answers with (width, height). Which trainer has which rule stands in ``practices.py``; where a rule is known from, in
+``practices.json``.
 """
 
 from __future__ import annotations
