@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.shell import Printed, run
 from videotune.errors import DONE, VideotuneError
@@ -12,6 +13,7 @@ from videotune.interop.autopsy import dissect, fates, steps_of
 from videotune.interop.practices import practice_of
 from videotune.models.registry import find
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "autopsy.schema.json"
 WAN = find("wan").spec
 MUSUBI = {
     "network_dim": 32, "network_alpha": 16, "timestep_sampling": "shift", "discrete_flow_shift": 12.0,
@@ -22,8 +24,18 @@ MUSUBI = {
 
 def clip(name: str, frames: int, fps: float, size: tuple[int, int] = (832, 480)) -> dict[str, Any]:
     """A row of `videotune check --json`."""
-    source = {"source_frames": frames, "source_fps": fps, "source_seconds": frames / fps, "width": size[0], "height": size[1]}
-    return {"path": name, **source, "used": True, "reason": None, "windows": 1, "shape": "33x480x832", "speed": 1.0}
+    source = {"source_frames": frames, "source_fps": fps, "source_seconds": frames / fps}
+    return {
+        "path": name,
+        **source,
+        "width": size[0],
+        "height": size[1],
+        "used": True,
+        "reason": None,
+        "windows": 1,
+        "shape": "33x480x832",
+        "speed": 1.0,
+    }
 
 
 def account(*clips: dict[str, Any]) -> dict[str, Any]:
@@ -129,10 +141,14 @@ def test_the_command_prints_and_gives_json(small_clips: Path, tmp_path: Path, ca
     files = written(tmp_path)
     assert run("autopsy", *files, data=small_clips, as_json=True) == DONE
     found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     assert found["trainer"] == "musubi"
     assert found["theirs"]["used"] + found["theirs"]["dropped"] == len(found["clips"]) > 0
     assert run("autopsy", *files, data=small_clips) == DONE
     text = capsys.readouterr().out
     assert all(row["path"] in text.replace("\n", "") for row in found["clips"])
-    assert run("autopsy", *files, data=small_clips, set="dataset_config.datasets.0.target_frames=999", as_json=True) == DONE
+    assert (
+        run("autopsy", *files, data=small_clips, set="dataset_config.datasets.0.target_frames=999", as_json=True)
+        == DONE
+    )
     assert json.loads(capsys.readouterr().out)["theirs"]["used"] == 0
