@@ -152,3 +152,11 @@ def test_the_command_prints_and_gives_json(small_clips: Path, tmp_path: Path, ca
         == DONE
     )
     assert json.loads(capsys.readouterr().out)["theirs"]["used"] == 0
+
+
+def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_path: Path, capsys: Printed) -> None:
+    data = written(tmp_path)[0].with_name("data.toml")
+    with pytest.raises(VideotuneError, match="--base"):
+        run("autopsy", data, data=small_clips)
+    assert run("autopsy", data, data=small_clips, base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", offline=True) == DONE
+    assert "musubi" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Offline
+from videotune.cli.options import AsJson, Base, Offline
 from videotune.console import out, print_table
 from videotune.text import counted, plain, shape_words
 
@@ -18,6 +18,7 @@ def autopsy(
     files: Annotated[list[Path], typer.Argument(help="the other trainer's config; its dataset's config beside it")],
     data: Annotated[Path, typer.Option("--data", help="a folder of clips")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
+    base: Base = None,
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
@@ -25,7 +26,7 @@ def autopsy(
     from videotune.interop.command_line import typed
 
     given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets or ())}
-    found = commands.autopsy.autopsy(files, data, sets=given)
+    found = commands.autopsy.autopsy(files, data, base=base, sets=given)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:

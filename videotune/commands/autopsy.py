@@ -15,15 +15,20 @@ from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.trainer.components import make_timesteps
 
 
-def autopsy(files: Sequence[Path | str], data: Path | str, *, sets: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def autopsy(
+    files: Sequence[Path | str], data: Path | str, *, base: str | None = None, sets: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Their account of the clips in ``data`` beside ours, and the differences; no model is loaded.
 
-    ``sets``: values above those of their config, by their keys. Raises VideotuneError for a config that is not read, for a
-    trainer whose rules are not known, and where no clip can be read.
+    ``base``: the model, where their config does not name one that is known; ``sets``: values above those of their config, by
+    their keys. Raises VideotuneError for a config that is not read, for a trainer whose rules are not known, and where no
+    model is named or no clip can be read.
     """
     theirs = read_theirs([Path(file) for file in files])
     theirs = replace(theirs, values={**theirs.values, **(sets or {})})
-    config = translate(theirs).config
+    config = translate(theirs).config | ({"base_model_name": base} if base else {})
+    if not {"base_model_name", "family"} & set(config):
+        raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
     first = next(iter(config.get("datasets") or [{}]))
     result = check({**config, "datasets": [{**first, "path": str(data)}]}, allow_skips="all")
     job = result.job
