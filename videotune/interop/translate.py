@@ -27,6 +27,10 @@ VERDICTS = ("same", "translated", "none", "differs", "unknown", "missing")
 there something other than its name says; unknown: no rule knows the key; missing: a file that is not there."""
 
 
+LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
+"""Keys that are left out where they do not go with others."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One key of theirs: its value, what becomes of the key, and why; not ``given``: their default, not in the file."""
@@ -144,15 +148,15 @@ def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict
     """Our keys with their values; those of a dataset have the indices of theirs: ``datasets.0_2.path``."""
     how, names = rule.get("as"), rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
     if isinstance(how, dict):
-        value = next(how[word] for word in (str(value).lower(), "*") if word in how or word == "*")
-    elif how:
-        value = _CONVERSIONS[how](value, folder)
-    many = value if len(names) > 1 else [value]
-    if value is None or not leaves().keys() >= set(names):
-        raise LookupError
-    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in many]
+        value = how[str(value).lower() if str(value).lower() in how else "*"]
+    else:
+        value = _CONVERSIONS[how](value, folder) if how else typed(value) if isinstance(value, str) else value
+    if not leaves().keys() >= set(names):
+        raise VideotuneError(f"videotune has no key {' and '.join(names)}")
+    several = [] if value is None else value if len(names) > 1 else [value]
+    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
     place = "_".join(re.findall(r"(?<![^.])\d+(?![^.])", key))
-    return {re.sub(r"^datasets\.", f"datasets.{place}.", name): one for name, one in zip(names, whole, strict=True)}
+    return {re.sub(r"^datasets\.", f"datasets.{place}.", name): one for name, one in zip(names, whole, strict=False)}
 
 
 def _size(value: Any, _: Path) -> Any:
@@ -182,11 +186,18 @@ _CONVERSIONS: dict[Any, Any] = {
     "size": _size,
     "area": lambda value, _: round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value),
     "megapixels": lambda value, _: round(math.sqrt(value * 1e6)),
-    "height first": lambda value, _: f"{value[0]:d}x{value[1]:d}",
     "buckets": _buckets,
     "path": lambda value, folder: str((folder / value).absolute()),
     "path or id": lambda value, folder: str((folder / value).absolute()) if (folder / value).exists() else value,
     "weights": _weights,
+    "sides": lambda value, _: [round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value],
+    "sizes with frames": lambda value, _: _buckets([[frames, height, width] for width, height, frames in value], _)[
+        ::-1
+    ],
+    "width, height, frames": lambda value, _: [f"{value[1]:d}x{value[0]:d}", value[2]],
+    "default caption": lambda value, _: ["text", str(value)],
+    "sigmoid": lambda value, _: ["SIGMOID", value],
+    "one more": lambda value, _: value + 1,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "list": lambda value, _: value if isinstance(value, list) else [value],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
@@ -219,19 +230,23 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
             if not place or f"{path}_".startswith(f"{place}_"):
                 spread[f"datasets.{path}.{name}"] = (key, wanted[key])
                 refused.pop(key, None)
-    spec, taken, left = _spec(base), dict[str, Any](), dict(spread)
-    while left:  # a key may need another one
-        faults = {}
-        for key, (origin, value) in left.items():
+    groups = [{key: value for key, (origin, value) in spread.items() if origin in row.ours} for row in rows]
+    groups.sort(key=lambda group: max((LATE.index(key) for key in group if key in LATE), default=0))
+    spec, taken = _spec(base), dict[str, Any]()
+    while groups:  # a key may need another one
+        left = []
+        for group in groups:
             try:
-                resolve(_nested({**taken, key: value}), {}, spec)
-                taken[key] = value
+                resolve(_nested(taken | group), {}, spec)
+                taken |= group
             except VideotuneError as error:
-                faults[key] = (origin, f"videotune refuses {value!r}: {str(error).splitlines()[0]}")
-        if len(faults) == len(left):
-            refused |= dict(faults.values())
-            break
-        left = {key: left[key] for key in faults}
+                left.append(group)
+                refused |= {spread[key][0]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
+        alone = all(len(group) == 1 for group in left)
+        if len(left) == len(groups):
+            left = [] if alone else [{key: value} for group in left for key, value in group.items()]
+        groups = left
+    refused = {key: why for key, why in refused.items() if not any(spread[one][0] == key for one in taken)}
     return _nested(taken), [_settled(row, refused, wanted) for row in rows]
 
 
