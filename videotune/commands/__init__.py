@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from videotune.commands import doctor as doctor
     from videotune.commands import export as export
     from videotune.commands import import_config as import_config
+    from videotune.commands import lora as lora
     from videotune.commands import plan as plan
     from videotune.commands import report as report
     from videotune.commands import sample as sample
