@@ -13,7 +13,7 @@ from videotune.exporter.adapter_export import export_embedding, export_lora
 from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
-from videotune.models.base_model import part_files, place
+from videotune.models.base_model import own_files, place
 from videotune.records import read_record
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.run_dir import read_run_config
@@ -127,7 +127,7 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
 
 def _base(config: Config, spec: ModelSpec) -> Path:
     """Where the base model lies, with the weights that it was trained from."""
-    return place(str(config.base_model_name), files=part_files(config.transformer.file, spec)).folder
+    return place(str(config.base_parts or config.base_model_name), files=own_files(config, spec)).folder
 
 
 def _whole(family: Family) -> str:
