@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.models.model_files import CONFIGS, Header, headers, note, read_config, weight_files
-from videotune.models.single_file import DTYPES, FP8, Source, find_sources, kind_of, left_over, refuse_packed, tensors
+from videotune.models.single_file import (
+    DTYPES,
+    FP8,
+    Source,
+    find_sources,
+    in_diffusers_layout,
+    kind_of,
+    left_over,
+    refuse_packed,
+    tensors,
+)
 from videotune.types import Fill, Say
 
 if TYPE_CHECKING:
@@ -263,7 +273,7 @@ def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None)
     from safetensors.torch import load_file  # imports torch
 
     sources = check_part(cls, folder, net, echo)
-    if all(source.as_it_is and source.name == name for name, source in sources.items()):
+    if in_diffusers_layout(sources):
         yield from map(load_file, weight_files(folder))
     else:
         yield from ({name: tensor} for name, tensor in tensors(sources))

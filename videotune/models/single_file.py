@@ -56,11 +56,6 @@ class Source:
         rows, *rest = self.stored.shape or (1,)
         return () if rows % self.of else (rows // self.of * len(self.parts), *rest)
 
-    @property
-    def as_it_is(self) -> bool:
-        """Whether the file's tensor is the network's."""
-        return self.of == 1 and self.scale is None and self.stored.dtype in DTYPES
-
 
 def renamed(name: str, table: Names) -> str:
     """A name after each of the replacements."""
@@ -105,6 +100,11 @@ def _source(name: str, rows: str, files: Mapping[str, Path], stored: Mapping[Pat
             fault = f"scales of the shape {'x'.join(map(str, shape))} ({scale})"
             raise VideotuneError(f"{files[name]} has {fault}: take a file with one scale a tensor, or in bfloat16")
     return Source(files[name], name, header, tuple(map(int, parts.split(","))), int(of), scale)
+
+
+def in_diffusers_layout(sources: Mapping[str, Source]) -> bool:
+    """Whether each tensor of a network is a file's of its name, as it is."""
+    return all(one.name == name and one.scale is None and one.stored.dtype in DTYPES for name, one in sources.items())
 
 
 def left_over(sources: Mapping[str, Source], stored: Collection[str]) -> list[str]:
