@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,9 @@ from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported, check_finite, check_same, failed
 from videotune.files import system_errors, whole_folder, write_json
-from videotune.models.loading import dtype_of, load_model, quietly
+from videotune.models.loading import check_part, dtype_of, load_model, quietly, read_states
 from videotune.models.model_files import headers, spans_of, weight_files
+from videotune.models.single_file import FP8, in_diffusers_layout, tensors
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    whole = {name: value for name, value in tensors_in(base) if name not in state} | dict(state)
+    stored = (item for one in read_states(type(shell), base, shell) for item in one.items())
+    whole = {name: value for name, value in stored if name not in state} | dict(state)
     dtypes = {name: dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
     return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
 
@@ -137,8 +140,31 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with model_folder(base, folder, names, facts) as aside:
-        count = sum(_merge_part(base / part, state, scale, aside / part) for part, state in names.items())
+        count = 0
+        for expert in adapters:
+            part, net = family.spec.part_of(expert), family.skeleton(expert)
+            with as_diffusers(net, base / part, family.dtype, aside) as source:
+                count += _merge_part(source, names[part], scale, aside / part)
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
+
+
+@contextmanager
+def as_diffusers(net: Any, base: Path, dtype: torch.dtype, aside: Path) -> Iterator[Path]:
+    """A part of a model in diffusers layout for this block: as it is, or written anew in ``aside`` where its file has another one.
+
+    Numbers keep their dtype; those of fp8 get ``dtype``. All of the part is in memory once. ``net``: it on the meta device.
+    """
+    sources = check_part(type(net), base, net)
+    if in_diffusers_layout(sources):
+        yield base
+        return
+    dtypes = {name: dtype_of(name, type(net), dtype) for name, one in sources.items() if one.stored.dtype in FP8}
+    whole = {name: value.to(dtypes.get(name, value.dtype), copy=True) for name, value in tensors(sources)}
+    net.load_state_dict(whole, assign=True)
+    with TemporaryDirectory(dir=aside) as own:
+        with system_errors(aside):
+            net.save_pretrained(own)
+        yield Path(own)
 
 
 def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
@@ -146,10 +172,7 @@ def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: P
     modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
     files = weight_files(base)
     if absent := sorted(set(modules) - set(headers(files))):
-        raise VideotuneError(
-            f"{base} has no weight called {absent[0]}: its tensors have their authors' names. Save the model in diffusers "
-            "layout first (from_single_file, then save_pretrained), and name that as base_model_name"
-        )
+        raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):
