@@ -23,10 +23,7 @@ def autopsy(
     offline: Offline = False,
 ) -> None:
     """Say what another trainer does with these clips by its config, beside what videotune does."""
-    from videotune.interop.command_line import typed
-
-    given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets or ())}
-    found = commands.autopsy.autopsy(files, data, base=base, sets=given)
+    found = commands.autopsy.autopsy(files, data, base=base, sets=sets or ())
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -35,21 +32,24 @@ def autopsy(
 
 def show(found: dict[str, Any]) -> None:
     """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
-    trainer, theirs, ours = found["trainer"], found["theirs"], found["ours"]
+    trainer, both = found["trainer"], (found["theirs"], found["ours"])
     out(
         f"{trainer} (rules of {found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
     )
-    rows = [[row["path"], source_text(row["source"]), there(row), here(row["ours"])]
-            for row in found["clips"]]  # fmt: skip
+    rows = [
+        [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
+         "\n".join(dict.fromkeys(fate_text(fate) for fate in row["theirs"])),
+         fate_text({**row["ours"], "dropped": row["ours"]["reason"], "samples": row["ours"]["windows"]})]
+        for row in found["clips"]
+    ]  # fmt: skip
     print_table("clips", ["clip", "source", trainer, "videotune"], rows)
     print_table("a run", ["", trainer, "videotune"], [
-        ["clips used", theirs["used"], ours["used"]],
-        ["clips dropped", theirs["dropped"], ours["dropped"]],
-        ["buckets (samples)", buckets_text(theirs["buckets"]), buckets_text(ours["buckets"])],
-        ["steps an epoch", plain(theirs["steps_per_epoch"]), plain(ours["steps_per_epoch"])],
-        ["noise levels: median (5-95 %)", noise_text(theirs["noise"]), noise_text(ours["noise"])],
-        ["alpha / rank", plain(theirs["scale"]), plain(ours["scale"])],
-        ["as its file is read", plain(theirs["read_scale"]), plain(ours["scale"])],
+        ["clips used, dropped", *(f"{one['used']}, {one['dropped']}" for one in both)],
+        ["buckets (samples)", *(buckets_text(one["buckets"]) for one in both)],
+        ["steps an epoch", *(plain(one["steps_per_epoch"]) for one in both)],
+        ["noise levels: median (5-95 %)", *(noise_text(one["noise"]) for one in both)],
+        ["alpha / rank", *(plain(one["scale"]) for one in both)],
+        ["as its file is read", *(plain(one.get("read_scale", one["scale"])) for one in both)],
     ])  # fmt: skip
     for number, one in enumerate(found["findings"], 1):
         out(f"{number}. {one['text']}")
@@ -57,26 +57,11 @@ def show(found: dict[str, Any]) -> None:
         out("Both do the same with these clips, but for rounding.")
 
 
-def source_text(source: dict[str, Any]) -> str:
-    """Frames and rate of a clip."""
-    return f"{source['frames']} at {source['fps']:g} fps"
-
-
-def there(row: dict[str, Any]) -> str:
-    """What their rules make of a clip."""
-    texts = [
-        f"dropped: {one['dropped']}" if one["dropped"] else
-        f"{counted(one['samples'], 'sample')}, {shape_words(one['shape'])}, {one['speed']:.2f} x"
-        for one in row["theirs"]
-    ]  # fmt: skip
-    return "\n".join(dict.fromkeys(texts))
-
-
-def here(ours: dict[str, Any]) -> str:
-    """What videotune makes of it."""
-    if not ours["used"]:
-        return f"skipped: {ours['reason']}"
-    return f"{counted(ours['windows'], 'window')}, {shape_words(ours['shape'])}, {ours['speed']:.2f} x"
+def fate_text(fate: dict[str, Any]) -> str:
+    """What becomes of a clip: why it is dropped, or its samples with the speed at which they play."""
+    if fate["dropped"]:
+        return f"dropped: {fate['dropped']}"
+    return f"{counted(fate['samples'], 'sample')}, {shape_words(fate['shape'])}, {fate['speed']:.2f} x"
 
 
 def buckets_text(buckets: dict[str, int]) -> str:

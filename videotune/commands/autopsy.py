@@ -1,6 +1,6 @@
 """``autopsy``: what another trainer does with clips by its own config, beside what videotune does with them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.interop.autopsy import SHARES, dissect
+from videotune.interop.command_line import typed
 from videotune.interop.practices import practice_of
 from videotune.interop.theirs import read_theirs
 from videotune.interop.translate import translate
@@ -16,16 +17,17 @@ from videotune.trainer.components import make_timesteps
 
 
 def autopsy(
-    files: Sequence[Path | str], data: Path | str, *, base: str | None = None, sets: Mapping[str, Any] | None = None
+    files: Sequence[Path | str], data: Path | str, *, base: str | None = None, sets: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Their account of the clips in ``data`` beside ours, and the differences; no model is loaded.
 
-    ``base``: the model, where their config does not name one that is known; ``sets``: values above those of their config, by
+    ``base``: the model, where their config does not name one that is known; ``sets``: KEY=VALUE above their config, by
     their keys. Raises VideotuneError for a config that is not read, for a trainer whose rules are not known, and where no
     model is named or no clip can be read.
     """
     theirs = read_theirs([Path(file) for file in files])
-    theirs = replace(theirs, values={**theirs.values, **(sets or {})})
+    given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
+    theirs = replace(theirs, values={**theirs.values, **given})
     config = translate(theirs).config | ({"base_model_name": base} if base else {})
     if not {"base_model_name", "family"} & set(config):
         raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
