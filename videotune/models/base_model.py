@@ -152,8 +152,8 @@ def part_files(
             raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
         others = [name for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()) if name != expert]
         if others:
-            fault = f"{path.name} is by its name the expert {others[0]!r} of two, and stands for {expert!r}"
-            raise VideotuneError(f"{key}: {fault}. The order of {spec.title} is {', '.join(experts)}.")
+            fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
+            raise VideotuneError(f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}.")
         if path.resolve() in {other.resolve() for other in found.values()}:
             raise VideotuneError(f"{key}: {path.name} is given for two experts; each has weights of its own")
         if what := kind_of(model_files.headers([path]), spec.name):

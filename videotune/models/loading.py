@@ -157,7 +157,7 @@ def _load_network(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
     stay: torch.device,
 ) -> nn.Module:  # fmt: skip
-    net, placed = to_fill(cls, folder, dtype), {}
+    net, placed = to_fill(cls, folder, dtype), dict[str, "Tensor"]()
     states = read_states(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
     for state in states:
