@@ -61,10 +61,6 @@ def scaled(state: State, word: str = "scale_weight") -> State:
     return out
 
 
-def plain_fp8(state: State) -> State:
-    return {name: value.to(torch.float8_e4m3fn) for name, value in state.items()}
-
-
 def in_float64(state: State, word: str = "scale_weight") -> State:
     """What the numbers of a file are, in float64, rounded once to float32."""
     scales = {name.removesuffix(word) + "weight": state[name].double() for name in state if name.endswith(word)}
@@ -114,8 +110,8 @@ def test_each_layout_in_each_dtype_gives_the_folders_weights(name: str, tiny_bas
         for prefix in PREFIXES:
             own = in_layout(state, table, prefix) | ({"vae.decoder.conv.weight": torch.zeros(64, 64)} if prefix else {})
             assert kind_of(own, name) is None
-            for change in (dict, scaled, lambda one: scaled(one, "weight_scale"), plain_fp8):
-                written = change(own)
+            plain = {key: value.to(torch.float8_e4m3fn) for key, value in own.items()}
+            for written in (own, scaled(own), scaled(own, "weight_scale"), plain):
                 save_file(written, tmp_path / WEIGHTS)
                 word = "weight_scale" if any(key.endswith("weight_scale") for key in written) else "scale_weight"
                 truth = in_float64(written, word)
@@ -123,7 +119,7 @@ def test_each_layout_in_each_dtype_gives_the_folders_weights(name: str, tiny_bas
                 assert set(read) == set(state)
                 for key, value in in_layout(read, table, prefix).items():
                     assert torch.equal(value, truth[key]), (key, prefix)
-                if change is dict:
+                if written is own:
                     assert all(torch.equal(read[key], state[key]) for key in state)
 
 
@@ -209,8 +205,7 @@ def test_all_else_of_a_run_works(change: Any, lab: Lab) -> None:
     assert (base["name"], base["parts"]) == ("moved.safetensors", "base")
     own, truth = load_file(merged / WEIGHTS), in_float64(load_file(file))
     same = [torch.equal(value, truth[name]) for name, value in in_layout(own, tables_of("wan")[-1]).items()]
-    assert any(same)
-    assert not all(same)
+    assert 0 < sum(same) < len(same)
     assert set(own) == set(load_file(lab.model / WEIGHTS))
     save_file({name: value.clone().fill_(1) for name, value in load_file(file).items()}, file)
     with pytest.raises(VideotuneError, match="has changed"):

@@ -157,7 +157,7 @@ def part_files(
         if path.resolve() in {other.resolve() for other in found.values()}:
             raise VideotuneError(f"{key}: {path.name} is given for two experts; each has weights of its own")
         if what := kind_of(model_files.headers([path]), spec.name):
-            raise VideotuneError(f"{key}: {path} is {what}, not a transformer of a {spec.title}")
+            raise VideotuneError(f"{key}: {path} is {what}, not the transformer of a {spec.title}")
         found[spec.part_of(expert)] = path.absolute()
     return found
 
