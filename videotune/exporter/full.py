@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,39 +139,32 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with model_folder(base, folder, names, facts) as aside:
-        count = 0
-        for expert in adapters:
-            part, net = family.spec.part_of(expert), family.skeleton(expert)
-            with as_diffusers(net, base / part, family.dtype, aside) as source:
-                count += _merge_part(source, names[part], scale, aside / part)
+        nets, dtype = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}, family.dtype
+        count = sum(_merge_part(nets[part], dtype, base / part, names[part], scale, aside / part) for part in nets)
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-@contextmanager
-def as_diffusers(net: Any, base: Path, dtype: torch.dtype, aside: Path) -> Iterator[Path]:
-    """A part of a model in diffusers layout for this block: as it is, or written anew in ``aside`` where its file has another one.
+def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+    """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
 
-    Numbers keep their dtype; those of fp8 get ``dtype``. All of the part is in memory once. ``net``: it on the meta device.
+    Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
-    sources = check_part(type(net), base, net)
-    if in_diffusers_layout(sources):
-        yield base
-        return
-    dtypes = {name: dtype_of(name, type(net), dtype) for name, one in sources.items() if one.stored.dtype in FP8}
-    whole = {name: value.to(dtypes.get(name, value.dtype), copy=True) for name, value in tensors(sources)}
-    net.load_state_dict(whole, assign=True)
-    with TemporaryDirectory(dir=aside) as own:
-        with system_errors(aside):
-            net.save_pretrained(own)
-        yield Path(own)
-
-
-def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
-    """Copy a part of the model and change the weights that the adapter has modules for; how many these are."""
     modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
-    files = weight_files(base)
-    if absent := sorted(set(modules) - set(headers(files))):
+    files, sources = weight_files(base), check_part(type(net), base, net)
+    if absent := sorted(set(modules) - set(sources)):
         raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
+    if not in_diffusers_layout(sources):
+        whole = {}
+        for name, value in tensors(sources):
+            new = new_weight(value, modules[name], scale) if name in modules else value
+            eight = sources[name].stored.dtype in FP8
+            whole[name] = new.to(dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
+        check_finite("merged model", whole)
+        net.load_state_dict(whole, assign=True)
+        with system_errors(folder):
+            net.save_pretrained(folder)
+        check_same(whole, tensors_in(folder), folder)
+        return len(modules)
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):

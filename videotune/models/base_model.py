@@ -76,10 +76,8 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
     name, parts = settings["base_model_name"], settings.get("base_parts")
     if parts is None:
         return place(name, weights=False)
-    path = Path(name).expanduser()
-    if not path.is_file():
-        found = f"{path} has all parts: leave base_parts out" if path.is_dir() else f"no such file: {path}"
-        raise VideotuneError(f"base_parts: base_model_name must be a .safetensors file, and {found}")
+    if not Path(name).expanduser().is_file():
+        raise VideotuneError(f"base_parts: it goes with a .safetensors file as base_model_name; {name} is none")
     return replace(place(parts, weights=False), name=name)
 
 
@@ -90,14 +88,10 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     """
     if config.base_parts is None:
         return part_files(config.transformer.file, spec)
-    name, experts = str(config.base_model_name), [expert.name for expert in spec.experts]
-    if len(experts) > 1 or config.transformer.file:
-        order = f" [{', '.join(experts).upper()}]" if len(experts) > 1 else ""
-        remedy = f"set base_model_name to {config.base_parts}, transformer.file to the files{order}, and no base_parts"
-        raise VideotuneError(f"base_model_name: {Path(name).name} is one file, and the model has more: {remedy}")
-    if expert := re.search(r"(high|low)[^a-z]?noise", Path(name).stem.lower()):
-        fault = f"by its name the expert for {expert[1]} noise of a model with two, and {config.base_parts} has one"
-        raise VideotuneError(f"base_parts: {Path(name).name} is {fault}: name the model with both")
+    name = str(config.base_model_name)
+    if config.transformer.file or len(spec.experts) > 1:
+        remedy = f"set base_model_name to {config.base_parts}, transformer.file to the list of files, and no base_parts"
+        raise VideotuneError(f"base_model_name: {Path(name).name} is one file, and the model has two: {remedy}")
     return part_files(name, spec, "base_model_name")
 
 
@@ -127,9 +121,7 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> P
             raise VideotuneError(f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json")
         return folder
     if folder.is_file():
-        remedy = (
-            "set base_parts to its model's folder or Hub id in diffusers layout, which gives all but the transformer"
-        )
+        remedy = "set base_parts to a folder or Hub id in diffusers layout, which gives the other parts"
         raise VideotuneError(f"base_model_name: {folder} is a file of weights: {remedy}")
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
@@ -158,14 +150,14 @@ def part_files(
             raise VideotuneError(f"{key}: no such file: {path}")
         if path.suffix != ".safetensors":
             raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
-        others = [name for name in experts if name != expert and re.search(rf"{name}[^a-z]?noise", path.stem.lower())]
+        others = [name for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()) if name != expert]
         if others:
             fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
-            raise VideotuneError(f"{key}: {fault}. The order is {', '.join(experts)}.")
+            raise VideotuneError(f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}.")
         if path.resolve() in {other.resolve() for other in found.values()}:
             raise VideotuneError(f"{key}: {path.name} is given for two experts; each has weights of its own")
         if what := kind_of(model_files.headers([path]), spec.name):
-            raise VideotuneError(f"{key}: {path} is {what}, not a transformer of a {spec.title}")
+            raise VideotuneError(f"{key}: {path} is {what}, not the transformer of a {spec.title}")
         found[spec.part_of(expert)] = path.absolute()
     return found
 

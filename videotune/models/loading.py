@@ -157,14 +157,14 @@ def _load_network(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
     stay: torch.device,
 ) -> nn.Module:  # fmt: skip
-    net = to_fill(cls, folder, dtype)
+    net, placed = to_fill(cls, folder, dtype), dict[str, "Tensor"]()
+    states = read_states(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
-    placed: dict[str, Tensor] = {}
-    for state in read_states(cls, folder, net, echo=note):
+    for state in states:
         for path in [path for path in layers if f"{path}.weight" in state]:
             # where the run computes, so that what is streamed is what is not, to the bit; and fast
             layers[path].set_weight(state.pop(f"{path}.weight").to(device), stay)
-        placed |= _placed(cls, state, dtype, stay, alone=bool(layers))
+        placed |= _placed(cls, state, dtype, stay, alone=bool(layers) or len(state) == 1)
     net.load_state_dict(placed, strict=False, assign=True)
     for module in net.modules():  # buffers that no file holds
         for name, buffer in module._buffers.items():
@@ -274,9 +274,8 @@ def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None)
 
     sources = check_part(cls, folder, net, echo)
     if in_diffusers_layout(sources):
-        yield from map(load_file, weight_files(folder))
-    else:
-        yield from ({name: tensor} for name, tensor in tensors(sources))
+        return map(load_file, weight_files(folder))
+    return ({name: tensor} for name, tensor in tensors(sources))
 
 
 def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> dict[str, Source]:
@@ -286,39 +285,32 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
     Raises VideotuneError that names both models where they differ.
     """
     files = weight_files(folder)
-    stored = {path: headers([path]) for path in files}
-    every = {name: header for one in stored.values() for name, header in one.items()}
+    stored, every = {Path(shown([path])): headers([path]) for path in files}, headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     for path, one in stored.items():
         refuse_packed(path, one)
     sources = find_sources(cls.__name__, wanted, stored)
     if not sources:
-        what = kind_of(every) or "of no kind that videotune knows"
-        raise VideotuneError(f"{shown(files)} is {what}, not a transformer: it has no tensor of a {cls.__name__}")
+        what = f"is {kind_of(every) or 'of no known kind'}, not a transformer"
+        raise VideotuneError(f"{shown(files)} {what}: it has no tensor of a {cls.__name__}")
     refuse_dtypes(files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8})
     found = {name: source.shape for name, source in sources.items()}
     wrong, spare = [name for name in wanted if found.get(name) != wanted[name]], left_over(sources, every)
-    own = {source.name: source.stored.count for source in sources.values()} | {
-        name: every[name].count for name in spare
-    }
-    if wrong or sum(every[name].count for name in spare) > _SPARE * sum(own.values()):
+    extra, held = sum(every[name].count for name in spare), sum(map(math.prod, found.values()))
+    if wrong or extra > _SPARE * (held + extra):
         name = (wrong or spare)[0]
         theirs = "x".join(map(str, found.get(name, every[name].shape if name in every else ()))) or "missing"
         ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
-        counts = [sum(own.values()), sum(map(math.prod, wanted.values()))]
+        counts = [held + extra, sum(map(math.prod, wanted.values()))]
         there, mine = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
-        fault = (
-            f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors differ"
-        )
+        fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
+        pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
         raise VideotuneError(
-            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault}, as {name}: {theirs} in the file, "
-            f"{ours} by the config.{_published(cls, stored)}"
+            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ, as {pair}"
         )
     eight = sum(source.stored.dtype in FP8 for source in sources.values())
     if eight and echo:
-        echo(
-            f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8, and the base model is what these give"
-        )
+        echo(f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give")
     if spare and echo:
         echo(f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …")
     return sources

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "model.model.")
 """What ComfyUI's files put in front of each name."""
 
+Stored = Mapping[Path, Mapping[str, Header]]
+"""The heads of files, by the names of their tensors."""
+
 _SCALES = ("scale_weight", "weight_scale")
 _BESIDE = re.compile(r"(^|\.)(scaled_fp8|comfy_quant|scale_input|input_scale|scale_weight|weight_scale)$")
 """Tensors beside a network's own; the scales of activations are no part of the weights."""
@@ -46,7 +50,7 @@ class Source:
     stored: Header
     parts: tuple[int, ...] = (0,)
     of: int = 1
-    scale: str | None = None
+    scale: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,47 +68,42 @@ def renamed(name: str, table: Names) -> str:
     return name
 
 
-def find_sources(
-    network: str, wanted: Collection[str], stored: Mapping[Path, Mapping[str, Header]]
-) -> dict[str, Source]:
+def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[str, Source]:
     """Where each tensor of a network of this class lies in files; those left out that no layout has.
 
     The layout is the one that has most of them: a family's table of names behind one of ComfyUI's prefixes. In a table,
     ``NAME#1,0/2`` are the second and the first half of the rows of NAME. Raises VideotuneError for scales that are not one
     a tensor or one a row.
     """
-    own = [
-        family for family in map(FAMILIES.__getitem__, names()) if getattr(family, "transformer_class", "") == network
+    families: list[Any] = [
+        one for one in map(FAMILIES.get, names()) if getattr(one, "transformer_class", "") == network
     ]
-    given = [table for family in own for table in getattr(family, "file_names", ())]
-    tables = [(), *given, *(getattr(family, "original_names", None) or () for family in own)]
+    tables = [(), *(table for one in families for table in (*one.file_names, one.original_names or ()))]
     files = {name: path for path, headers in stored.items() for name in headers}
     best: dict[str, Source] = {}
     for table in tables:
         places = {name: renamed(name, table).partition("#") for name in wanted}
         for prefix in PREFIXES:
-            found = {name: place for name, place in places.items() if prefix + place[0] in files}
+            found = {name: (prefix + one, rows) for name, (one, _, rows) in places.items() if prefix + one in files}
             if len(found) > len(best):
-                best = {name: _source(prefix + text, rows, files, stored) for name, (text, _, rows) in found.items()}
+                best = {name: _source(files[one], one, rows, stored) for name, (one, rows) in found.items()}
     return best
 
 
-def _source(name: str, rows: str, files: Mapping[str, Path], stored: Mapping[Path, Mapping[str, Header]]) -> Source:
-    header = stored[files[name]][name]
+def _source(path: Path, name: str, rows: str, stored: Stored) -> Source:
+    header, module = stored[path][name], name.removesuffix(".weight")
+    scale = next((one for word in _SCALES if (one := f"{module}.{word}") in stored[path] and one != name), "")
+    shape = stored[path][scale].shape if scale else ()
+    if shape not in ((), (1,), header.shape[:1], (*header.shape[:1], 1)):
+        fault = f"scales of the shape {'x'.join(map(str, shape))} ({scale})"
+        raise VideotuneError(f"{path} has {fault}: take a file with one scale a tensor, or in bfloat16")
     parts, _, of = (rows or "0/1").partition("/")
-    beside = [f"{name.removesuffix('weight')}{word}" for word in _SCALES if name.endswith(".weight")]
-    scale = next((one for one in beside if one in stored[files[name]]), None)
-    if scale is not None:
-        shape = stored[files[name]][scale].shape
-        if shape not in ((), (1,), header.shape[:1], (*header.shape[:1], 1)):
-            fault = f"scales of the shape {'x'.join(map(str, shape))} ({scale})"
-            raise VideotuneError(f"{files[name]} has {fault}: take a file with one scale a tensor, or in bfloat16")
-    return Source(files[name], name, header, tuple(map(int, parts.split(","))), int(of), scale)
+    return Source(path, name, header, tuple(map(int, parts.split(","))), int(of), scale)
 
 
 def in_diffusers_layout(sources: Mapping[str, Source]) -> bool:
     """Whether each tensor of a network is a file's of its name, as it is."""
-    return all(one.name == name and one.scale is None and one.stored.dtype in DTYPES for name, one in sources.items())
+    return all(one.name == name and not one.scale and one.stored.dtype in DTYPES for name, one in sources.items())
 
 
 def left_over(sources: Mapping[str, Source], stored: Collection[str]) -> list[str]:
@@ -118,46 +117,30 @@ def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
     """Raise VideotuneError for weights in fewer bits than fp8, or in a layout of scales that is not read, by its name."""
     from safetensors import safe_open
 
+    marks = [name for name, header in stored.items() if name.endswith("comfy_quant") and header.count < 4096]
     with safe_open(path, "np") as file:
-        said = (file.metadata() or {}).get("_quantization_metadata", "")
-        marks = [name for name, header in stored.items() if name.endswith("comfy_quant") and header.count < 4096]
-        said += "".join(bytes(file.get_tensor(name).tobytes()).decode(errors="replace") for name in marks)
-    for format in re.findall(r'"format"\s*:\s*"([^"]{1,40})"', said):
-        if format not in FP8.values():
-            raise VideotuneError(
-                f"{path} holds weights in {format}: take the file in bfloat16, float16 or float8_e4m3fn"
-            )
-    bare = [name for name, header in stored.items() if header.dtype in FP8 and name.endswith(".weight")]
-    if any(name.endswith("scaled_fp8") for name in stored):
-        lacks = [name for name in bare if not any(f"{name.removesuffix('weight')}{word}" in stored for word in _SCALES)]
-        if lacks:
-            raise VideotuneError(
-                f"{path} says that its fp8 weights have scales, and {lacks[0]} has none: fetch it again"
-            )
+        said = [(file.metadata() or {}).get("_quantization_metadata", "")]
+        said += [file.get_tensor(name).tobytes().decode(errors="replace") for name in marks]
+    for format in set(re.findall(r'"format"\s*:\s*"([^"]{1,40})"', " ".join(said))) - set(FP8.values()):
+        raise VideotuneError(f"{path} holds weights in {format}: take the file in bfloat16, float16 or float8_e4m3fn")
 
 
 def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
     """The network's tensors by name; each tensor of a file is read once, and let go before the next.
 
-    What stands in fp8 is given in float32: the number times its scale, where there is one.
+    What stands in fp8 is given in float32: the number times its scale, where there is one. Others may be pages of the file,
+    which stay in memory as long as the tensor does.
     """
     from safetensors import safe_open
 
-    wanted: dict[tuple[Path, str], list[str]] = {}
-    for name, source in sources.items():
-        wanted.setdefault((source.file, source.name), []).append(name)
-    for (path, stored), own in wanted.items():
-        scale = sources[own[0]].scale
-        with safe_open(path, "pt") as file:  # opened anew, for pages of a file stay in memory as long as it is open
-            whole = file.get_tensor(stored).clone()
-            factor = None if scale is None else file.get_tensor(scale).float()
-        if factor is not None:
-            if not bool(factor.isfinite().all()):
-                raise VideotuneError(f"{path}: {scale} is not finite: the file is damaged, fetch it again")
+    places = sorted((one.file, one.name, one.scale, name) for name, one in sources.items())
+    for (path, stored, scale), own in groupby(places, lambda place: place[:3]):
+        with safe_open(path, "pt") as file:  # opened anew, as all pages that were read stay while it is open
+            whole = file.get_tensor(stored)
+            factor = file.get_tensor(scale).float() if scale else torch.ones(1)
+        if scale or whole.dtype.itemsize == 1:
             whole = whole.float() * factor.view(-1, *[1] * (whole.dim() - 1))
-        elif whole.dtype.itemsize == 1:
-            whole = whole.float()
-        for name in own:
+        for *_, name in own:
             parts, cut = sources[name].parts, whole.chunk(sources[name].of)
             yield name, cut[parts[0]] if len(parts) == 1 else torch.cat([cut[part] for part in parts])
         del whole, cut
@@ -168,12 +151,9 @@ def kind_of(stored: Collection[str], family: str | None = None) -> str | None:
 
     ``family``: None too where it may be a transformer of this one.
     """
-    kinds: dict[str, Any] = json.loads((Path(__file__).parent / "file_kinds.json").read_text(encoding="utf-8"))
+    kinds = json.loads((Path(__file__).parent / "file_kinds.json").read_text(encoding="utf-8"))
     plain = [re.sub("^(" + "|".join(map(re.escape, PREFIXES[1:])) + ")", "", name) for name in stored]
-    own: dict[str, Any] = {what: (None, pattern) for what, pattern in kinds["others"].items()}
-    own |= {what: (of, pattern) for of, (what, pattern) in kinds["families"].items()}
-    share = {what: sum(bool(re.search(pattern, name)) for name in plain) for what, (_, pattern) in own.items()}
-    what = max(share, key=lambda one: share[one])
-    of = own[what][0]
-    may_be = of is not None and family is not None and (of == family or family not in kinds["families"])
-    return None if may_be or 2 * share[what] <= len(plain) else what
+    shares = [sum(bool(re.search(pattern, name)) for name in plain) for _, _, pattern in kinds]
+    of, what, _ = kinds[shares.index(max(shares))]
+    may_be = of is not None and family is not None and (of == family or family not in [one for one, _, _ in kinds])
+    return None if may_be or 2 * max(shares) <= len(plain) else str(what)
