@@ -24,8 +24,8 @@ from videotune.errors import VideotuneError
 from videotune.exporter import adapter_export
 from videotune.exporter.adapter_export import export_lora, read_lora
 from videotune.exporter.formats import CONFIG, digest_of, formats_of
-from videotune.exporter.lora_write import baked
 from videotune.exporter.full import export_merged
+from videotune.exporter.lora_write import baked
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -154,7 +154,7 @@ def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
 def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> None:
     family, other = tiny_family("wan"), tiny_family("cogvideox")
     path = export_lora(family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}).path
-    with pytest.raises(ValueError, match="modules that the model lacks; .* blocks"):
+    with pytest.raises(ValueError, match=r"modules that the model lacks; .* blocks"):
         read_lora(other, other.denoiser(), path, ADAPTER)
 
 
