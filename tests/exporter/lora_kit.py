@@ -64,5 +64,3 @@ def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], 
 def target(family: Any, path: Path, form: str = "diffusers") -> Target:
     """A file of a form for the family's tiny base."""
     return Target(path, form, str(family.folder))
-
-

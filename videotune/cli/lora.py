@@ -1,10 +1,9 @@
 """``videotune lora``: adapter files of any program."""
 
-from __future__ import annotations
-
 import json
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,57 +13,57 @@ from videotune.console import out as say
 from videotune.console import print_table
 from videotune.errors import VideotuneError
 
-if TYPE_CHECKING:
-    from videotune.exporter.lora_tools import Made
-
 lora_app = typer.Typer(
     help="LoRA files of any program: inspect, convert, merge, resize, extract.", no_args_is_help=True
 )
 
-FORMS = "diffusers, comfyui, kohya (musubi's form too), original or peft (a folder)"
 FileIn = Annotated[Path, typer.Argument(help="a safetensors file, or a folder of PEFT or diffusers with one")]
 Out = Annotated[Path, typer.Option("--out", help="the file to write; of peft the folder")]
-Form = Annotated[str, typer.Option("--to", help=FORMS)]
+Form = Annotated[
+    str, typer.Option("--to", help="diffusers, comfyui, kohya (also musubi's), original or peft (a folder)")
+]
 Base = Annotated[str | None, typer.Option("--base", help="the base model's folder or Hub id (default: the file tells)")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where files fit several")]
+FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where a file fits several")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what --out names")]
+Rank = Annotated[int | None, typer.Option("--rank", min=1, help="the rank of every module")]
+Share = Annotated[float | None, typer.Option("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
+Error = Annotated[
+    float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow in each module")
+]
+Weights = Annotated[list[float] | None, typer.Option("--weight", help="strength of each file, in their order")]
+Against = Annotated[str | None, typer.Option("--against", help="check every shape against this base model")]
 
 
 @lora_app.command("inspect")
 def lora_inspect(
-    file: FileIn,
-    against: Annotated[
-        str | None, typer.Option("--against", help="check every shape against this base model (folder or Hub id)")
-    ] = None,
+    file: FileIn, against: Against = None, as_json: AsJson = False, offline: Offline = False,
     every: Annotated[bool, typer.Option("--all", help="a line for each module")] = False,
-    as_json: AsJson = False,
-    offline: Offline = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show a LoRA file's base, form, ranks, scales and health, and which programs read it how strongly."""
     found = commands.lora.inspect(file, against)
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return
-    say(found["file"])
-    for line in commands.lora.summary(found):
+    for line in (found["file"], *commands.lora.summary(found)):
         say(line)
-    print_table("‖ΔW‖² by module groups", ["group", "modules", "share"], group_rows(found), right=(1, 2))
+    groups = [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
+    print_table("share of ‖ΔW‖²", ["modules of", "modules", "share"], groups, right=(1, 2))
     print_table(
-        "ranks and scales", ["rank", "alpha", "scale", "alpha is in", "modules"], scale_rows(found), right=(0, 1, 2, 4)
+        "ranks and scales", ["rank", "alpha", "scale", "alpha is in", "modules"], scales(found), right=(0, 1, 2, 4)
     )
-    print_table("programs", ["program", "reads it", "scale", "strength to set"], program_rows(found))
+    print_table(
+        "programs", ["program", "reads it with scale", "strength to set"], [reader(own) for own in found["programs"]]
+    )
     if every:
         rows = [
-            [row["name"], row["rank"], f"{row['scale']:g}", number(row["norm"]), row["state"]]
+            [row["path"], row["rank"], number(row["scale"]), number(row["norm"]), row["state"]]
             for row in found["modules"]
         ]
         print_table("modules", ["module", "rank", "scale", "‖ΔW‖", "state"], rows, right=(1, 2, 3))
     if found["metadata"]:
         print_table("metadata", ["key", "value"], [[key, value[:60]] for key, value in found["metadata"].items()])
     if against is not None and found["misfits"]:
-        raise VideotuneError(
-            f"{file} does not fit {against}: {len(found['misfits'])} modules, first: {found['misfits'][0]}"
-        )
+        raise VideotuneError(f"{file} does not fit {against}: {found['misfits'][0]}")
 
 
 def number(value: float | None) -> str:
@@ -72,33 +71,21 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def group_rows(found: dict[str, Any]) -> list[list[Any]]:
-    """group, modules, share."""
-    return [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
+def scales(found: dict[str, Any]) -> list[list[Any]]:
+    """rank, alpha, scale, where alpha stands, and how many modules have these; the twelve most frequent."""
+    keys = [
+        (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"] or "no place")
+        for row in found["modules"]
+    ]
+    return [[*key, many] for key, many in Counter(keys).most_common(12)]
 
 
-def scale_rows(found: dict[str, Any]) -> list[list[Any]]:
-    """rank, alpha, scale, where alpha stands, and how many modules have these."""
-    count: dict[tuple[Any, ...], int] = {}
-    for row in found["modules"]:
-        key = (row["rank"], number(row["alpha"]) or "none", f"{row['scale']:.4g}", row["alpha_in"] or "no place")
-        count[key] = count.get(key, 0) + 1
-    kinds = sorted(count.items(), key=lambda item: -item[1])
-    rest = sum(many for _, many in kinds[12:])
-    return [[*key, many] for key, many in kinds[:12]] + (
-        [["…", "", "", f"{len(kinds) - 12} more", rest]] if rest else []
-    )
-
-
-def program_rows(found: dict[str, Any]) -> list[list[Any]]:
-    """program, whether it reads the file, the scale that it applies, the strength that makes up for it."""
-    rows = []
-    for own in found["programs"]:
-        low, high = own["scale"] or (None, None)
-        scale = number(low) if low == high else f"{number(low)} to {number(high)}"
-        strength = number(own["strength"]) or "none will do: convert the file" if own["reads"] else ""
-        rows.append([own["program"], "yes" if own["reads"] else "no", scale, strength])
-    return rows
+def reader(own: dict[str, Any]) -> list[Any]:
+    """A program, the scale that it applies, and the strength that makes up for it."""
+    if own["scale"] is None:
+        return [own["program"], "does not read this form", ""]
+    scale = " to ".join(dict.fromkeys(map(number, own["scale"])))
+    return [own["program"], scale, number(own["strength"]) or "none will do: convert the file"]
 
 
 @lora_app.command("convert")
@@ -112,31 +99,23 @@ def lora_convert(
 
 @lora_app.command("merge")
 def lora_merge(
-    files: Annotated[list[Path], typer.Argument(help="LoRA files of one base model")],
-    out: Out,
-    weights: Annotated[list[float] | None, typer.Option("--weight", help="strength of each file, in their order")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=1, help="cut the sum to this rank (default: exact)")] = None,
-    to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
+    files: Annotated[list[Path], typer.Argument(help="LoRA files of one base model")], out: Out, weights: Weights = None,
+    rank: Rank = None, to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
     offline: Offline = False,
 ) -> None:  # fmt: skip
-    """Write the sum of several LoRAs as one: exactly, or the nearest of a rank, with its error."""
+    """Write the sum of several LoRAs as one: exactly, or with --rank the nearest of a rank, with its error."""
     show(commands.lora.merge(files, weights or (), rank, commands.lora.Target(out, to, base, family, overwrite)))
 
 
 @lora_app.command("resize")
 def lora_resize(
-    file: FileIn,
-    out: Out,
-    rank: Annotated[int | None, typer.Option("--rank", min=1, help="the rank of every module")] = None,
-    energy: Annotated[float | None, typer.Option("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep")] = None,
-    error: Annotated[float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow")] = None,
-    to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
-    offline: Offline = False,
+    file: FileIn, out: Out, rank: Rank = None, energy: Share = None, error: Error = None, to: Form = "diffusers",
+    base: Base = None, family: FamilyName = None, overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write the nearest LoRA of a lower rank, the same in every module or as low as a bound allows in each."""
     if sum(given is not None for given in (rank, energy, error)) != 1:
         raise VideotuneError("lora resize takes one of --rank, --energy and --error")
-    bound = error if energy is None else (1 - energy) ** 0.5
+    bound = (error or 0.0) if energy is None else (1 - energy) ** 0.5
     show(commands.lora.resize(file, rank, bound, commands.lora.Target(out, to, base, family, overwrite)))
 
 
@@ -144,8 +123,7 @@ def lora_resize(
 def lora_extract(
     folder: Annotated[Path, typer.Argument(help="a fine-tuned model in diffusers layout, or its transformer's folder")],
     base: Annotated[str, typer.Option("--base", help="the base model that it was fine-tuned from, with weights")],
-    rank: Annotated[int, typer.Option("--rank", min=1, help="the rank of every module")],
-    out: Out,
+    rank: Annotated[int, typer.Option("--rank", min=1, help="the rank of every module")], out: Out,
     expert: Annotated[str | None, typer.Option("--expert", help="of a model with two: high or low")] = None,
     to: Form = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
@@ -153,7 +131,7 @@ def lora_extract(
     show(commands.lora.extract(folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite)))
 
 
-def show(made: Made) -> None:
+def show(lines: list[str]) -> None:
     """Print what was written."""
-    for line in made.words():
+    for line in lines:
         say(line)

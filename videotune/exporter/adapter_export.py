@@ -23,9 +23,9 @@ from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_base
-from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in
+from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
 from videotune.exporter.formats import Exported
-from videotune.exporter.lora_write import settings_of, tensor_name
+from videotune.exporter.lora_write import baked, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
 
@@ -54,7 +54,7 @@ def export_lora(
         found, reader = read_effects(family, aside, expert)
         return formats.check_updates(effects(state, scale), found, path, reader), reader
 
-    tensors = formats.baked(family, format, state, scale)
+    tensors = baked(family, format, state, scale)
     return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, formats.head_of(state))
 
 

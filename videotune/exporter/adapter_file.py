@@ -107,7 +107,7 @@ class AdapterFile:
             if key in self.header:
                 return {name.removeprefix("transformer."): value for name, value in self.object_in(key).items()}
         beside = self.path.with_name("adapter_config.json")
-        return read_config(beside) if self.path.stem == "adapter_model" and beside.is_file() else {}
+        return read_config(beside) if self.path.stem.endswith("adapter_model") and beside.is_file() else {}
 
     @property
     def told(self) -> str:

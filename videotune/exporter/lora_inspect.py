@@ -1,234 +1,156 @@
 """What an adapter file of any program is: its base, form, ranks, scales and health, and who reads it how strongly."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from videotune.adapters.kinds import ZERO, kind_of
+from torch import Tensor
+
+from videotune.adapters.kinds import kind_of
 from videotune.exporter.adapter_file import AdapterFile
-from videotune.exporter.adapter_modules import (
-    Module,
-    apart,
-    bare,
-    keys_of,
-    located,
-    places,
-    prefix_of,
-    scale_of,
-)
-from videotune.exporter.lora_base import Base, expert_of, fitting, misfits, open_file
+from videotune.exporter.adapter_modules import Module, apart, bare, changes, keys_of, located, prefix_of, scale_of
+from videotune.exporter.lora_base import Base, expert_of, fitting, open_file
 from videotune.exporter.lora_factors import norm
 from videotune.models.model_files import some
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LONGEST, MANY = 200, 40
 """Letters of a value of the header that are told, and keys of it."""
 
-TITLES = {
-    "transformer.": "diffusers", "diffusion_model.": "ComfyUI", "base_model.model.": "PEFT", "lora_unet_": "kohya / musubi",
-    "lora_transformer_": "OneTrainer", "lycoris_": "LyCORIS", "": "names alone",
-}  # fmt: skip
 
-
-def inspect(path: Path, base: str | None = None) -> dict[str, Any]:
+def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
     """All that is known of an adapter file; docs/schemas/lora.schema.json says which keys there are.
 
-    Raises VideotuneError for a file that holds no adapter or cannot be read.
+    ``against``: the base model that every shape is held against. Raises VideotuneError for a file that holds no adapter or
+    cannot be read.
     """
     file = open_file(path, finite=False)
     found, rest = keys_of(file)
-    fits, near, _ = fitting(file, base, None)
-    known = bool(fits) or base is not None
-    odd = misfits(near, found) if known else []
-    modules = [
-        module_of(file, near if known and bare(name) in places(near.family, near.net) else None, name, parts, odd)
-        for name, parts in found.items()
-    ]
-    kinds = Counter(kind_of([f"x.{part}" for part in module.parts]) or "unknown" for module in modules)
-    kind, prefix = kinds.most_common(1)[0][0], Counter(map(prefix_of, found)).most_common(1)[0][0]
-    names = names_of(near, modules) if known else "unknown"
-    expert, told = expert_of(file)
-    facts = file.facts.get("base")
-    rows = [row_of(near if known else None, module) for module in modules]
+    fits, near, odd = fitting(file, against, None)
+    base = near if fits or against else None
+    modules = [own for name, parts in found.items() for own in modules_of(file, base, name, parts, name in odd)]
+    kinds = sorted({kind_of([f"x.{part}" for part in own.parts]) or "unknown" for own in modules})
+    form, (expert, told), trained = form_of(file, base, modules), expert_of(file), file.facts.get("base")
+    spec = base.family.spec if base else None
+    of_expert = [one for one in fits if expert in (None, *(own.name for own in one.family.spec.experts))]
+    rows = [row_of(base, own) for own in modules]
     return {
         "file": str(file.path),
         "bytes": file.path.stat().st_size,
-        "kind": kind if len(kinds) == 1 else "mixed",
-        "form": {"title": title_of(file, prefix), "prefix": prefix, "names": names},
-        "family": near.family.spec.name if known else None,
-        "title": near.family.spec.title if known else None,
-        "fits": [
-            name
-            for one in fits
-            if expert in (None, *(own.name for own in one.family.spec.experts))
-            for name in one.names
-        ],
-        "trained_on": str(facts.get("name"))[:LONGEST] if isinstance(facts, dict) else None,
+        "kind": " and ".join(kinds),
+        "form": form,
+        "family": spec.name if spec else None,
+        "title": spec.title if spec else None,
+        "fits": [name for one in of_expert for name in one.names],
+        "misfits": [f"{name}: {why}" for name, why in list(odd.items())[:MANY]] if base else [],
+        "trained_on": str(trained.get("name"))[:LONGEST] if isinstance(trained, dict) else None,
         "expert": expert,
         "expert_by": told,
-        "misfits": odd[:MANY],
         "other_tensors": sorted(rest)[:MANY],
-        "groups": groups_of(near if known else None, modules, rows),
-        "programs": programs(file, near.family.spec.name if known else None, kind, prefix, names, modules),
+        "groups": shares(rows),
+        "programs": programs(file, spec.name if spec else None, kinds, form, modules),
         "metadata": {key[:LONGEST]: value[:LONGEST] for key, value in list(file.header.items())[:MANY]},
         "modules": rows,
     }
 
 
-def module_of(file: AdapterFile, base: Base | None, name: str, parts: dict[str, Tensor], odd: Sequence[str]) -> Module:
-    """A module of a file with its paths and its scale; without paths where it has no place in the base model."""
-    if base is not None and not any(one.startswith(f"{name} is ") for one in odd):
-        return located(base.family, base.net, file, name, parts)
-    own = {part: value for part, value in parts.items() if part != "alpha"}
-    return Module(name, (), own, *scale_of(file, own, parts.get("alpha"), name, f"{file.path}: {name}"))
+def modules_of(file: AdapterFile, base: Base | None, name: str, parts: dict[str, Tensor], odd: bool) -> list[Module]:
+    """A module of a file by its paths in diffusers; itself where it has no place in the base, or cannot be taken apart."""
+    if base is None or odd:
+        own = {part: value for part, value in parts.items() if part != "alpha"}
+        return [Module(name, (), own, *scale_of(file, own, parts.get("alpha"), name))]
+    whole = located(base.family, base.net, file, name, parts)
+    return apart(base.net, whole) if {"lora_B", "hada_w1_a"} & set(parts) else [whole]
 
 
-def title_of(file: AdapterFile, prefix: str) -> str:
-    """The form in words: whose names, and where PEFT's settings stand."""
-    whole = TITLES.get(prefix, prefix)
-    settings = file.told == "folder" and bool(file.lora_settings)
-    return (
-        f"{whole}, in a PEFT folder" if settings and prefix != "base_model.model." else f"{whole}{' folder' * settings}"
-    )
-
-
-def names_of(base: Base, modules: Sequence[Module]) -> str:
-    """Whose names the modules have: "diffusers", "native" (the authors'), or "both" where these are the same."""
-    own = [module for module in modules if module.paths]
-    mine = [bare(module.name) in {path.replace(".", "_") for path in module.paths} for module in own]
-    theirs = [
-        bare(module.name) in {base.family.native(path).replace(".", "_") for path in module.paths} for module in own
-    ]
-    return "both" if all(mine) and all(theirs) else "diffusers" if all(mine) else "native"
+def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> dict[str, Any]:
+    """What stands before the modules' names, and whose names these are: "diffusers", "native" (the authors') or "both"."""
+    prefix = Counter(prefix_of(own.name) for own in modules).most_common(1)[0][0]
+    pairs = [(bare(own.name), path) for own in modules for path in own.paths] if base else []
+    whose = {
+        "diffusers": all(name == path.replace(".", "_") for name, path in pairs),
+        "native": base is not None and all(name == base.family.native(path).replace(".", "_") for name, path in pairs),
+    }
+    names = "both" if all(whose.values()) else next((name for name, so in whose.items() if so and pairs), "unknown")
+    folder = file.told == "folder" and bool(file.lora_settings)
+    return {"prefix": prefix, "names": names, "peft_folder": folder}
 
 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:
-    """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite or its factors are no pair."""
-    state = state_of(module)
+    """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
+    values = list(module.parts.values())
+    odd = {"NaN": any(bool(x.isnan().any()) for x in values), "infinite": any(bool(x.isinf().any()) for x in values)}
+    state = next((name for name, so in (odd | {"zero": not changes(module)}).items() if so), "ok")
+    path = module.paths[0] if module.paths else module.name
+    targets = base.family.spec.lora_targets if base else {}
+    sets = ("cross_attention", "attention", "feed_forward")
+    group = next((name for name in sets if any(re.fullmatch(own, path) for own in targets.get(name, ()))), "other")
     return {
         "name": module.name,
-        "paths": list(module.paths),
+        "path": path,
+        "group": group,
         "rank": module.rank,
         "alpha": module.scale * module.rank if module.told else None,
         "alpha_in": module.told,
         "scale": module.scale,
-        "dtype": "+".join(sorted({str(value.dtype).removeprefix("torch.") for value in module.parts.values()})),
+        "dtype": "+".join(sorted({str(value.dtype).removeprefix("torch.") for value in values})),
         "state": state,
-        "norm": norm(module) if state in ("ok", "zero") else None,
+        "norm": None if any(odd.values()) else norm(module),
     }
 
 
-def state_of(module: Module) -> str:
-    """ "ok", "zero", "NaN" or "infinite"."""
-    if any(bool(value.isnan().any()) for value in module.parts.values()):
-        return "NaN"
-    if any(bool(value.isinf().any()) for value in module.parts.values()):
-        return "infinite"
-    return "zero" if not any(bool(value.any()) for part, value in module.parts.items() if part in ZERO) else "ok"
-
-
-def groups_of(base: Base | None, modules: Sequence[Module], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Attention, cross attention, feed-forward and the rest, each with its share of ‖ΔW‖² over all modules."""
-    squares: defaultdict[str, float] = defaultdict(float)
-    counts: Counter[str] = Counter()
-    for module, row in zip(modules, rows, strict=True):
-        if row["norm"] is None:
-            continue
-        for path, square in squares_of(base, module, row["norm"]):
-            group = group_of(base, path)
-            counts[group] += 1
-            squares[group] += square
-    whole = sum(squares.values())
-    return [
-        {"group": group, "modules": counts[group], "share": squares[group] / whole if whole else 0.0}
-        for group in sorted(squares, key=lambda group: -squares[group])
-    ]
-
-
-def squares_of(base: Base | None, module: Module, whole: float) -> list[tuple[str, float]]:
-    """‖ΔW‖² by the module's paths; of a Kronecker product over several it is told of the first alone."""
-    if base is None or len(module.paths) < 2 or not any(part in module.parts for part in ("lora_B", "hada_w1_a")):
-        return [((module.paths or (module.name,))[0], whole**2)]
-    found = apart(base.net, module).items()
-    return [(path, norm(replace(module, paths=(path,), parts=parts)) ** 2) for path, parts in found]
-
-
-def group_of(base: Base | None, path: str) -> str:
-    """The group of a module, by the sets of targets of its family."""
-    targets = base.family.spec.lora_targets if base is not None else {}
-    for group in ("cross_attention", "attention", "feed_forward"):
-        if any(re.fullmatch(pattern, path) for pattern in targets.get(group, ())):
-            return group
-    return "other"
+def shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The share of each group of modules in ‖ΔW‖² over all of them."""
+    sums = {
+        group: sum(row["norm"] ** 2 for row in rows if row["group"] == group and row["norm"])
+        for group in dict.fromkeys(row["group"] for row in rows)
+    }
+    count, whole = Counter(row["group"] for row in rows), sum(sums.values()) or 1.0
+    return [{"group": name, "modules": count[name], "share": own / whole} for name, own in sums.items()]
 
 
 def programs(
-    file: AdapterFile, family: str | None, kind: str, prefix: str, names: str, modules: Sequence[Module]
+    file: AdapterFile, family: str | None, kinds: Sequence[str], form: dict[str, Any], modules: Sequence[Module]
 ) -> list[dict[str, Any]]:
-    """Who reads a file of this form, by programs.json, and what each multiplies ΔW by.
+    """Who reads a file of this form, by programs.json, and what each multiplies ΔW by (least, most).
 
     ``strength``: what to set there so that ΔW is as this file means it; None where one number cannot do that.
     """
     rules = json.loads((resources.files("videotune") / "exporter" / "programs.json").read_text(encoding="utf-8"))
-    told = {module.told for module in modules}
+    told, names = {module.told for module in modules}, form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:
-        mine = found.setdefault(
-            rule["program"], {"program": rule["program"], "reads": False, "scale": None, "strength": None}
-        )
-        fine = (
-            prefix in rule["prefixes"]
-            and kind in rule["kinds"]
-            and (names == "both" or rule.get("names", names) == names)
-            and family in rule.get("families", [family])
-            and rule.get("not_with") not in told
-            and (not rule.get("folder") or file.told == "folder")
-        )
-        if fine and not mine["reads"]:
+        fine = form["prefix"] in rule["prefixes"] and set(kinds) <= set(rule["kinds"])
+        fine = fine and (names == "both" or rule.get("names", names) == names)
+        fine = fine and family in rule.get("families", [family]) and rule.get("not_with") not in told
+        mine = found.setdefault(rule["program"], {"program": rule["program"], "scale": None, "strength": None})
+        if fine and form["peft_folder"] >= rule.get("folder", False) and mine["scale"] is None:
             applied = [module.scale if module.told in rule["alpha"] else 1.0 for module in modules]
             ratios = {round(module.scale / own, 6) for module, own in zip(modules, applied, strict=True)}
-            scales = sorted(set(applied))
-            mine |= {
-                "reads": True,
-                "scale": [scales[0], scales[-1]],
-                "strength": min(ratios) if len(ratios) == 1 else None,
-            }
+            strength = min(ratios) if len(ratios) == 1 else None
+            found[rule["program"]] = mine | {"scale": [min(applied), max(applied)], "strength": strength}
     return list(found.values())
 
 
-def summary(found: Mapping[str, Any]) -> list[str]:
+def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
-    rows = found["modules"]
-    ranks, dtypes = ({row[key] for row in rows} for key in ("rank", "dtype"))
-    span = f"rank {min(ranks)}" + (f" to {max(ranks)}" if len(ranks) > 1 else "")
+    rows, others, base = found["modules"], found["other_tensors"], f"base: {found['title']}"
+    dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
+    form = f"{found['form']['prefix'] or 'nothing'} before {found['form']['names']} names"
     lines = [
-        f"{found['kind']} in {found['form']['title']} form: {len(rows)} modules, {span}, {', '.join(sorted(dtypes))}"
+        f"{found['kind']}, {len(rows)} modules, {dtypes}; form: {form}" + ", PEFT folder" * found["form"]["peft_folder"]
     ]
     if found["family"] is None:
-        lines.append("base: none of the published architectures has these modules (--against BASE checks another one)")
-    else:
-        lines.append(
-            f"base: {found['title']}" + (f"; every module fits {some(found['fits'])}" if found["fits"] else "")
-        )
-    if found["trained_on"]:
-        lines.append(f"trained on: {found['trained_on']}, as its header says")
-    if found["expert"]:
-        lines.append(f"expert: {found['expert']}, by its {found['expert_by']}")
-    lines += (
-        [f"does not fit: {len(found['misfits'])} modules, such as: {found['misfits'][0]}"] if found["misfits"] else []
-    )
-    others = found["other_tensors"]
-    lines += [f"other tensors, of no adapter: {some(others)}"] if others else []
+        base = "base: no published architecture has these modules; --against BASE checks another one"
+    lines.append(base + (f"; every module fits {some(found['fits'])}" if found["fits"] else ""))
+    lines += [f"trained on: {found['trained_on']}, as its header says"] * bool(found["trained_on"])
+    lines += [f"expert: {found['expert']}, by its {found['expert_by']}"] * bool(found["expert"])
+    lines += [f"{len(found['misfits'])} modules do not fit, such as {one}" for one in found["misfits"][:1]]
+    lines += [f"other tensors, of no adapter: {some(others)}"] * bool(others)
     for state in ("zero", "NaN", "infinite"):
-        odd = [row["name"] for row in rows if row["state"] == state]
-        lines += [f"{len(odd)} modules are {state}: {some(odd)}"] if odd else []
+        odd = [row["path"] for row in rows if row["state"] == state]
+        lines += [f"{len(odd)} modules are {state}: {some(odd)}"] * bool(odd)
     return lines

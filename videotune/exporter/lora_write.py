@@ -6,19 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, kind_of, peft_config
+from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
-from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of
-from videotune.exporter.formats import WHY_NOT
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from videotune.types import Family
+from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
+from videotune.exporter.formats import WHY_NOT, changes_nothing, check_finite, refuse_format
+from videotune.types import Family
 
 FORMS = {
     "diffusers": ("LORA", "DORA"), "comfyui": ("LORA", "LOHA", "LOKR"), "kohya": ("LORA", "LOHA", "LOKR"),
@@ -26,7 +23,10 @@ FORMS = {
 }  # fmt: skip
 """The forms that are written, and the kinds of adapter that each can hold."""
 
+PREFIXES = {"diffusers": "transformer.", "peft": "base_model.model."}
 KOHYA = {"lora_A": "lora_down", "lora_B": "lora_up"}
+Modules = Mapping[str, Module]
+"""An adapter by its paths in diffusers."""
 
 
 @dataclass(frozen=True)
@@ -42,94 +42,80 @@ class Written:
     folded: int = 0
 
 
-def tensor_name(path: str, part: str) -> str:
-    """The name under which PEFT saves a tensor of a module."""
-    return f"{path}.{part}.weight" if part in ("lora_A", "lora_B", "oft_R") else f"{path}.{part}"
-
-
-def kind_in(modules: Mapping[str, Module]) -> str:
+def kind_in(modules: Modules) -> str:
     """The kind of adapter that modules are of."""
     kind = kind_of([f"{path}.{part}" for path, own in modules.items() for part in own.parts])
     assert kind is not None, "no adapter"
     return kind
 
 
-def settings_of(modules: Mapping[str, Module]) -> Any:
+def settings_of(modules: Modules) -> Any:
     """PEFT's settings under which its modules have just these shapes and scales; ranks that differ stand as exceptions."""
-    kind = kind_in(modules)
-    whole = {path: max(own.parts["lokr_w2"].shape) if "lokr_w2" in own.parts else 0 for path, own in modules.items()}
-    ranks = {path: rank_of(own.parts) or whole[path] for path, own in modules.items()}
-    if kind == "OFT":
-        ranks = {path: round((1 + (1 + 8 * own.parts["oft_R"].shape[1]) ** 0.5) / 2) for path, own in modules.items()}
-    rank = Counter(ranks.values()).most_common(1)[0][0]
-    first = next(iter(modules.values()))
+    kind, first = kind_in(modules), next(iter(modules.values()))
+    ranks = {
+        path: rank_of(own.parts) or max(own.parts.get("lokr_w2", torch.zeros(0)).shape) for path, own in modules.items()
+    }
+    rank = side_of(first.parts["oft_R"].shape[1]) if kind == "OFT" else Counter(ranks.values()).most_common(1)[0][0]
     config = peft_config(kind, rank, first.scale, 0.0, sorted(modules))
-    if kind != "OFT":
-        alphas = {path: own.scale * ranks[path] for path, own in modules.items()}
-        alpha = first.scale * rank
-        config.rank_pattern = {path: own for path, own in ranks.items() if own != rank}
-        config.alpha_pattern = {path: own for path, own in alphas.items() if own != alpha}
+    if kind == "OFT":
+        return config
+    config.rank_pattern = {path: own for path, own in ranks.items() if own != rank}
+    alphas = {path: own.scale * ranks[path] for path, own in modules.items()}
+    config.alpha_pattern = {path: own for path, own in alphas.items() if own != first.scale * rank}
     if kind == "LOKR":
+        whole = {side for own in modules.values() for side in own.parts.get("lokr_w1", torch.zeros(1, 2)).shape}
         config.decompose_both = any("lokr_w1_a" in own.parts for own in modules.values())
-        config.decompose_factor = _factor_of(modules)
+        config.decompose_factor = (
+            whole.pop() if len(whole) == 1 else -1
+        )  # one factor for all sizes, or the nearest to equal
     return config
 
 
-def _factor_of(modules: Mapping[str, Module]) -> int:
-    """The setting by which PEFT's LoKr splits sizes as these modules have them; -1 (nearest to equal) where none does."""
-    from peft.tuners.lokr.layer import factorization
-
-    def sides(own: Module) -> tuple[tuple[int, int], tuple[int, int]]:
-        one, two = (
-            own.parts[name].shape
-            if name in own.parts
-            else (len(own.parts[f"{name}_a"]), own.parts[f"{name}_b"].shape[1])
-            for name in ("lokr_w1", "lokr_w2")
-        )
-        return (one[0], two[0]), (one[1], two[1])
-
-    found = [side for own in modules.values() for side in sides(own)]
-    tried = (-1, *sorted({min(side) for side in found}))
-    return next((own for own in tried if all(factorization(a * b, own) == (a, b) for a, b in found)), -1)
-
-
-def written(family: Family, net: nn.Module, modules: Mapping[str, Module], form: str) -> Written:
+def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Written:
     """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
     refuse_form(family, kind_in(modules), form)
+    if form not in PREFIXES:
+        return _with_alpha(_named(family, net, modules, form), form)
+    names = {path: f"{PREFIXES[form]}{path}" for path in modules}
+    tensors = {tensor_name(names[path], part): x for path, own in modules.items() for part, x in own.parts.items()}
+    settings = {
+        key: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
+        for key, value in settings_of(modules).to_dict().items()
+    }
     if form == "peft":
-        tensors = {
-            tensor_name(f"base_model.model.{path}", part): value
-            for path, own in modules.items()
-            for part, value in own.parts.items()
-        }
-        settings = {
-            key: sorted(value) if isinstance(value, set) else value for key, value in _plain(settings_of(modules))
-        }
         return Written(tensors, settings=settings)
-    if form == "diffusers":
-        tensors = {
-            tensor_name(f"transformer.{path}", part): value
-            for path, own in modules.items()
-            for part, value in own.parts.items()
-        }
-        same = all(own.scale == 1.0 for own in modules.values()) and len({own.rank for own in modules.values()}) == 1
-        config = settings_of(modules)
-        kept = {key: getattr(config, key) for key in ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora")}
-        head = {f"transformer.{key}": value for key, value in (kept | {"target_modules": sorted(modules)}).items()}
-        return Written(tensors, {} if same else {"lora_adapter_metadata": json.dumps(head)})
+    kept = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "target_modules")
+    head = json.dumps({f"transformer.{key}": settings[key] for key in kept})
+    plain = all(own.scale == 1.0 for own in modules.values())
+    return Written(tensors, {} if plain else {"lora_adapter_metadata": head})
+
+
+def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[str, Module]:
+    """Modules by their names in a form that has the authors', joined where it joins them.
+
+    Readers know a form that joins by its joined weights: without one of the first kind an update of nothing stands there.
+    """
     named: dict[str, Module] = {}
     for path in modules:
-        name, members = native_name(family, net, path, form)
+        name, members = _native(family, net, path, form)
         if name not in named:
-            named[name] = modules[path] if len(members) == 1 else joined(net, members, modules)
-    return _with_alpha(named, form)
+            named[name] = modules[path] if len(members) == 1 else _joined(net, members, modules)
+    for blocks, paths in family.spec.fused.get("comfyui", ())[:1]:
+        name, members = _native(family, net, f"{blocks}.0.{paths[0]}", form)
+        if not any(
+            path.startswith(f"{blocks}.") and path.endswith(tuple(f".{own}" for own in paths)) for path in modules
+        ):
+            nothing = _zeros(net, members[0], 1)
+            named[name] = Module(name, members, nothing | {"lora_B": nothing["lora_B"].repeat(len(members), 1)})
+    return named
 
 
-def _plain(config: Any) -> list[tuple[str, Any]]:
-    return [(key, getattr(value, "value", value)) for key, value in config.to_dict().items()]
+def _zeros(net: nn.Module, path: str, rank: int) -> dict[str, Tensor]:
+    rows, columns = linear_size(net, path)
+    return {"lora_A": torch.zeros(rank, columns), "lora_B": torch.zeros(rows, rank)}
 
 
-def _with_alpha(named: Mapping[str, Module], form: str) -> Written:
+def _with_alpha(named: Modules, form: str) -> Written:
     """Modules by their names in a form whose alpha is a tensor beside the factors; whole factors of LoKr have none."""
     tensors: dict[str, Tensor] = {}
     folded = 0
@@ -138,9 +124,8 @@ def _with_alpha(named: Mapping[str, Module], form: str) -> Written:
         fold = rank is None and own.scale != 1.0
         folded += fold
         for part, value in own.parts.items():
-            word = KOHYA.get(part, part) if form == "kohya" else part
-            scaled = value.float() * own.scale if fold and part in ZERO else value
-            tensors[tensor_name(name, part).replace(part, word)] = scaled
+            word = tensor_name(name, part).replace(part, KOHYA.get(part, part) if form == "kohya" else part)
+            tensors[word] = value.float() * own.scale if fold and part in ZERO else value
         if rank is not None and (form == "kohya" or own.scale != 1.0):
             tensors[f"{name}.alpha"] = torch.tensor(own.scale * rank, dtype=torch.float32)
     return Written(tensors, folded=folded)
@@ -148,53 +133,74 @@ def _with_alpha(named: Mapping[str, Module], form: str) -> Written:
 
 def refuse_form(family: Family, kind: str, form: str) -> None:
     """Raise VideotuneError where a form cannot hold a kind of adapter, or the family has no such names."""
-    if form not in FORMS:
-        raise VideotuneError(f"--to {form}: there is no such form of a LoRA file; there are {', '.join(FORMS)}")
-    if kind not in FORMS[form]:
-        reason = WHY_NOT.get((kind, "comfyui" if form in ("kohya", "original") else form), "no reader takes it there")
-        raise VideotuneError(f"--to {form}: it has no place for {kind}: {reason}")
+    if kind not in FORMS.get(form, ()):
+        reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
+        raise VideotuneError(
+            f"--to {form}: {f'{kind} is not written so: {reason}' if form in FORMS else 'no such form'}"
+        )
     if form == "original" and form not in family.full_key_maps():
         raise VideotuneError(
             f"--to original: {family.spec.title} has no other names there; its blocks are those of comfyui"
         )
 
 
-def native_name(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, tuple[str, ...]]:
+def _native(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, tuple[str, ...]]:
     """A module's name in a form with the authors' names, and the modules that share it there, in the order of their rows.
 
     Raises VideotuneError for a module outside the blocks whose name there is not known.
     """
-    inside = any(path.startswith(f"{blocks}.") for blocks in family.spec.blocks)
-    original = family.full_key_maps().get("original")
+    inside, original = (
+        path.startswith(tuple(f"{own}." for own in family.spec.blocks)),
+        family.full_key_maps().get("original"),
+    )
     if original is None and not inside:
         raise VideotuneError(f"--to {form}: {path} lies outside the blocks, and no name of it is known there")
-    use_original = original is not None and (form == "original" or not inside)
-    name = original(f"{path}.weight").removesuffix(".weight") if use_original and original else family.native(path)
-    members = places(family, net)[name.replace(".", "_")]
-    return (f"lora_unet_{name.replace('.', '_')}" if form == "kohya" else f"diffusion_model.{name}"), members
+    outer = original is not None and (form == "original" or not inside)
+    name = original(f"{path}.weight").removesuffix(".weight") if outer and original else family.native(path)
+    flat = name.replace(".", "_")
+    return f"lora_unet_{flat}" if form == "kohya" else f"diffusion_model.{name}", places(family, net)[flat]
 
 
-def joined(net: nn.Module, members: tuple[str, ...], modules: Mapping[str, Module]) -> Module:
+def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Module:
     """Modules that are one in a form: exactly the same update; those that have none get rows of zeros.
 
     Modules that share A, as they do where they were one before, have it once. Others have theirs one below the other,
     (Σr, in), and B on the diagonal, (Σout, Σr). Raises VideotuneError for a kind that cannot be joined.
     """
     mine = [modules[path] for path in members if path in modules]
+    first, scales = mine[0], {own.scale for own in mine}
     if any("lora_A" not in own.parts for own in mine):
-        raise VideotuneError(f"{mine[0].name}: the form joins {len(members)} modules, and this kind cannot be joined")
+        raise VideotuneError(f"{first.name}: the form joins {len(members)} modules, and this kind cannot be joined")
     a = [own.parts["lora_A"] for own in mine]
-    if len(mine) == len(members) and all(
-        torch.equal(a[0], other) and own.scale == mine[0].scale for own, other in zip(mine, a, strict=True)
-    ):
-        parts = {"lora_A": a[0], "lora_B": torch.cat([own.parts["lora_B"] for own in mine])}
-        return replace(mine[0], paths=members, parts=parts)
-    same = len({own.scale for own in mine}) == 1
-    blocks = [
-        modules[path].parts["lora_B"].float() * (1.0 if same else modules[path].scale)
+    if len(mine) == len(members) and len(scales) == 1 and all(torch.equal(a[0], other) for other in a):
+        b = torch.cat([own.parts["lora_B"] for own in mine])
+        return replace(first, paths=members, parts={"lora_A": a[0], "lora_B": b})
+    scale = first.scale if len(scales) == 1 else 1.0
+    factors = [
+        modules[path].parts["lora_B"].float() * (modules[path].scale / scale)
         if path in modules
-        else torch.zeros(linear_size(net, path)[0], 0)
+        else _zeros(net, path, 0)["lora_B"]
         for path in members
     ]
-    parts = {"lora_A": torch.cat([value.float() for value in a]), "lora_B": torch.block_diag(*blocks)}
-    return replace(mine[0], paths=members, parts=parts, scale=mine[0].scale if same else 1.0)
+    parts = {"lora_A": torch.cat([value.float() for value in a]), "lora_B": torch.block_diag(*factors)}
+    return replace(first, paths=members, parts=parts, scale=scale)
+
+
+def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """A run's adapter under the format's names, the scale multiplied into it.
+
+    Raises VideotuneError for a format that there is not, and for an adapter that is NaN or does nothing.
+    """
+    kind = kind_of(state)
+    assert kind is not None, "no adapter"
+    refuse_format(family, kind, format)
+    check_finite("adapter", state)
+    if changes_nothing(state):
+        raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
+    modules = {}
+    for path, parts in by_module(state).items():
+        whole = {part: value.detach().cpu().float() for part, value in parts.items()}
+        own = {part: x * (scale if part in ZERO and part != "oft_R" else 1.0) for part, x in whole.items()}
+        modules[path] = Module(path, (path,), own)
+    tensors = written(family, family.skeleton(), modules, format).tensors
+    return {name.removeprefix(PREFIXES["peft"]): value.contiguous() for name, value in tensors.items()}
