@@ -18,8 +18,12 @@ from videotune.console import echo, out, print_table
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported
 
-HEADS = {"differs": "does there something other than its name says", "missing": "not there", "unknown": "not known"}
-"""Verdicts whose notes come first."""
+FIRST = {
+    "differs": "differs: does there something other than its name says",
+    "missing": "missing: a file that is not there",
+    "unknown": "unknown: no rule knows the key",
+}
+"""Verdicts whose keys are spoken of first."""
 
 
 def import_config(
@@ -38,18 +42,18 @@ def import_config(
 
 
 def show(result: Imported) -> None:
-    """Print the table, the notes below it, those on surprises first, and the counts."""
+    """Print the table, below it what is to be said of keys, surprises first, and the counts."""
     rows, notes = [], dict[tuple[str, str], list[str]]()
     for row in result.rows:
         value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
         ours = "\n".join(f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}" for key, one in row.ours.items())
         rows.append([f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours])
-        source = f" [{row.source}]" if row.source else ""
-        notes.setdefault((HEADS.get(row.verdict, ""), row.note + source), []).append(row.key)
+        if row.note:
+            said = row.note + (f" [{row.source}]" if row.source else "")
+            notes.setdefault((row.verdict if row.verdict in FIRST else "", said), []).append(row.key)
     print_table(f"keys of {result.trainer}", ["theirs", "verdict", "videotune"], rows)
-    for head in (*HEADS.values(), ""):
-        for (verdict, note), keys in notes.items():
-            if note and verdict == head:
-                out(f"{', '.join(keys)}: {note}" if not head else f"{', '.join(keys)} ({head}): {note}")
+    for verdict in (*FIRST, ""):
+        found = [f"  {', '.join(keys)}: {note}" for (head, note), keys in notes.items() if head == verdict]
+        out("\n".join([FIRST.get(verdict, "the rest:"), *found]) if found else "")
     counts = Counter(row.verdict for row in result.rows)
     out(f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from videotune.config.load import config_text, parsed, refuse_unreadable
+from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
 from videotune.interop.command_line import options_of
 
-MOST_FILES, UPWARD = 64, 6
-"""Files that one config may refer to, and folders, its own first, that its paths may be relative to."""
+MOST_KEYS, MOST_FILES, UPWARD = 2_000, 64, 6
+"""Keys of a config, files that it may refer to, and folders, its own first, that its paths may be relative to."""
 
 
 @dataclass(frozen=True)
@@ -35,46 +33,37 @@ class Theirs:
     missing: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    values: dict[str, Any]
-    kind: Mapping[str, Any]
-
-
 def read_theirs(paths: Sequence[Path]) -> Theirs:
-    """Read configs of one other trainer, in any order, with the files that they refer to.
+    """Read configs of one run of another trainer, in any order, with the files that they refer to.
 
     Raises VideotuneError for a file that cannot be read, that is no config of a known trainer, and for files of several
     trainers or of several runs.
     """
-    given = [_read(path) for path in dict.fromkeys(paths)]
-    trainers = sorted({file.kind["trainer"] for file in given})
-    if len(trainers) != 1:
+    given = [_known(path) for path in dict.fromkeys(paths)]
+    trainers = sorted({kind["trainer"] for _, _, kind in given})
+    parts = {kind["part"]: leaves for _, leaves, kind in given if "part" in kind}
+    mains = [one for one in given if "part" not in one[2]]
+    if len(trainers) != 1 or len(parts) + len(mains) < len(given):
         raise VideotuneError(
-            f"{' and '.join(str(path) for path in paths)} are of {' and '.join(trainers)}: give one run's"
+            f"the files are of {' and '.join(trainers)}, or of several runs: give the files of one run"
         )
     values: dict[str, Any] = {}
-    parts = {file.kind["part"]: file for file in given if "part" in file.kind}
-    mains = [file for file in given if "part" not in file.kind]
-    if len(given) - len(mains) > len(parts):
-        raise VideotuneError("several of the files are the same part of a config: give the files of one run")
-    files, missing = [file.path for file in given], list[tuple[str, str]]()
-    for file in sorted(mains, key=lambda file: "script" in file.values):  # a command line is above a file
-        values |= file.values
-        for key, name in _references(file):
-            if key in parts:
-                continue
-            found = _found(name, file.path.parent)
-            if found is None or len(files) >= MOST_FILES:
+    files, missing = [path for path, _, _ in given], list[tuple[str, str]]()
+    for path, leaves, kind in sorted(mains, key=lambda one: "script" in one[1]):  # a command line is above a file
+        values |= leaves
+        for key, name in _references(leaves, kind.get("refers", ())):
+            found = None if key in parts or len(files) >= MOST_FILES else _found(name, path.parent)
+            if found is not None:
+                inner = flat_leaves(parsed_file(found))
+                whole = key in kind.get("whole", ())
+                values = {**inner, **values} if whole else values | {f"{key}.{one}": inner[one] for one in inner}
+                files.append(found)
+            elif key not in parts:
                 missing.append((key, name))
-                continue
-            inner = _leaves(parsed_file(found))
-            whole = key in file.kind.get("whole", ())
-            values = {**inner, **values} if whole else values | {f"{key}.{name}": one for name, one in inner.items()}
-            files.append(found)
-    for key, part in parts.items():
-        values |= {f"{key}.{name}": value for name, value in part.values.items()}
+    for key, leaves in parts.items():
+        values |= {f"{key}.{name}": value for name, value in leaves.items()}
+    if len(values) > MOST_KEYS:
+        raise VideotuneError(f"{paths[0]} has {len(values):,} keys; at most {MOST_KEYS:,} are read")
     return Theirs(trainers[0], values, tuple(files), tuple(missing))
 
 
@@ -90,52 +79,19 @@ def parsed_file(path: Path) -> Any:
     return value
 
 
-def plain(key: str) -> str:
-    """A key with N in the place of each index: "datasets.0.path" is "datasets.N.path"."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "N", key)
+def _known(path: Path) -> tuple[Path, dict[str, Any], Mapping[str, Any]]:
+    """A file, its leaves without leading dashes, and what kind of config it is."""
+    leaves = {re.sub("^-+", "", key): value for key, value in flat_leaves(parsed_file(path)).items()}
+    if (kind := other_trainer(leaves)) is None:
+        raise VideotuneError(f"{path} is no config that videotune import reads: docs/interop.md lists the trainers")
+    return path, leaves, kind
 
 
-def _read(path: Path) -> _File:
-    values = {re.sub(r"^-+", "", key): value for key, value in _leaves(parsed_file(path)).items()}
-    held = {start for key in values for start in _starts(key)}
-    held |= {plain(start) for start in held}
-    kind = next((kind for kind in _kinds() if held.issuperset(kind["keys"])), None)
-    if kind is None:
-        names = ", ".join(dict.fromkeys(kind["trainer"] for kind in _kinds()))
-        raise VideotuneError(f"{path} is no config that videotune import reads; it reads those of {names}")
-    return _File(path, values, kind)
-
-
-@lru_cache
-def _kinds() -> list[dict[str, Any]]:
-    return list(json.loads((resources.files("videotune") / "interop" / "trainers.json").read_text(encoding="utf-8")))
-
-
-def _starts(key: str) -> Iterator[str]:
-    parts = key.split(".")
-    return (".".join(parts[: i + 1]) for i in range(len(parts)))
-
-
-def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of a nested value by its dotted key; empty objects are leaves."""
-    if isinstance(value, Mapping) and value:
-        inner: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        inner = enumerate(value)
-    else:
-        return {prefix.removesuffix("."): value}
-    return {key: leaf for name, one in inner for key, leaf in _leaves(one, f"{prefix}{name}.").items()}
-
-
-def _references(file: _File) -> Iterator[tuple[str, str]]:
+def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Key and path of each file that a config refers to; of a list of paths each has its index."""
-    refers = file.kind.get("refers", ())
-    for key, value in file.values.items():
-        if plain(key) in refers:
-            names = (
-                [(key, value)] if not isinstance(value, list) else [(f"{key}.{i}", one) for i, one in enumerate(value)]
-            )
-            yield from ((key, one) for key, one in names if isinstance(one, str) and one)
+    for key, value in ((key, leaves[key]) for key in leaves if plain(key) in refers):
+        names = [(f"{key}.{i}", one) for i, one in enumerate(value)] if isinstance(value, list) else [(key, value)]
+        yield from ((key, one) for key, one in names if isinstance(one, str) and one)
 
 
 def _found(name: str, folder: Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -15,10 +15,10 @@ from typing import Any
 
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
-from videotune.config.suggestions import other_values
+from videotune.config.suggestions import other_values, plain
 from videotune.errors import VideotuneError
 from videotune.interop.command_line import typed
-from videotune.interop.theirs import Theirs, plain
+from videotune.interop.theirs import Theirs
 from videotune.models.base_model import published, spec_for
 from videotune.types import BasePlace, ModelSpec
 
@@ -65,21 +65,16 @@ def translate(theirs: Theirs) -> Imported:
     given = _with_args(theirs.values, table.get("args", ()))
     defaults = _defaults(given, table.get("defaults", {}))
     values = given | {key: default["value"] for key, default in defaults.items()}
-    found = {key: _rule(table, key, values) for key in values}
-    base = _base([values[key] for key, rule in found.items() if "base" in rule], folder)
-    rows = []
-    for key, value in values.items():
-        row = _row(key, value, found[key], base, folder)
-        source = defaults[key].get("source", "") if key in defaults else ""
-        rows.append(replace(row, given=key in given, source=row.source or source))
-    rows += [
-        Row(key, path, "missing", note="the file is not there: its keys are not read") for key, path in theirs.missing
-    ]
-    config, settled = _accepted(rows, base)
-    return Imported(theirs.trainer, config, tuple(settled))
+    found = {key: _rule(table, key, values) | {"given": key in given} for key in values}
+    for key, default in defaults.items():
+        found[key] = {"source": default["source"]} | found[key]
+    base = _base([values[key] for key in found if "base" in found[key]], folder)
+    rows = [_row(key, values, rule, base, folder) for key, rule in found.items()]
+    gone = [Row(key, path, "missing", note="its keys are not read") for key, path in theirs.missing]
+    return Imported(theirs.trainer, *_accepted([*rows, *gone], base))
 
 
-def _with_args(values: Mapping[str, Any], lists: list[str]) -> dict[str, Any]:
+def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any]:
     """The leaves, where the KEY=VALUE words of options such as optimizer_args are leaves of their own."""
     out: dict[str, Any] = {}
     for key, value in values.items():
@@ -103,45 +98,49 @@ def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, 
 
 def _rule(table: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The rule for a key, by its name or the first pattern that fits; of a list the first whose conditions hold."""
-    name, known = plain(key), table["rules"]
-    for note, keys in table.get("none", {}).items():
-        if name not in known and any(fnmatchcase(name, pattern) for pattern in keys):
-            return {"note": note}
-    fits = known.get(name) or next((known[pattern] for pattern in known if fnmatchcase(name, pattern)), None)
-    if fits is None:
-        return {"unknown": True, "note": "no rule knows this key"}
+    name = plain(key)
+    notes = {pattern: {"note": note} for note, patterns in table.get("none", {}).items() for pattern in patterns}
+    known = {pattern: rule for pattern, rule in (notes | table["rules"]).items() if fnmatchcase(name, pattern)}
+    fits: Any = table["rules"].get(name) or next(iter(known.values()), {"unknown": 1, "note": "no rule knows this key"})
     for rule in fits if isinstance(fits, list) else [fits]:
         if isinstance(rule, str) or _holds(rule.get("when", {}), key, values):
             return {"to": rule} if isinstance(rule, str) else dict(rule)
     return {"note": "it has no effect with the other values of this config"}
 
 
+def _indices(key: str) -> list[str]:
+    return [part for part in key.split(".") if part.isdecimal()]
+
+
+def _beside(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
+    """The value of another key; N in its name stands for the index that ``key`` has there."""
+    numbers = iter(_indices(key))
+    return values.get(".".join(next(numbers, "0") if part == "N" else part for part in pattern.split(".")))
+
+
 def _holds(conditions: Mapping[str, str], key: str, values: Mapping[str, Any]) -> bool:
-    """Whether other keys of theirs have such values; N stands for the index that the key itself has there."""
-    for pattern, wanted in conditions.items():
-        numbers = iter(re.findall(r"(?<![^.])\d+(?![^.])", key))
-        value = values.get(".".join(next(numbers, "0") if part == "N" else part for part in pattern.split(".")))
-        text = "" if value is None else str(value).lower()
-        if not any(fnmatchcase(text, one) for one in wanted.split("|")):
-            return False
-    return True
+    """Whether other keys of theirs have such values: patterns apart by |, where nothing stands for no value."""
+    found = {pattern: _beside(pattern, key, values) for pattern in conditions}
+    texts = {pattern: "" if value is None else str(value).lower() for pattern, value in found.items()}
+    return all(any(fnmatchcase(texts[key], one) for one in conditions[key].split("|")) for key in texts)
 
 
-def _row(key: str, value: Any, rule: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> Row:
-    notes, ours = [rule.get("differs", rule.get("note", ""))], {}
-    if "to" in rule and value not in (None, "", [], {}):
+def _row(key: str, values: Mapping[str, Any], rule: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> Row:
+    value, notes, ours = values[key], [rule.get("differs", rule.get("note", ""))], {}
+    if "to" in rule and (value not in (None, "", [], {}) or "empty" in rule):
         try:
-            ours = _placed(key, value, rule, folder)
-        except (TypeError, ValueError, LookupError, OverflowError, OSError) as error:
+            over = _beside(rule["over"], key, values) if "over" in rule else None
+            ours = _placed(key, -(-value // over) if over else value, rule, folder)
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             notes.append(str(error) if isinstance(error, VideotuneError) else f"videotune has no {value!r} for it")
     if "base" in rule:
         ours |= base
         notes.append("" if base else "it names no base model that videotune trains: set base_model_name")
     last = key.rpartition(".")[2]
     same = all(name.rpartition(".")[2] == last and one == value for name, one in ours.items())
-    verdict = "same" if same else "translated"
-    verdict = next((word for word in ("differs", "unknown") if word in rule), verdict if ours else "none")
-    return Row(key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", ""))
+    verdict = next((word for word in ("differs", "unknown") if word in rule), "same" if same else "translated")
+    verdict = verdict if ours or verdict in rule else "none"
+    return Row(key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", ""), rule["given"])
 
 
 def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -150,13 +149,13 @@ def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict
     if isinstance(how, dict):
         value = how[str(value).lower() if str(value).lower() in how else "*"]
     else:
-        value = _CONVERSIONS[how](value, folder) if how else typed(value) if isinstance(value, str) else value
+        value = _CONVERSIONS[how](value, folder)
     if not leaves().keys() >= set(names):
         raise VideotuneError(f"videotune has no key {' and '.join(names)}")
     several = [] if value is None else value if len(names) > 1 else [value]
     whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
-    place = "_".join(re.findall(r"(?<![^.])\d+(?![^.])", key))
-    return {re.sub(r"^datasets\.", f"datasets.{place}.", name): one for name, one in zip(names, whole, strict=False)}
+    start = f"datasets.{'_'.join(_indices(key))}."
+    return {name.replace("datasets.", start): one for name, one in zip(names, whole, strict=False)}
 
 
 def _size(value: Any, _: Path) -> Any:
@@ -183,6 +182,7 @@ def _weights(value: Any, folder: Path) -> str:
 
 
 _CONVERSIONS: dict[Any, Any] = {
+    None: lambda value, _: typed(value) if isinstance(value, str) else value,
     "size": _size,
     "area": lambda value, _: round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value),
     "megapixels": lambda value, _: round(math.sqrt(value * 1e6)),
@@ -195,13 +195,9 @@ _CONVERSIONS: dict[Any, Any] = {
         ::-1
     ],
     "width, height, frames": lambda value, _: [f"{value[1]:d}x{value[0]:d}", value[2]],
-    "default caption": lambda value, _: ["text", str(value)],
-    "sigmoid": lambda value, _: ["SIGMOID", value],
     "one more": lambda value, _: value + 1,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
-    "list": lambda value, _: value if isinstance(value, list) else [value],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
-    "number": lambda value, _: float(value),
     "word": lambda value, _: other_values().get(str(value).upper(), str(value).upper()),
 }
 
@@ -218,42 +214,40 @@ def _base(names: list[Any], folder: Path) -> dict[str, str]:
     return {}
 
 
-def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any], list[Row]]:
+def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any], tuple[Row, ...]]:
     """The config of what videotune takes, and the rows as they came out; of two values for a key the first is taken."""
-    wanted = dict(reversed({key: value for row in reversed(rows) for key, value in row.ours.items()}.items()))
-    inner = sorted((key for key in wanted if key.startswith("datasets.")), key=len)
-    spread = {key: (key, value) for key, value in wanted.items() if key not in inner}
-    refused = dict.fromkeys(inner, "no folder of clips goes with it")
+    wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
+    spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
+    inner = sorted((key for key in wanted if key not in spread), key=len)
     for path in sorted(key.split(".")[1] for key in inner if key.endswith(".path")):
         for key in inner:  # what is said of all datasets, or of some, is said of each
             _, place, name = key.split(".")
             if not place or f"{path}_".startswith(f"{place}_"):
-                spread[f"datasets.{path}.{name}"] = (key, wanted[key])
-                refused.pop(key, None)
-    groups = [{key: value for key, (origin, value) in spread.items() if origin in row.ours} for row in rows]
-    groups.sort(key=lambda group: max((LATE.index(key) for key in group if key in LATE), default=0))
-    spec, taken = _spec(base), dict[str, Any]()
-    while groups:  # a key may need another one
-        left = []
-        for group in groups:
+                spread[f"datasets.{path}.{name}"] = key
+    spec, taken, why = _spec(base), dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it")
+    singles = sorted(([key] for key in spread), key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0)
+    groups, count = [list(spread), *singles], 0
+    while count != len(groups):  # once more where something was taken: a key may need another one
+        count, waiting, groups = len(groups), groups, []
+        for group in waiting:
+            new = taken | {key: wanted[spread[key]] for key in group}
             try:
-                resolve(_nested(taken | group), {}, spec)
-                taken |= group
+                resolve(_nested(new), {}, spec)
+                taken = new
             except VideotuneError as error:
-                left.append(group)
-                refused |= {spread[key][0]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
-        alone = all(len(group) == 1 for group in left)
-        if len(left) == len(groups):
-            left = [] if alone else [{key: value} for group in left for key, value in group.items()]
-        groups = left
-    refused = {key: why for key, why in refused.items() if not any(spread[one][0] == key for one in taken)}
-    return _nested(taken), [_settled(row, refused, wanted) for row in rows]
+                groups.append(group)
+                why |= {spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
+        if len(taken) == len(spread):
+            break
+    for key in taken:
+        why.pop(spread[key], None)
+    return _nested(taken), tuple(_settled(row, wanted, why) for row in rows)
 
 
-def _settled(row: Row, refused: Mapping[str, str], wanted: Mapping[str, Any]) -> Row:
+def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row:
     """A row without what was not taken, and with the reason."""
-    lost = {key: refused[key] for key in row.ours if key in refused}
-    lost |= {key: f"videotune has one: {wanted[key]!r}" for key, value in row.ours.items() if wanted[key] != value}
+    others = {key: f"videotune has one: {wanted[key]!r}" for key, value in row.ours.items() if wanted[key] != value}
+    lost = {key: text for key, text in {**others, **why}.items() if key in row.ours}
     ours = {key: value for key, value in row.ours.items() if key not in lost}
     verdict = row.verdict if ours or not lost or row.verdict == "differs" else "none"
     return replace(row, ours=ours, verdict=verdict, note="; ".join(filter(None, [row.note, *lost.values()])))
