@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from tests.read_runs import of_kind
 from tests.shell import check, plan, train
+from tests.shell import run as shell
 from videotune.config.resolve import Resolved
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
@@ -169,6 +170,15 @@ def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pyt
     account = json.loads(capsys.readouterr().out)
     assert faults("check", account) == []
     assert [clip["reason"] for clip in account["clips"]] == ["not_a_video", None, None]
+
+
+def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in sorted((run / "export").glob("*.safetensors")):
+        assert shell("lora", "inspect", file, as_json=True) == DONE
+        found = json.loads(capsys.readouterr().out)
+        assert faults("lora", found) == []
+        for key in found:
+            assert faults("lora", {name: value for name, value in found.items() if name != key}), key
 
 
 def test_the_demos_result() -> None:
