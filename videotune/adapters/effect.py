@@ -82,4 +82,4 @@ def updates(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def _double(x: Tensor) -> Tensor:
-    return x.detach().cpu().double()
+    return x.detach().to(x.device if x.is_meta else "cpu", torch.float64)

@@ -17,13 +17,15 @@ import torch
 from torch.nn import Parameter
 
 from videotune.adapters.effect import effects
-from videotune.adapters.kinds import by_module, kind_of, split
+from videotune.adapters.kinds import by_module, kind_of
 from videotune.adapters.lora import lora_parameters
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
-from videotune.exporter.adapter_file import AdapterFile, lora_of, refuse, warn_of_other_base
+from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_base
+from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
 from videotune.exporter.formats import Exported
+from videotune.exporter.lora_write import baked, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
 
@@ -52,7 +54,7 @@ def export_lora(
         found, reader = read_effects(family, aside, expert)
         return formats.check_updates(effects(state, scale), found, path, reader), reader
 
-    tensors = formats.baked(family, format, state, scale)
+    tensors = baked(family, format, state, scale)
     return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, formats.head_of(state))
 
 
@@ -64,7 +66,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
     network has no place for a tensor of it, or lacks one.
     """
     file = AdapterFile(path)
-    if file.peft_settings:
+    if is_of_peft(file):
         _read_by_peft(family, net, file, name)
         return "PEFT inject_adapter_in_model"
     loader = family.pipeline_class()
@@ -85,7 +87,7 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
     with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
         file = AdapterFile(path)
         warn_of_other_base(family, file)
-        if file.peft_settings:
+        if is_of_peft(file):
             _read_by_peft(family, net, file, name)
         else:
             state = lora_of(family, net, file)
@@ -94,20 +96,21 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
         raise refuse(family, path, [], "it changes none of its modules")
 
 
+def is_of_peft(file: AdapterFile) -> bool:
+    """Whether an adapter is of a kind that PEFT reads and diffusers does not."""
+    return bool(file.peft_settings) or any(
+        "lora_A" not in own and "lora_B" not in own for own in keys_of(file)[0].values()
+    )
+
+
 def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) -> None:
-    """An adapter whose file brings PEFT's settings; ValueError where the network has no place for a tensor, or lacks one."""
+    """An adapter of any kind by PEFT's injection; ValueError where the network has no place for a tensor, or lacks one."""
     import peft
 
-    modules: list[str] = file.peft_settings["target_modules"]
-    there = dict(net.named_modules())
-    if absent := [module for module in modules if module not in there]:
-        raise ValueError(f"{len(absent)} of its modules are not in the model, such as {absent[0]}")
-    own = {rename(module): module for rename in family.key_maps().values() for module in modules}
-    state = {}
-    for key, value in file.tensors.items():
-        place = (split(key) or ("",))[0]
-        state[f"{own.get(place, place)}{key[len(place) :]}"] = value
-    net.add_adapter(peft.get_peft_config(file.peft_settings), adapter_name=name)  # type: ignore[operator]
+    modules = modules_in(family, net, file)
+    state = {tensor_name(path, part): value for path, own in modules.items() for part, value in own.parts.items()}
+    config = peft.get_peft_config(file.peft_settings) if file.peft_settings else settings_of(modules)
+    net.add_adapter(config, adapter_name=name)  # type: ignore[operator]
     mine = {key: value.shape for key, value in lora_parameters(net, name).items()}
     odd = sorted(set(mine) ^ set(state)) or [key for key in mine if mine[key] != state[key].shape]
     if odd:
@@ -126,14 +129,10 @@ def _empty(family: Family, expert: str | None = None) -> nn.Module:
 
 def read_parts(family: Family, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
-    net = _empty(family)
-    read_file(family, net, path, READ)
-    state = {name: value.detach() for name, value in lora_parameters(net, READ).items()}
-    if odd := [name for name in state if split(name) is None]:
-        raise refuse(family, path, odd, "a run cannot begin with such tensors")
-    parts = by_module(state)
-    scaling = {module: getattr(net.get_submodule(module), "scaling", {}) for module in parts}  # a rotation has none
-    return parts, {module: float(own.get(READ, 1.0)) for module, own in scaling.items()}
+    file = AdapterFile(path)
+    warn_of_other_base(family, file)
+    found = modules_in(family, family.skeleton(), file)
+    return {path: own.parts for path, own in found.items()}, {path: own.scale for path, own in found.items()}
 
 
 def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple[dict[str, Callable[[], Tensor]], str]:

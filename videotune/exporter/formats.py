@@ -8,12 +8,11 @@ What is written is read back and compared with what was trained, before its file
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import save_file
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
@@ -24,7 +23,7 @@ from videotune.latent_cache.store import alone, hash_of
 from videotune.types import Family
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
@@ -184,33 +183,6 @@ def changes_nothing(state: Mapping[str, Tensor]) -> bool:
     return not any(bool(value.any()) for name, value in state.items() if (place := split(name)) and place[1] in ZERO)
 
 
-def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The adapter under the format's names, the scale multiplied into it.
-
-    Raises VideotuneError for a format that there is not, and for an adapter that is NaN or does nothing.
-    """
-    kind = kind_of(state)
-    assert kind is not None, "no adapter"
-    refuse_format(family, kind, format)
-    check_finite("adapter", state)
-    places = {name: place for name in state if (place := split(name))}
-    if changes_nothing(state):
-        raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
-    rename = family.key_maps().get(format, lambda path: path)
-    scaled = {
-        name: state[name].detach().cpu().float() * (scale if part in ZERO and part != "oft_R" else 1.0)
-        for name, (_, part) in places.items()
-    }
-    if format in family.spec.fused:
-        scaled = fuse(scaled, family.skeleton(), family.spec.fused[format])
-    out = {}
-    for name, value in scaled.items():
-        path, part = split(name) or ("", "")
-        weight = ".weight" if name.endswith(".weight") and part != "lora_magnitude_vector" else ""  # as PEFT saves it
-        out[f"{rename(path)}.{part}{weight}"] = value.contiguous()
-    return out
-
-
 def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
     """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
     kind = kind_of(state)
@@ -222,36 +194,3 @@ def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
     settings = {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()}
     settings |= {"peft_type": config.peft_type.value, "target_modules": sorted(config.target_modules)}
     return {CONFIG: json.dumps(settings)}
-
-
-def fuse(
-    state: Mapping[str, Tensor], net: nn.Module, groups: Sequence[tuple[str, tuple[str, ...]]]
-) -> dict[str, Tensor]:
-    """A LoRA in which each group of modules is one, under the path of its first module; exactly the same update.
-
-    A of the modules stand one below the other, (Σr, in), and B on the diagonal, (Σout, Σr); rows of a module that has no
-    update are zeros. ``groups``: lists of blocks, each with modules of a block in the order of their rows; ``net`` gives the
-    modules' sizes. Readers know such a format by its joined weights, so where no module of the first group is in the state,
-    one update of nothing is.
-    """
-    left, joined = dict(state), {}
-    for group, (blocks, paths) in enumerate(groups):
-        names = [name for name, _ in net.get_submodule(blocks).named_children()]
-        places = [[f"{blocks}.{name}.{path}" for path in paths] for name in names]
-        if group == 0 and not any(f"{path}.lora_A.weight" in state for members in places for path in members):
-            rows, wide = _size(net, places[0][0])
-            left[f"{places[0][0]}.lora_A.weight"] = torch.zeros(1, wide)
-            left[f"{places[0][0]}.lora_B.weight"] = torch.zeros(rows, 1)
-        for members in places:
-            a = [left.pop(f"{path}.lora_A.weight") for path in members if f"{path}.lora_A.weight" in left]
-            if a:
-                b = [left.pop(f"{path}.lora_B.weight", torch.zeros(_size(net, path)[0], 0)) for path in members]
-                joined[f"{members[0]}.lora_A.weight"] = torch.cat(a)
-                joined[f"{members[0]}.lora_B.weight"] = torch.block_diag(*b)
-    return left | joined
-
-
-def _size(net: nn.Module, path: str) -> tuple[int, int]:
-    """Rows and columns of a module's weight."""
-    module: Any = net.get_submodule(path)
-    return module.out_features, module.in_features

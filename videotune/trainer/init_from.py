@@ -14,7 +14,7 @@ from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
-from videotune.trainer.checkpoint import Checkpoint, cut, read_checkpoint
+from videotune.trainer.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
 from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.experts import of_expert, prefix
 from videotune.trainer.text_encoders import ROWS
@@ -32,7 +32,7 @@ def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) 
 
     Raises VideotuneError where they do not fit.
     """
-    if source.is_file() and len(pool.trainables) > 1:
+    if is_adapter(source) and len(pool.trainables) > 1:
         raise VideotuneError(
             f"init_from: {source} is one file, and two experts train: give a checkpoint's folder, or train one of them"
         )
@@ -139,6 +139,11 @@ def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: M
         )
 
 
+def is_adapter(source: Path) -> bool:
+    """Whether a source is a file, or a folder of PEFT or diffusers with an adapter in it, rather than a checkpoint."""
+    return source.is_file() or (not (source / MARKER).exists() and any(source.glob("*.safetensors")))
+
+
 def checkpoint_in(source: Path) -> Checkpoint:
     """The checkpoint in a folder.
 
@@ -151,18 +156,18 @@ def checkpoint_in(source: Path) -> Checkpoint:
 
 
 def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
-    """The adapter in a run's checkpoint, of names that ``begin`` so, or in a LoRA file of any program.
+    """The adapter in a run's checkpoint, of names that ``begin`` so, or in an adapter file or folder of any program.
 
     Its alpha may be another than ours. Raises VideotuneError where the source is missing, or no LoRA of this family.
     """
-    if source.is_dir():
+    if source.is_dir() and not is_adapter(source):
         checkpoint = checkpoint_in(source)
         scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
         if scale is None or kind_of(weights) is None:
             raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
         parts = by_module(weights)
         return parts, dict.fromkeys(parts, float(scale))
-    if not source.is_file():
+    if not source.exists():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
         return read_parts(family, source)

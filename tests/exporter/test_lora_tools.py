@@ -1,0 +1,219 @@
+"""``videotune lora``: every form of every family, and what is written does what its source did."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.exporter import lora_kit as kit
+from tests.exporter.export_kit import read_back
+from tests.shell import Bases, run
+from videotune.errors import VideotuneError
+from videotune.exporter.lora_tools import Target, convert, extract, merge, resize
+from videotune.exporter.lora_write import FORMS
+
+Open = Callable[..., Any]
+
+
+def named(folder: Path, form: str) -> Path:
+    return folder / form if form == "peft" else folder / f"{form}.safetensors"
+
+
+@pytest.mark.parametrize("name", kit.FAMILIES)
+def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: Path) -> None:
+    """alpha is half the rank throughout, and not lost on any way."""
+    family, first = tiny_family(name), tmp_path / "first.safetensors"
+    wanted = kit.plain(family, first, 2.0)
+    forms = [form for form in FORMS if form != "original" or form in family.full_key_maps()]
+    for form in forms:
+        one = named(tmp_path, form)
+        convert(first, kit.target(family, one, form))
+        kit.same(kit.deltas_of(family, one), wanted)
+        for other in forms:
+            (tmp_path / form.upper()).mkdir(exist_ok=True)
+            two = named(tmp_path / form.upper(), other)
+            convert(one, kit.target(family, two, other))
+            kit.same(kit.deltas_of(family, two), wanted)
+
+
+@pytest.mark.parametrize("name", kit.FAMILIES)
+def test_diffusers_reads_its_form_with_alpha(name: str, tiny_family: Open, tmp_path: Path) -> None:
+    """``load_lora_weights`` itself, the alpha of the header included, ranks that differ too."""
+    family, first, out = tiny_family(name), tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = kit.plain(family, first, 2.0)
+    convert(first, kit.target(family, out))
+    kit.same(read_back(family, out), wanted)
+    resize(out, None, 0.5, kit.target(family, tmp_path / "c.safetensors"))
+    kit.same(read_back(family, tmp_path / "c.safetensors"), wanted, 0.5)
+
+
+def test_peft_reads_its_folder(family: Any, tmp_path: Path) -> None:
+    import peft
+
+    wanted = kit.plain(family, tmp_path / "a.safetensors", 2.0)
+    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "out", "peft"))
+    net = family.denoiser()
+    before = {name: net.get_submodule(name).weight.double() for name in wanted}
+    merged = peft.PeftModel.from_pretrained(net, str(tmp_path / "out")).merge_and_unload()
+    kit.same({name: merged.get_submodule(name).weight.double() - before[name] for name in wanted}, wanted, 1e-5)
+
+
+def lycoris(family: Any, kind: str) -> tuple[kit.Tensors, kit.Tensors]:
+    """A file as LyCORIS writes it, ``lycoris_`` before flat names of diffusers, alpha half the rank; and its ΔW."""
+    tensors, deltas = {}, {}
+    for seed, (name, (b, a)) in enumerate(kit.pairs(family, "attention").items()):
+        rows, columns, flat = len(b), a.shape[1], f"lycoris_{name.replace('.', '_')}"
+        b2, a2 = kit.drawn(rows, 4, seed=900 + seed), kit.drawn(4, columns, seed=990 + seed)
+        if kind == "LOHA":
+            parts = {"hada_w1_a": b, "hada_w1_b": a, "hada_w2_a": b2, "hada_w2_b": a2}
+            deltas[name] = 0.5 * (b.double() @ a.double()) * (b2.double() @ a2.double())
+        else:
+            one, two = kit.drawn(4, 4, seed=seed), kit.drawn(rows // 4, columns // 4, seed=seed)
+            parts, deltas[name] = {"lokr_w1": one, "lokr_w2": two}, torch.kron(one.double(), two.double())
+        tensors |= {f"{flat}.{part}": value for part, value in parts.items()} | {f"{flat}.alpha": torch.tensor(2.0)}
+    return tensors, deltas
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
+def test_lycoris_files_are_converted_where_the_form_has_the_kind(kind: str, family: Any, tmp_path: Path) -> None:
+    """A LoKr of whole factors is not scaled, whatever alpha says: so LyCORIS, musubi and ComfyUI have it."""
+    first = tmp_path / "a.safetensors"
+    tensors, wanted = lycoris(family, kind)
+    save_file(tensors, first)
+    kit.same(kit.deltas_of(family, first), wanted)
+    for form in ("comfyui", "kohya", "peft"):
+        out = named(tmp_path, form)
+        convert(first, kit.target(family, out, form))
+        kit.same(kit.deltas_of(family, out), wanted)
+    kit.same(read_back(family, tmp_path / "peft"), wanted)
+    with pytest.raises(VideotuneError, match="diffusers"):
+        convert(first, kit.target(family, tmp_path / "d.safetensors"))
+    with pytest.raises(VideotuneError, match=kind):
+        resize(first, 2, 0.0, kit.target(family, tmp_path / "d.safetensors"))
+    assert not (tmp_path / "d.safetensors").exists()
+
+
+def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
+    tensors = {}
+    for name, (b, a) in kit.pairs(family, "attention").items():
+        key = f"diffusion_model.{family.native(name)}"
+        tensors |= {
+            f"{key}.lora_down.weight": a,
+            f"{key}.lora_up.weight": b,
+            f"{key}.dora_scale": b.norm(dim=1)[:, None],
+        }
+    save_file(tensors, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "out", "peft"))
+    found = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["use_dora"]
+    name, (b, _) = next(iter(kit.pairs(family, "attention").items()))
+    assert torch.equal(found[f"base_model.model.{name}.lora_magnitude_vector"], b.norm(dim=1))
+    with pytest.raises(VideotuneError, match="norm"):
+        convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "b.safetensors", "comfyui"))
+
+
+def test_musubis_joined_qkv_is_taken_apart_and_joined_again(tiny_family: Open, tmp_path: Path) -> None:
+    """musubi's HunyuanVideo names (networks/lora.py, modules MMDoubleStreamBlock): one A for q, k and v."""
+    family, tensors = tiny_family("hunyuan_video"), {}
+    width, flat = 24, "lora_unet_double_blocks_0_img_attn_qkv"
+    a, b = kit.drawn(4, width), kit.drawn(3 * width, 4)
+    tensors = {f"{flat}.lora_down.weight": a, f"{flat}.lora_up.weight": b, f"{flat}.alpha": torch.tensor(1.0)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "b.safetensors"))
+    found = read_back(family, tmp_path / "b.safetensors")
+    for part, rows in zip(("to_q", "to_k", "to_v"), b.split(width), strict=True):
+        kit.same({"": found[f"transformer_blocks.0.attn.{part}"]}, {"": 0.25 * rows.double() @ a.double()})
+    convert(tmp_path / "b.safetensors", kit.target(family, tmp_path / "c.safetensors", "kohya"))
+    assert all(torch.equal(value, tensors[key]) for key, value in load_file(tmp_path / "c.safetensors").items())
+
+
+def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
+    one, two, out = (tmp_path / f"{name}.safetensors" for name in "abc")
+    first, second = kit.plain(family, one, 2.0), kit.plain(family, two, None, "attention", 3)
+    merge([one, two], [0.5, -2.0], None, kit.target(family, out))
+    wanted = {name: 0.5 * delta - 2.0 * second.get(name, torch.zeros_like(delta)) for name, delta in first.items()}
+    kit.same(kit.deltas_of(family, out), wanted)
+    told = merge([one, two], [0.5, -2.0], 2, kit.target(family, tmp_path / "d.safetensors", "kohya"))
+    best = {name: torch.linalg.svdvals(delta)[2:].norm() for name, delta in wanted.items()}
+    found = kit.deltas_of(family, tmp_path / "d.safetensors")
+    for name, delta in wanted.items():
+        torch.testing.assert_close((found[name] - delta).norm(), best[name], rtol=1e-5, atol=1e-6)
+    whole = sum(delta.square().sum() for delta in wanted.values()) ** 0.5
+    assert f"{float(sum(lost**2 for lost in best.values()) ** 0.5 / whole):.2e}" in " ".join(told)
+
+
+def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> None:
+    """Eckart and Young: no factors of the rank are nearer than the cut SVD; the bounds hold, and one rank less breaks them."""
+    first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = kit.plain(family, first, 2.0)
+    resize(first, 3, 0.0, kit.target(family, out))
+    found = kit.deltas_of(family, out)
+    for name, delta in wanted.items():
+        best = torch.linalg.svdvals(delta)[3:].norm()
+        torch.testing.assert_close((found[name] - delta).norm(), best, rtol=1e-5, atol=1e-6)
+    assert run("lora", "resize", first, out=out, energy=0.9, base=family.folder, overwrite=True) == 0
+    ranks = {key: len(value) for key, value in load_file(out).items() if "lora_A" in key}
+    found = kit.deltas_of(family, out)
+    for name, delta in wanted.items():
+        sigma, rank = torch.linalg.svdvals(delta), ranks[f"transformer.{name}.lora_A.weight"]
+        assert float((found[name] - delta).norm() / delta.norm()) <= 0.1**0.5 + 1e-6
+        assert float(sigma[rank - 1 :].norm() / delta.norm()) > 0.1**0.5
+    assert len(set(ranks.values())) > 1
+
+
+def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
+    """And says what no LoRA can hold: a norm's weight was changed too."""
+    tuned = Path(shutil.copytree(family.folder, tmp_path / "tuned"))
+    wanted = kit.plain(family, tmp_path / "a.safetensors")
+    (file,) = (tuned / "transformer").glob("*.safetensors")
+    weights = load_file(file)
+    for name, delta in wanted.items():
+        weights[f"{name}.weight"] += delta.float()
+    weights["blocks.0.norm2.weight"] += 10.0
+    save_file(weights, file, {"format": "pt"})
+    told = extract(
+        tuned / "transformer", str(family.folder), kit.RANK, None, kit.target(family, tmp_path / "b.safetensors")
+    )
+    kit.same(kit.deltas_of(family, tmp_path / "b.safetensors"), wanted, 1e-5)
+    own = weights["blocks.0.norm2.weight"].numel() * 100.0
+    share = own / (own + sum(float(delta.square().sum()) for delta in wanted.values()))
+    assert f"{share:.2%}" in told[2]
+    with pytest.raises(VideotuneError, match="differs"):
+        extract(Path(family.folder), str(family.folder), 4, None, kit.target(family, tmp_path / "c.safetensors"))
+
+
+def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
+    from videotune.exporter.lora_factors import truncated
+
+    left, right = kit.drawn(1200, 8).double(), kit.drawn(8, 1100, seed=1).double()
+    noise = 1e-3 * kit.drawn(1200, 1100, seed=2).double()
+    b, a = truncated(left @ right + noise, 8)
+    best = torch.linalg.svdvals(left @ right + noise)[8:].norm()
+    assert float((b @ a - left @ right - noise).norm()) <= 1.001 * float(best)
+
+
+def test_nothing_is_written_where_something_is_wrong(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
+    first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    kit.plain(family, first, 2.0)
+    for wrong in (
+        Target(out, "kohya", str(tiny_bases("cogvideox"))), Target(out, "lycoris", str(family.folder)), Target(first, "kohya"),
+        Target(tmp_path / "x.bin", "kohya", str(family.folder)), Target(out, "kohya"), Target(tmp_path, "peft"),
+    ):  # fmt: skip
+        with pytest.raises(VideotuneError):
+            convert(first, wrong)
+    with pytest.raises(VideotuneError):
+        merge([first, first], [1.0, 2.0, 3.0], None, kit.target(family, out))
+    with pytest.raises(VideotuneError):
+        run("lora", "resize", first, out=out, base=family.folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
+    convert(first, kit.target(family, out, "kohya"))
+    with pytest.raises(VideotuneError, match="overwrite"):
+        convert(first, kit.target(family, out, "comfyui"))
+    with safe_open(out, "pt") as file:
+        assert "lora convert" in file.metadata()["videotune"]

@@ -1,0 +1,137 @@
+"""``videotune lora``: adapter files of any program."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import AsJson, Offline
+from videotune.console import out as say
+from videotune.console import print_table
+from videotune.errors import VideotuneError
+
+lora_app = typer.Typer(
+    help="LoRA files of any program: inspect, convert, merge, resize, extract.", no_args_is_help=True
+)
+
+FileIn = Annotated[Path, typer.Argument(help="a safetensors file, or a folder of PEFT or diffusers with one")]
+Out = Annotated[Path, typer.Option("--out", help="the file to write; of peft the folder")]
+Form = Annotated[
+    str, typer.Option("--to", help="diffusers, comfyui, kohya (also musubi's), original or peft (a folder)")
+]
+Base = Annotated[str | None, typer.Option("--base", help="the base model's folder or Hub id (default: the file tells)")]
+FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where a file fits several")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what --out names")]
+Rank = Annotated[int | None, typer.Option("--rank", min=1, help="the rank of every module")]
+Share = Annotated[float | None, typer.Option("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
+Error = Annotated[
+    float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow in each module")
+]
+Weights = Annotated[list[float] | None, typer.Option("--weight", help="strength of each file, in their order")]
+Against = Annotated[str | None, typer.Option("--against", help="check every shape against this base model")]
+
+
+@lora_app.command("inspect")
+def lora_inspect(
+    file: FileIn, against: Against = None, as_json: AsJson = False, offline: Offline = False,
+    every: Annotated[bool, typer.Option("--all", help="a line for each module")] = False,
+) -> None:  # fmt: skip
+    """Show a LoRA file's base, form, ranks, scales and health, and which programs read it how strongly."""
+    found = commands.lora.inspect(file, against)
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    for line in (found["file"], *commands.lora.summary(found)):
+        say(line)
+    groups = [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
+    print_table("share of ‖ΔW‖²", ["modules of", "modules", "share"], groups, right=(1, 2))
+    print_table(
+        "ranks and scales", ["rank", "alpha", "scale", "alpha is in", "modules"], scales(found), right=(0, 1, 2, 4)
+    )
+    print_table(
+        "programs", ["program", "reads it with scale", "strength to set"], [reader(own) for own in found["programs"]]
+    )
+    if every:
+        rows = [
+            [row["path"], row["rank"], number(row["scale"]), number(row["norm"]), row["state"]]
+            for row in found["modules"]
+        ]
+        print_table("modules", ["module", "rank", "scale", "‖ΔW‖", "state"], rows, right=(1, 2, 3))
+    if found["metadata"]:
+        print_table("metadata", ["key", "value"], [[key, value[:60]] for key, value in found["metadata"].items()])
+    if against is not None and found["misfits"]:
+        raise VideotuneError(f"{file} does not fit {against}: {found['misfits'][0]}")
+
+
+def number(value: float | None) -> str:
+    """A figure, or nothing where there is none."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def scales(found: dict[str, Any]) -> list[list[Any]]:
+    """rank, alpha, scale, where alpha stands, and how many modules have these; the twelve most frequent."""
+    keys = [
+        (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"] or "no place")
+        for row in found["modules"]
+    ]
+    return [[*key, many] for key, many in Counter(keys).most_common(12)]
+
+
+def reader(own: dict[str, Any]) -> list[Any]:
+    """A program, the scale that it applies, and the strength that makes up for it."""
+    if own["scale"] is None:
+        return [own["program"], "does not read this form", ""]
+    scale = " to ".join(dict.fromkeys(map(number, own["scale"])))
+    return [own["program"], scale, number(own["strength"]) or "none will do: convert the file"]
+
+
+@lora_app.command("convert")
+def lora_convert(
+    file: FileIn, to: Form, out: Out, base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
+    offline: Offline = False,
+) -> None:  # fmt: skip
+    """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
+    show(commands.lora.convert(file, commands.lora.Target(out, to, base, family, overwrite)))
+
+
+@lora_app.command("merge")
+def lora_merge(
+    files: Annotated[list[Path], typer.Argument(help="LoRA files of one base model")], out: Out, weights: Weights = None,
+    rank: Rank = None, to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
+    offline: Offline = False,
+) -> None:  # fmt: skip
+    """Write the sum of several LoRAs as one: exactly, or with --rank the nearest of a rank, with its error."""
+    show(commands.lora.merge(files, weights or (), rank, commands.lora.Target(out, to, base, family, overwrite)))
+
+
+@lora_app.command("resize")
+def lora_resize(
+    file: FileIn, out: Out, rank: Rank = None, energy: Share = None, error: Error = None, to: Form = "diffusers",
+    base: Base = None, family: FamilyName = None, overwrite: Overwrite = False, offline: Offline = False,
+) -> None:  # fmt: skip
+    """Write the nearest LoRA of a lower rank, the same in every module or as low as a bound allows in each."""
+    if sum(given is not None for given in (rank, energy, error)) != 1:
+        raise VideotuneError("lora resize takes one of --rank, --energy and --error")
+    bound = (error or 0.0) if energy is None else (1 - energy) ** 0.5
+    show(commands.lora.resize(file, rank, bound, commands.lora.Target(out, to, base, family, overwrite)))
+
+
+@lora_app.command("extract")
+def lora_extract(
+    folder: Annotated[Path, typer.Argument(help="a fine-tuned model in diffusers layout, or its transformer's folder")],
+    base: Annotated[str, typer.Option("--base", help="the base model that it was fine-tuned from, with weights")],
+    rank: Annotated[int, typer.Option("--rank", min=1, help="the rank of every module")], out: Out,
+    expert: Annotated[str | None, typer.Option("--expert", help="of a model with two: high or low")] = None,
+    to: Form = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
+) -> None:  # fmt: skip
+    """Write what fine-tuning has changed in a model as a LoRA, and say what of it a LoRA cannot hold."""
+    show(commands.lora.extract(folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite)))
+
+
+def show(lines: list[str]) -> None:
+    """Print what was written."""
+    for line in lines:
+        say(line)

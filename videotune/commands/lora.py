@@ -1,0 +1,6 @@
+"""``lora``: adapter files of any program, looked at and made into others."""
+
+from videotune.exporter.lora_inspect import inspect, summary
+from videotune.exporter.lora_tools import Target, convert, extract, merge, resize
+
+__all__ = ["Target", "convert", "extract", "inspect", "merge", "resize", "summary"]
