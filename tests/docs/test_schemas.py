@@ -13,13 +13,12 @@ from jsonschema import Draft202012Validator
 from tests.read_runs import of_kind
 from tests.shell import check, plan, train
 from tests.shell import run as shell
-from videotune.cli.import_config import import_config
+from videotune.cli.import_config import ORDER, import_config
 from videotune.config.resolve import Resolved
 from videotune.config.suggestions import _others
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
-from videotune.interop.translate import VERDICTS
 from videotune.latent_cache.exposure import BANDS
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.logging.journal import read_journal
@@ -181,7 +180,7 @@ def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert faults("import", value) == []
     assert {row["verdict"] for row in value["rows"]} == {"same", "translated", "none", "differs", "unknown"}
     words = schema("import")["properties"]
-    assert words["rows"]["items"]["properties"]["verdict"]["enum"] == list(VERDICTS)
+    assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
     assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in _others()["files"]}
 
 

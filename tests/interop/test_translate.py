@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from videotune.cli.import_config import ORDER
 from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import _others
 from videotune.interop.theirs import Theirs, read_theirs
-from videotune.interop.translate import _CONVERSIONS, VERDICTS, Imported, Row, rules, translate
+from videotune.interop.translate import _CONVERSIONS, Imported, Row, rules, translate
 from videotune.models.registry import find
 
 HERE = Path(__file__).parent
@@ -81,7 +82,7 @@ def test_a_config_in_our_keys(name: str) -> None:
     assert found.config.get("datasets", []) == [
         one | row for one, row in zip(expected.get("datasets", []), rows, strict=True)
     ]
-    assert {row.verdict for row in found.rows} <= set(VERDICTS)
+    assert {row.verdict for row in found.rows} <= set(ORDER)
     assert all(
         row.ours or row.note for row in found.rows if row.verdict != "same" and row.theirs not in (None, "", [], {})
     )

@@ -18,12 +18,8 @@ from videotune.console import echo, out, print_table
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported
 
-FIRST = {
-    "differs": "differs: does there something other than its name says",
-    "missing": "missing: a file that is not there",
-    "unknown": "unknown: no rule knows the key",
-}
-"""Verdicts whose keys are spoken of first."""
+ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
+"""Verdicts in the order in which is spoken of their keys."""
 
 
 def import_config(
@@ -42,18 +38,17 @@ def import_config(
 
 
 def show(result: Imported) -> None:
-    """Print the table, below it what is to be said of keys, surprises first, and the counts."""
+    """Print the table, the notes below it, surprises first, and the counts."""
     rows, notes = [], dict[tuple[str, str], list[str]]()
     for row in result.rows:
         value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
         ours = "\n".join(f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}" for key, one in row.ours.items())
         rows.append([f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours])
-        if row.note:
-            said = row.note + (f" [{row.source}]" if row.source else "")
-            notes.setdefault((row.verdict if row.verdict in FIRST else "", said), []).append(row.key)
+        said = f"{row.note} [{row.source}]" if row.source else row.note
+        notes.setdefault((row.verdict, said if row.note else ""), []).append(row.key)
     print_table(f"keys of {result.trainer}", ["theirs", "verdict", "videotune"], rows)
-    for verdict in (*FIRST, ""):
-        found = [f"  {', '.join(keys)}: {note}" for (head, note), keys in notes.items() if head == verdict]
-        out("\n".join([FIRST.get(verdict, "the rest:"), *found]) if found else "")
+    for (verdict, note), keys in sorted(notes.items(), key=lambda one: ORDER.index(one[0][0])):
+        if note:
+            out(f"{verdict}: {', '.join(keys)}: {note}")
     counts = Counter(row.verdict for row in result.rows)
     out(f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}")

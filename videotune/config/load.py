@@ -65,13 +65,9 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 def _refuse_other_trainer(value: Any, path: Path) -> None:
     """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
     other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
-    mostly = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(
-        value
-    )  # with a stray key of theirs
-    if other and not (mostly and len(other["keys"]) < 2):
-        raise VideotuneError(
-            f"{path} looks like a config of {other['trainer']}: `videotune import {path} --out OURS.json` translates it"
-        )
+    stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)  # one key of theirs in ours
+    if other and not (stray and len(other["keys"]) < 2):
+        raise VideotuneError(f"{path} looks like one of {other['trainer']}: `videotune import {path}` translates it")
     if path.suffix.lower() == ".toml":
         raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
 

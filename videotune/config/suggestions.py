@@ -62,8 +62,7 @@ def plain(key: str) -> str:
 
 def flat_leaves(value: object, prefix: str = "") -> dict[str, Any]:
     """Every leaf of a nested value by its dotted key; lists without objects, and empty objects, are leaves."""
-    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
-    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        inner = enumerate(value)
+    rows = value if isinstance(value, list) and any(isinstance(one, Mapping) for one in value) else []
+    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(rows)
     found = {key: leaf for name, one in inner for key, leaf in flat_leaves(one, f"{prefix}{name}.").items()}
     return found or {prefix.removesuffix("."): value}

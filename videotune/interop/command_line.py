@@ -13,7 +13,7 @@ _BEFORE = (
     (r"(?m)^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*", r"\1="),  # PowerShell's assignments
 )
 _TOKEN = re.compile(
-    r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$)""", re.DOTALL
+    r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""", re.DOTALL
 )
 _PIECE = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'|((?:\\.|[^"'\\])+)""", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?\}|\$(\w+)|%(\w+)%")
@@ -35,35 +35,32 @@ def options_of(text: str, path: Path) -> dict[str, Any]:
     commands = list(_commands(text, path))
     for command in [some for some in commands if any(word.endswith(".py") for word in some)] or commands:
         place = next((i for i, word in enumerate(command) if word.endswith(".py")), -1)
-        launcher = _options(command[:place]) if place >= 0 else {}
-        found |= {f"launcher.{name}": value for name, value in launcher.items()} | _options(command[place + 1 :])
+        found |= {f"launcher.{name}": value for name, value in _options(command[: max(place, 0)]).items()}
+        found |= _options(command[place + 1 :])
         if place >= 0 and ("script" not in found or "train" in Path(command[place]).name):
             found["script"] = re.split(r"[/\\]", command[place])[-1]
     return found
 
 
 def _options(words: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    name, values = "", list[str]()
-    for word in [*words, "--"]:
-        option = re.fullmatch(r"--?([A-Za-z_][\w.-]*)?(?:=(.*))?", word, re.DOTALL)
-        if option is None:
-            values.append(word)
-            continue
-        if name:
-            several = [typed(value) for value in values]
-            found[name] = True if not several else several[0] if len(several) == 1 else several
-        name, values = (option[1] or "").replace("-", "_"), [] if option[2] is None else [option[2]]
-    return found
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if option := re.fullmatch(r"--?([A-Za-z_][\w.-]*)?(?:=(.*))?", word, re.DOTALL):
+            name = (option[1] or "").replace("-", "_")
+            found[name] = [] if option[2] is None else [option[2]]
+        elif name:
+            found[name].append(word)
+    several = {name: [typed(word) for word in words] for name, words in found.items() if name}
+    return {name: True if not some else some[0] if len(some) == 1 else some for name, some in several.items()}
 
 
 def typed(text: str) -> Any:
     """A word as a bool or a number where it reads as one."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if len(text) > 40 or not _NUMBER.fullmatch(text):
-        return text
-    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+    number = len(text) <= 40 and _NUMBER.fullmatch(text)
+    return text if not number else float(text) if set(text) & set(".eE") else int(text)
 
 
 def _commands(text: str, path: Path) -> Iterator[list[str]]:
@@ -94,24 +91,19 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
 def _expanded(word: str, variables: dict[str, list[str]], path: Path) -> list[str]:
     """The words that one word of a file stands for, without its quotes."""
     whole = _VARIABLE.fullmatch(word.strip('"'))
-    known = variables.get(next(filter(None, whole.groups()))) if whole else None
+    known = variables.get(whole[whole.lastindex or 0]) if whole else None
     if known is not None and ("[" in word or not word.startswith('"')):
-        return list(known) if "[" in word else [part for text in known for part in _split(text, path)]
+        inner = [one for text in known for _, one in _tokens(text, path)]
+        return known if "[" in word else [part for one in inner for part in _expanded(one, {}, path)]
 
     def value(found: re.Match[str]) -> str:
-        return " ".join(variables.get(next(filter(None, found.groups())), [found[0]]))
+        return " ".join(variables.get(found[found.lastindex or 0], [found[0]]))
 
-    parts = []
-    for double, single, plain in _PIECE.findall(word):
-        parts.append(single or re.sub(r"\\(.)", r"\1", _VARIABLE.sub(value, double or plain), flags=re.DOTALL))
-    text = "".join(parts)
+    parts = [(single, _VARIABLE.sub(value, double or plain)) for double, single, plain in _PIECE.findall(word)]
+    text = "".join(single or re.sub(r"\\(.)", r"\1", rest, flags=re.DOTALL) for single, rest in parts)
     if len(text) > MOST:
         raise VideotuneError(f"{path}: a word of a command grows beyond {MOST:,} letters")
     return [text] if word else []
-
-
-def _split(text: str, path: Path) -> list[str]:
-    return [part for _, word in _tokens(text, path) for part in _expanded(word, {}, path)]
 
 
 def _tokens(text: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -120,12 +112,8 @@ def _tokens(text: str, path: Path) -> Iterator[tuple[str, str]]:
         text = re.sub(pattern, instead, text)
     if re.search(r"\b[A-Za-z]:\\", text):  # paths of Windows: a backslash escapes nothing
         text = text.replace("\\", "\\\\")
-    place = 0
-    while place < len(text):
-        token = _TOKEN.match(text, place)
-        if token is None:
-            line = text.count("\n", 0, place) + 1
+    for token in _TOKEN.finditer(text):
+        if token[4]:
+            line = text.count("\n", 0, token.end()) + 1
             raise VideotuneError(f"{path}: the command in line {line} cannot be read; is a quote not closed?")
-        place = token.end()
-        if token[2] or token[3]:
-            yield token[2] or "", token[3] or ""
+        yield token[2] or "", token[3] or ""

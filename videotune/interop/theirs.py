@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,4 @@ def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tu
 def _found(name: str, folder: Path) -> Path | None:
     """The file that a name means, seen from the config's folder, one above it, or the working folder; None: not there."""
     folders = [*[folder.resolve(), *folder.resolve().parents][:UPWARD], Path()]
-    try:
-        return next((path / name for path in folders if (path / name).is_file()), None)
-    except OSError:  # a name too long for a file
-        return None
+    return next((path / name for path in folders if os.path.isfile(path / name)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,18 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.resolve import resolve
-from videotune.config.schema import leaves
 from videotune.config.suggestions import other_values, plain
 from videotune.errors import VideotuneError
 from videotune.interop.command_line import typed
 from videotune.interop.theirs import Theirs
 from videotune.models.base_model import published, spec_for
-from videotune.types import BasePlace, ModelSpec
-
-VERDICTS = ("same", "translated", "none", "differs", "unknown", "missing")
-"""same: taken as it is; translated: under another name or with another value; none: no counterpart; differs: the key does
-there something other than its name says; unknown: no rule knows the key; missing: a file that is not there."""
-
+from videotune.types import BasePlace
 
 LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
 """Keys that are left out where they do not go with others."""
@@ -33,7 +28,12 @@ LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
 
 @dataclass(frozen=True)
 class Row:
-    """One key of theirs: its value, what becomes of the key, and why; not ``given``: their default, not in the file."""
+    """One key of theirs: its value, what becomes of the key, and why; not ``given``: their default, not in the file.
+
+    ``verdict``: same: taken as it is; translated: under another name or with another value; none: no counterpart;
+    differs: the key does there something other than its name says; unknown: no rule knows the key; missing: a file that
+    is not there.
+    """
 
     key: str
     theirs: Any
@@ -65,11 +65,9 @@ def translate(theirs: Theirs) -> Imported:
     given = _with_args(theirs.values, table.get("args", ()))
     defaults = _defaults(given, table.get("defaults", {}))
     values = given | {key: default["value"] for key, default in defaults.items()}
-    found = {key: _rule(table, key, values) | {"given": key in given} for key in values}
-    for key, default in defaults.items():
-        found[key] = {"source": default["source"]} | found[key]
+    found = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
     base = _base([values[key] for key in found if "base" in found[key]], folder)
-    rows = [_row(key, values, rule, base, folder) for key, rule in found.items()]
+    rows = [replace(_row(key, values, rule, base, folder), given=key in given) for key, rule in found.items()]
     gone = [Row(key, path, "missing", note="its keys are not read") for key, path in theirs.missing]
     return Imported(theirs.trainer, *_accepted([*rows, *gone], base))
 
@@ -120,8 +118,8 @@ def _beside(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
 
 def _holds(conditions: Mapping[str, str], key: str, values: Mapping[str, Any]) -> bool:
     """Whether other keys of theirs have such values: patterns apart by |, where nothing stands for no value."""
-    found = {pattern: _beside(pattern, key, values) for pattern in conditions}
-    texts = {pattern: "" if value is None else str(value).lower() for pattern, value in found.items()}
+    found = ((pattern, _beside(pattern, key, values)) for pattern in conditions)
+    texts = {pattern: "" if value is None else str(value).lower() for pattern, value in found}
     return all(any(fnmatchcase(texts[key], one) for one in conditions[key].split("|")) for key in texts)
 
 
@@ -136,22 +134,17 @@ def _row(key: str, values: Mapping[str, Any], rule: Mapping[str, Any], base: Map
     if "base" in rule:
         ours |= base
         notes.append("" if base else "it names no base model that videotune trains: set base_model_name")
-    last = key.rpartition(".")[2]
-    same = all(name.rpartition(".")[2] == last and one == value for name, one in ours.items())
+    same = all(name.split(".")[-1] == key.split(".")[-1] and one == value for name, one in ours.items())
     verdict = next((word for word in ("differs", "unknown") if word in rule), "same" if same else "translated")
     verdict = verdict if ours or verdict in rule else "none"
-    return Row(key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", ""), rule["given"])
+    return Row(key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", ""))
 
 
 def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Our keys with their values; those of a dataset have the indices of theirs: ``datasets.0_2.path``."""
     how, names = rule.get("as"), rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
-    if isinstance(how, dict):
-        value = how[str(value).lower() if str(value).lower() in how else "*"]
-    else:
-        value = _CONVERSIONS[how](value, folder)
-    if not leaves().keys() >= set(names):
-        raise VideotuneError(f"videotune has no key {' and '.join(names)}")
+    word = str(value).lower()
+    value = how[word if word in how else "*"] if isinstance(how, dict) else _CONVERSIONS[how](value, folder)
     several = [] if value is None else value if len(names) > 1 else [value]
     whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
     start = f"datasets.{'_'.join(_indices(key))}."
@@ -160,25 +153,27 @@ def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict
 
 def _size(value: Any, _: Path) -> Any:
     """One size or a list of sizes, width before height, as videotune writes them: R, or "HxW"."""
-    if isinstance(value, list) and (len(value) != 2 or isinstance(value[0], list)):
-        sizes = [_size(one, _) for one in value]
-        return sizes[0] if len(sizes) == 1 else sizes
+    if isinstance(value, str) and "," in value:
+        return [_size(one, _) for one in value.split(",")]
     sides = [int(one) for one in (value if isinstance(value, list) else re.findall(r"\d+", str(value)))]
     return sides[0] if len(sides) == 1 else f"{sides[1]}x{sides[0]}"
 
 
+def _is_weights(path: Path) -> bool:
+    return path.suffix == ".safetensors" and os.path.isfile(
+        path
+    )  # Path.is_file raises OSError for a name that is too long
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) and isinstance(value[0], list) else [value]
+
+
 def _buckets(value: Any, _: Path) -> list[Any]:
     """Frame counts with sizes, [F, H, W] or "FxHxW", -> the most frames, and the sizes."""
-    some = value if isinstance(value, list) and isinstance(value[0], list | str) else [value]
-    shapes = [[int(one) for one in re.findall(r"\d+", str(shape))] for shape in some]
+    shapes = [[int(one) for one in re.findall(r"\d+", str(shape))] for shape in _listed(value)]
     sizes = list(dict.fromkeys(f"{height}x{width}" for _, height, width in shapes))
     return [max(shape[0] for shape in shapes), sizes[0] if len(sizes) == 1 else sizes]
-
-
-def _weights(value: Any, folder: Path) -> str:
-    if not str(value).endswith(".safetensors") or not (folder / str(value)).is_file():
-        raise VideotuneError("no .safetensors file lies there: the weights of base_model_name are taken")
-    return str((folder / str(value)).absolute())
 
 
 _CONVERSIONS: dict[Any, Any] = {
@@ -189,12 +184,9 @@ _CONVERSIONS: dict[Any, Any] = {
     "buckets": _buckets,
     "path": lambda value, folder: str((folder / value).absolute()),
     "path or id": lambda value, folder: str((folder / value).absolute()) if (folder / value).exists() else value,
-    "weights": _weights,
+    "weights": lambda value, folder: str((folder / value).absolute()) if _is_weights(folder / value) else None,
     "sides": lambda value, _: [round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value],
-    "sizes with frames": lambda value, _: _buckets([[frames, height, width] for width, height, frames in value], _)[
-        ::-1
-    ],
-    "width, height, frames": lambda value, _: [f"{value[1]:d}x{value[0]:d}", value[2]],
+    "sizes with frames": lambda value, _: _buckets([one[::-1] for one in _listed(value)], _)[::-1],
     "one more": lambda value, _: value + 1,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
@@ -205,7 +197,7 @@ _CONVERSIONS: dict[Any, Any] = {
 def _base(names: list[Any], folder: Path) -> dict[str, str]:
     """The base model that names of theirs tell, as videotune's keys; nothing where they tell none."""
     for name in names:
-        if isinstance(name, str) and (folder / name / "model_index.json").is_file():
+        if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
             return {"base_model_name": str((folder / name).absolute())}
     text = re.sub(r"[-_ /\\]", "", " ".join(str(name) for name in names).lower())
     for one in rules("bases")["bases"]:
@@ -218,46 +210,37 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
     """The config of what videotune takes, and the rows as they came out; of two values for a key the first is taken."""
     wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
     spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
-    inner = sorted((key for key in wanted if key not in spread), key=len)
-    for path in sorted(key.split(".")[1] for key in inner if key.endswith(".path")):
+    inner = sorted((key for key in wanted if key not in spread), key=lambda key: (len(key), key))
+    for path in [key.split(".")[1] for key in inner if key.endswith(".path")]:
         for key in inner:  # what is said of all datasets, or of some, is said of each
             _, place, name = key.split(".")
             if not place or f"{path}_".startswith(f"{place}_"):
                 spread[f"datasets.{path}.{name}"] = key
-    spec, taken, why = _spec(base), dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it")
+    name = base.get("base_model_name", "")
+    folder = published(name)  # what is known of the base model without asking for it
+    spec = spec_for(base["family"], BasePlace(name, folder) if folder else None) if "family" in base else None
+    taken, why = dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it")
     singles = sorted(([key] for key in spread), key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0)
-    groups, count = [list(spread), *singles], 0
-    while count != len(groups):  # once more where something was taken: a key may need another one
-        count, waiting, groups = len(groups), groups, []
-        for group in waiting:
-            new = taken | {key: wanted[spread[key]] for key in group}
-            try:
-                resolve(_nested(new), {}, spec)
-                taken = new
-            except VideotuneError as error:
-                groups.append(group)
-                why |= {spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
-        if len(taken) == len(spread):
-            break
-    for key in taken:
-        why.pop(spread[key], None)
+    for group in [list(spread), *singles, *singles, *singles]:  # more than once: a key may need another one
+        new = taken | {key: wanted[spread[key]] for key in group}
+        if len(new) == len(taken):
+            continue
+        try:
+            resolve(_nested(new), {}, spec)
+            taken = new
+        except VideotuneError as error:
+            why |= {spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
+    why = {key: text for key, text in why.items() if not any(spread[one] == key for one in taken)}
     return _nested(taken), tuple(_settled(row, wanted, why) for row in rows)
 
 
 def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row:
     """A row without what was not taken, and with the reason."""
-    others = {key: f"videotune has one: {wanted[key]!r}" for key, value in row.ours.items() if wanted[key] != value}
-    lost = {key: text for key, text in {**others, **why}.items() if key in row.ours}
+    lost = {key: f"videotune has one: {wanted[key]!r}" for key, value in row.ours.items() if wanted[key] != value}
+    lost |= {key: why[key] for key in row.ours if key in why}
     ours = {key: value for key, value in row.ours.items() if key not in lost}
     verdict = row.verdict if ours or not lost or row.verdict == "differs" else "none"
     return replace(row, ours=ours, verdict=verdict, note="; ".join(filter(None, [row.note, *lost.values()])))
-
-
-def _spec(base: Mapping[str, str]) -> ModelSpec | None:
-    """What is known of the base model without asking for it."""
-    folder = published(base.get("base_model_name", ""))
-    place = BasePlace(base["base_model_name"], folder) if folder else None
-    return spec_for(base.get("family"), place) if place or "family" in base else None
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,5 +251,4 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = value
-    rows = out.get("datasets", {})
-    return out | ({"datasets": [rows[place] for place in sorted(rows)]} if rows else {})
+    return out | ({"datasets": list(out["datasets"].values())} if "datasets" in out else {})
