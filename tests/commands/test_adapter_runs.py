@@ -22,6 +22,7 @@ from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.config.resolve import parse
 from videotune.errors import DONE, VideotuneError
+from videotune.exporter.lora_tools import Target, convert
 from videotune.files import read_json
 from videotune.planner.plan import bytes_a_parameter
 from videotune.trainer.checkpoint import last_checkpoint
@@ -318,6 +319,47 @@ def test_the_run_begins_with_what_the_file_does(
     for key, value in trainer.parameters.items():
         assert not bool(value[:, 4:].any()) if ".lora_B." in key else torch.equal(value[4:], plain[key][4:])
         assert rank == 4 or ".lora_B." in key or bool(value[4:].any())
+
+
+def test_a_run_begins_with_the_form_of_any_program(tiny_bases: Bases, adapter: Path, work: Work) -> None:
+    """A folder of PEFT's, one of diffusers', musubi's names: each is the same LoRA."""
+    more, base = ("steps=2", "lora.rank=4"), str(tiny_bases("wan"))
+    wanted = delta_of(adapter, FILES[0], work.overrides(*more), work.tmp)
+    (work.tmp / "folder").mkdir()
+    forms = {"peft": work.tmp / "peft", "kohya": work.tmp / "k.safetensors"}
+    forms["diffusers"] = work.tmp / "folder" / "pytorch_lora_weights.safetensors"
+    for form, out in forms.items():
+        convert(place(adapter, FILES[0]), Target(out, form, base))
+    for source in (*list(forms.values())[:2], work.tmp / "folder"):
+        trainer = begun(work.overrides(*more, f"init_from={source}"), work.tmp / f"run of {source.name}")
+        assert largest_difference(updates(trainer.parameters, 1.0), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
+def test_a_run_begins_with_a_file_of_lycoris(kind: str, work: Work) -> None:
+    """Its flat names and its alpha, half the rank; the shapes are those that the variant has here."""
+    plain = begun(work.overrides("steps=2", "lora.rank=2", f"lora.variant={kind}"), work.tmp / "plain").parameters
+    tensors = {}
+    for seed, (path, parts) in enumerate(by_module(plain).items()):
+        flat = f"lycoris_{path.replace('.', '_')}"
+        random = torch.Generator().manual_seed(seed)
+        tensors |= {f"{flat}.{part}": torch.randn(value.shape, generator=random) for part, value in parts.items()}
+        tensors[f"{flat}.alpha"] = torch.tensor(1.0)
+    save_file(tensors, work.tmp / "a.safetensors")
+    halved = any("w2_b" in key for key in tensors)
+    more = ("steps=2", "lora.rank=2", "lora.alpha=4", f"lora.variant={kind}", f"init_from={work.tmp / 'a.safetensors'}")
+    found = updates(begun(work.overrides(*more), work.run).parameters, 2.0)
+    theirs = {
+        name: tensors[f"lycoris_{name.rpartition('.')[0].replace('.', '_')}.{name.rpartition('.')[2]}"]
+        for name in plain
+    }
+    for path, parts in by_module(theirs).items():
+        scale = 0.5 if halved and any(part.endswith("_b") for part in parts) else 1.0
+        torch.testing.assert_close(found[path], updates(by_path(path, parts), scale)[path], rtol=1e-5, atol=1e-6)
+
+
+def by_path(path: str, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{path}.{part}": value for part, value in parts.items()}
 
 
 def test_the_file_is_reported_and_kept_in_the_config(adapter: Path, work: Work, capsys: Printed) -> None:

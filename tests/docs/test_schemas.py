@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from tests.read_runs import of_kind
 from tests.shell import check, plan, train
+from tests.shell import run as shell
 from videotune.cli.import_config import ORDER, import_config
 from videotune.config.resolve import Resolved
 from videotune.config.suggestions import _others
@@ -181,6 +182,15 @@ def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
     words = schema("import")["properties"]
     assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
     assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in _others()["files"]}
+
+
+def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in sorted((run / "export").glob("*.safetensors")):
+        assert shell("lora", "inspect", file, as_json=True) == DONE
+        found = json.loads(capsys.readouterr().out)
+        assert faults("lora", found) == []
+        for key in found:
+            assert faults("lora", {name: value for name, value in found.items() if name != key}), key
 
 
 def test_the_demos_result() -> None:

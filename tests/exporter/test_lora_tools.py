@@ -149,7 +149,7 @@ def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
 
 
 def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> None:
-    """Eckart and Young: no factors of the rank are nearer than the cut SVD; the bounds hold, and one rank less breaks them."""
+    """No factors of the rank are nearer than the cut SVD; the bounds hold, and one rank less breaks them."""
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     wanted = kit.plain(family, first, 2.0)
     resize(first, 3, 0.0, kit.target(family, out))
@@ -201,9 +201,10 @@ def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
 def test_nothing_is_written_where_something_is_wrong(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     kit.plain(family, first, 2.0)
+    own, cog = str(family.folder), str(tiny_bases("cogvideox"))
     for wrong in (
-        Target(out, "kohya", str(tiny_bases("cogvideox"))), Target(out, "lycoris", str(family.folder)), Target(first, "kohya"),
-        Target(tmp_path / "x.bin", "kohya", str(family.folder)), Target(out, "kohya"), Target(tmp_path, "peft"),
+        Target(out, "kohya", cog), Target(out, "lycoris", own), Target(first, "kohya", own), Target(out, "kohya"),
+        Target(tmp_path / "x.bin", "kohya", own), Target(tmp_path, "peft", own),
     ):  # fmt: skip
         with pytest.raises(VideotuneError):
             convert(first, wrong)

@@ -8,7 +8,7 @@ import pytest
 
 from videotune.interop import rules
 from videotune.interop.practices import practice_of
-from videotune.interop.rules import Noise
+from videotune.interop.rules import Noise, Source
 from videotune.models.registry import find
 from videotune.types import ModelSpec
 
@@ -30,8 +30,7 @@ def test_musubi_frames() -> None:
     for n, fps, mode, counts, own, source, wanted in TABLES["musubi frames"]:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
-        rule = rules.extracted(mode, counts, 4, rates=rates, stride=stride, samples=samples, most=most)
-        found = rule(n, fps, 1.0)
+        found = rules.extracted(mode, counts, 4, rates, stride, samples, most, Source(n, fps, 1, 1))
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
 
@@ -39,7 +38,8 @@ def test_musubi_frames() -> None:
 def test_diffusion_pipe_frames() -> None:
     for n, fps, counts, mode, rate, step, wanted in TABLES["diffusion-pipe frames"]:
         assert (
-            mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate)(n, fps, 1.0))) == wanted
+            mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate, Source(n, fps, 1, 1))))
+            == wanted
         ), (n, fps, counts, mode, rate)
 
 
@@ -47,20 +47,24 @@ def test_diffusion_pipe_size_buckets() -> None:
     """The nearest ratio that the clip fills comes before the longest."""
     for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
         shaped = [(frames, width / height) for width, height, frames in buckets]
-        found = rules.resampled("single_beginning", shaped, 4, 16.0)(n, 16.0, ratio)
+        found = rules.resampled("single_beginning", shaped, 4, 16.0, Source(n, 16.0, round(10**6 * ratio), 10**6))
         assert (None if isinstance(found, str) else len(found[0])) == (wanted and rules.step_rounded(wanted[2], 4))
 
 
 def test_ai_toolkit_frames() -> None:
     for n, fps, count, rate, shrink, auto, trim, step, wanted in TABLES["ai-toolkit frames"]:
-        assert mark(one(rules.stretched(count, rate, shrink, auto, trim, step)(n, fps, 1.0))) == wanted, (n, fps, count)
+        assert mark(one(rules.stretched(count, rate, shrink, auto, trim, step, Source(n, fps, 1, 1)))) == wanted, (
+            n,
+            fps,
+            count,
+        )
 
 
 def test_finetrainers_frames_and_sizes() -> None:
     for n, (width, height), buckets, wanted, size in TABLES["finetrainers frames"]:
-        indices = one(rules.spread(buckets)(n, 24.0, 1.0))
+        indices = one(rules.spread(buckets, Source(n, 24.0, 1, 1)))
         assert mark(indices) == wanted
-        assert list(rules.nearest_bucket(buckets, by_ratio=True, frames=wanted[2])(width, height)) == size
+        assert list(rules.bucket_by_ratio(buckets, Source(n, 24.0, width, height), wanted[2])) == size
 
 
 def test_simpletuner_frames() -> None:
@@ -70,15 +74,15 @@ def test_simpletuner_frames() -> None:
 
 def test_onetrainer_frames() -> None:
     for n, fps, count, wanted in TABLES["onetrainer frames"]:
-        assert mark(one(rules.following(count)(n, fps, 1.0))) == wanted
+        assert mark(one(rules.following(count, Source(n, fps, 1, 1)))) == wanted
 
 
 def test_ltx_trainer_frames_and_sizes() -> None:
     for n, fps, (width, height), buckets, count, size in TABLES["ltx-trainer frames"]:
-        found = rules.first([bucket[0] for bucket in buckets], "")(n, fps, 1.0)
+        found = rules.first([bucket[0] for bucket in buckets], "", Source(n, fps, 1, 1))
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
-            assert list(rules.nearest_bucket(buckets, by_ratio=False)(width, height)) == size
+            assert list(rules.bucket_by_sides(buckets, Source(n, fps, width, height), count)) == size
 
 
 @pytest.mark.parametrize("trainer", ["musubi", "diffusion-pipe", "ai-toolkit", "simpletuner", "onetrainer"])
@@ -87,19 +91,19 @@ def test_sizes(trainer: str) -> None:
         match trainer:
             case "musubi":
                 resolution, clip, *wanted = row
-                found = [rules.area_buckets(tuple(resolution), 16)(*clip)]
+                found = [rules.area_buckets(tuple(resolution), 16, Source(1, 1.0, *clip), 1)]
             case "diffusion-pipe":
                 ratios, side, multiple, clip, *wanted = row
-                found = [rules.ratio_buckets(side, ratios, multiple)(*clip)]
+                found = [rules.ratio_buckets(side, ratios, multiple, Source(1, 1.0, *clip), 1)]
             case "ai-toolkit":
                 side, multiple, clip, *wanted = row
-                found = [rules.never_larger(side, multiple)(*clip)]
+                found = [rules.never_larger(side, multiple, Source(1, 1.0, *clip), 1)]
             case "onetrainer":
                 side, multiple, clip, *wanted = row
-                found = [rules.listed_aspects(side, multiple)(*clip)]
+                found = [rules.listed_aspects(side, multiple, Source(1, 1.0, *clip), 1)]
             case _:
                 clip, side, square, *wanted = row
-                found = [rules.own_ratio(side, 64, square, edge)(*clip) for edge in (False, True)]
+                found = [rules.own_ratio(side, 64, square, edge, Source(1, 1.0, *clip), 1) for edge in (False, True)]
         assert [list(size) for size in found] == wanted, row
 
 

@@ -158,7 +158,7 @@ def test_no_value_of_a_key_ends_it(trainer: str) -> None:
 def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
     theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
     found = translate(Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()))
-    assert ("timestep_shift" in found.config) == (sampling in ("sigma", "shift"))
+    assert found.config["timestep_shift"] == (5 if sampling == "shift" else 1)
     assert found.config["timestep_distribution"] == ("SIGMOID" if sampling in ("shift", "sigmoid") else "UNIFORM")
 
 

@@ -1,7 +1,6 @@
 """A base model as one file of weights: every family's, in each layout of names, in full precision and in fp8."""
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -218,12 +217,10 @@ def of(change: Callable[[State], State]) -> Callable[[Path], object]:
 
 def as_published(path: Path) -> None:
     """A file of Wan 2.1 1.3B's shapes, of which only the head is written."""
-    folder = CONFIGS / "wan2.1-t2v-1.3b" / "transformer"
-    shapes = {name: tuple(x.shape) for name, x in on_meta(diffusers.WanTransformer3DModel, folder).state_dict().items()}
-    head, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * math.prod(shape)
-        head[renamed(name, tables_of("wan")[-1])] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    net, head, end = on_meta(diffusers.WanTransformer3DModel, CONFIGS / "wan2.1-t2v-1.3b" / "transformer"), {}, 0
+    for name, value in net.state_dict().items():
+        place = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [end, end := end + 2 * value.numel()]}
+        head[renamed(name, tables_of("wan")[-1])] = place
     text = json.dumps(head).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + end)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from videotune.adapters.effect import change
 from videotune.adapters.kinds import PARTS, ZERO, kind_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, refuse
-from videotune.models.model_files import note
+from videotune.models.model_files import note, some
 from videotune.types import Family
 
 _PARTS = {
@@ -67,21 +68,21 @@ def rank_of(parts: Mapping[str, Tensor]) -> int | None:
     return next((len(parts[name]) for name in known if name in parts), None)
 
 
-def size_of(parts: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """The size of ΔW, calculated without numbers; None where the tensors are no whole set of one kind."""
+def size_of(parts: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The size of ΔW, calculated without numbers; () where the tensors are no whole set of one kind."""
+    if kind_of([f"x.{part}" for part in parts]) is None or any(0 in value.shape for value in parts.values()):
+        return ()
     try:
         size = tuple(change({name: value.to("meta") for name, value in parts.items()}, 1.0).shape)
     except (IndexError, KeyError, RuntimeError):
-        return None
-    magnitude = parts.get("lora_magnitude_vector")
-    fine = len(size) == 2 and rank_of(parts) != 0 and (magnitude is None or magnitude.shape == size[:1])
-    return size if fine and kind_of([f"x.{part}" for part in parts]) else None
+        return ()
+    return size if len(size) == 2 and parts.get("lora_magnitude_vector", torch.empty(size[0])).shape == size[:1] else ()
 
 
 def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
     """The tensors of each module by PEFT's names, alpha among them, and those that are of no adapter.
 
-    Raises VideotuneError where a module has a tensor twice.
+    Raises VideotuneError where there is no module, or one has a tensor twice or lacks one.
     """
     modules: dict[str, dict[str, Tensor]] = {}
     rest: dict[str, Tensor] = {}
@@ -93,8 +94,18 @@ def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, 
         part, own = _PARTS.get(found[2], found[2]) or found[3], modules.setdefault(found[1], {})
         if part in own:
             raise VideotuneError(f"{file.path}: {key} is there a second time: the file holds several adapters")
-        own[part] = value
-    return {name: parts for name, parts in modules.items() if set(parts) != {"alpha"}}, rest
+        column = part == "lora_magnitude_vector" and value.ndim == 2 and value.shape[1] == 1  # as LyCORIS has it
+        own[part] = value[:, 0] if column else value
+    modules = {name: parts for name, parts in modules.items() if set(parts) != {"alpha"}}
+    for name, parts in modules.items():
+        own = {part: value for part, value in parts.items() if part != "alpha"}
+        if not (own["oft_R"].ndim == 2 and own["oft_R"].numel() if set(own) == {"oft_R"} else size_of(own)):
+            raise VideotuneError(
+                f"{file.path}: {name}: its factors are no pair of one rank: it is damaged or incomplete"
+            )
+    if not modules:
+        raise VideotuneError(f"{file.path} is no LoRA and holds no other adapter: it has the keys {some(sorted(rest))}")
+    return modules, rest
 
 
 def read_modules(family: Family, net: nn.Module, file: AdapterFile) -> list[Module]:
@@ -130,14 +141,10 @@ def changes(module: Module) -> bool:
 def located(family: Family, net: nn.Module, file: AdapterFile, name: str, parts: Mapping[str, Tensor]) -> Module:
     """A module of a file with its paths and its scale, its sizes checked against the model's."""
     paths, own = places(family, net)[bare(name)], {part: value for part, value in parts.items() if part != "alpha"}
-    if (magnitude := own.get("lora_magnitude_vector")) is not None and magnitude.shape[1:] == (1,):
-        own["lora_magnitude_vector"] = magnitude[:, 0]  # LyCORIS's dora_scale has a column
     if "oft_R" in own:
         return Module(name, paths, own)
-    size, held = size_of(own), [linear_size(net, path) for path in paths]
-    if size is None:
-        raise VideotuneError(f"{file.path}: {name}: its factors are no pair of one rank: it is damaged or incomplete")
-    if size != (sum(rows for rows, _ in held), held[0][1]):
+    held = [linear_size(net, path) for path in paths]
+    if size_of(own) != (sum(rows for rows, _ in held), held[0][1]):
         raise VideotuneError(f"{file.path} was made for another base: {paths[0]} differs in size")
     return Module(name, paths, own, *scale_of(file, own, parts.get("alpha"), paths[0]))
 
@@ -255,7 +262,7 @@ def _by_diffusers(
     odd = refuse(family, file.path, list(file.tensors), "it has modules or tensors that are not read")
     for name, parts in modules.items():
         alpha = parts.pop("alpha", None)
-        if set(parts) != {"lora_A", "lora_B"} or not size_of(parts):
+        if set(parts) != {"lora_A", "lora_B"}:
             raise odd
         scale, _ = scale_of(file, parts, alpha, places(family, net).get(bare(name), (name,))[0])
         state |= {f"{name}.lora_A.weight": parts["lora_A"], f"{name}.lora_B.weight": parts["lora_B"].float() * scale}

@@ -34,7 +34,7 @@ class Base:
 def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
     """An adapter's file or folder.
 
-    Raises VideotuneError where there is none, it is too large for an adapter, or holds none.
+    Raises VideotuneError where there is none, or it is too large for an adapter.
     """
     file = adapter_path(path)
     if not file.is_file():
@@ -42,7 +42,7 @@ def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
     if (size := file.stat().st_size) > MOST:
         raise VideotuneError(f"{file} has {size >> 30} GB: that is no adapter")
     if not any(mark in key for key in headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
-        raise VideotuneError(f"{file} holds no adapter: none of its tensors is of LoRA, DoRA, LoHa, LoKr or OFT")
+        raise VideotuneError(f"{file} holds no adapter: no tensor is called like those of LoRA, LoHa, LoKr or OFT")
     return AdapterFile(file, finite=finite)
 
 
@@ -69,11 +69,11 @@ def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str
     """Why the base model has no place for some of a file's modules, by their names."""
     found = {}
     for name, parts in modules.items():
-        size = size_of({part: value for part, value in parts.items() if part not in ("alpha", "lora_magnitude_vector")})
+        size = size_of({part: value for part, value in parts.items() if part != "alpha"})
         held = [linear_size(base.net, path) for path in places(base.family, base.net).get(bare(name), ())]
         if not held:
             found[name] = "no module of it"
-        elif size is not None and size != (wanted := (sum(rows for rows, _ in held), held[0][1])):
+        elif size and size != (wanted := (sum(rows for rows, _ in held), held[0][1])):
             found[name] = f"{size[0]}x{size[1]}, and {wanted[0]}x{wanted[1]} in the base"
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from videotune.data.buckets import kept_share
 from videotune.interop.practices import PRACTICES, DatasetRules, Practice
+from videotune.interop.rules import Source
 from videotune.text import short_path
 from videotune.types import ModelSpec
 
@@ -33,14 +34,15 @@ def fates(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None)
 
     ``model_fps`` None: the model is told the clip's own rate.
     """
-    n, fps, wide, high = (clip[key] for key in ("source_frames", "source_fps", "width", "height"))
-    found = rules.frames(n, fps, wide / high)
+    source = Source(*(clip[key] for key in ("source_frames", "source_fps", "width", "height")))
+    n, fps, wide, high = source
+    found = rules.frames(source)
     if isinstance(found, str):
         yield {"dataset": rules.name, "dropped": found, "samples": 0}
         return
     seen = {i for sample in found for i in range(sample[0], sample[-1] + 1)}
     for count, samples in sorted(Counter(map(len, found)).items()):
-        first, (width, height) = next(one for one in found if len(one) == count), rules.size(wide, high, count)
+        first, (width, height) = next(one for one in found if len(one) == count), rules.size(source, count)
         moving = next(i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2])  # without a held end
         step = (first[moving - 1] - first[0]) / (moving - 1) if moving > 1 else 1.0
         yield {

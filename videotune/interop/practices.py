@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop import rules
-from videotune.interop.rules import Bucket, Frames, Noise, Size, Sizes
+from videotune.interop.rules import Bucket, Noise, Samples, Size, Source
 from videotune.types import ModelSpec
 
 PRACTICES: Mapping[str, Any] = read_json(Path(__file__).with_name("practices.json"))
@@ -31,13 +32,13 @@ Section = Any
 class DatasetRules:
     """What becomes of the clips of one dataset.
 
-    ``size`` answers for a clip with (width, height, frames of its samples); ``drops_rest``: samples that do not fill a batch
-    are left out; ``stretches``: frames are resized without a crop.
+    ``frames`` and ``size`` are rules of ``rules.py``. ``drops_rest``: samples that do not fill a batch are left out;
+    ``stretches``: frames are resized without a crop.
     """
 
     name: str
-    frames: Frames
-    size: Callable[[int, int, int], Size]
+    frames: Callable[[Source], Samples]
+    size: Callable[[Source, int], Size]
     batch: int = 1
     repeats: float = 1
     drops_rest: bool = False
@@ -104,14 +105,6 @@ def _number(trainer: str, table: str, spec: ModelSpec, default: float) -> Any:
     return numbers.get(f"{spec.name}/{spec.rules.spatial_stride}", numbers.get(spec.name, default))
 
 
-def _any(size: Sizes) -> Callable[[int, int, int], Size]:
-    return lambda width, height, _: size(width, height)
-
-
-def _by_frames(buckets: Sequence[Bucket]) -> Callable[[int, int, int], Size]:
-    return lambda width, height, count: rules.nearest_bucket(buckets, by_ratio=True, frames=count)(width, height)
-
-
 def _flow(distribution: str, shift: float = 1.0, **numbers: float) -> Noise:
     return Noise(Timesteps(distribution, shift or 1.0, **numbers))  # type: ignore[arg-type]
 
@@ -124,10 +117,10 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Pract
     def dataset(one: Section) -> DatasetRules:
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
-        frames = rules.extracted(one.frame_extraction, one.target_frames, 4, rates, *windows)
+        frames = partial(rules.extracted, one.frame_extraction, one.target_frames, 4, rates, *windows)
         width, height = (one.resolution * 2)[:2]
         return DatasetRules(
-            one.name, frames, _any(rules.area_buckets((width, height), 16)), one.batch_size, one.num_repeats
+            one.name, frames, partial(rules.area_buckets, (width, height), 16), one.batch_size, one.num_repeats
         )
 
     def noise(bucket: Bucket) -> Noise | str:
@@ -167,10 +160,10 @@ def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) 
         buckets = [(int(count), int(height), int(width)) for width, height, count in one.size_buckets]
         shaped: list[tuple[int, float | None]] = [(count, width / height) for count, height, width in buckets]
         counts = shaped or [(int(count), None) for count in one.frame_buckets]
-        frames = rules.resampled(run.video_clip_mode, counts, step, spec.rules.fps)
+        frames = partial(rules.resampled, run.video_clip_mode, counts, step, spec.rules.fps)
         sides = [(entry[0] * entry[1]) ** 0.5 if isinstance(entry, list) else float(entry) for entry in one.resolutions]
-        sizes = [_any(rules.ratio_buckets(side, ratios(one), spec.rules.side_multiple)) for side in sides]
-        for size in [_by_frames(buckets)] if buckets else sizes:
+        sizes = [partial(rules.ratio_buckets, side, ratios(one), spec.rules.side_multiple) for side in sides]
+        for size in [partial(rules.bucket_by_ratio, buckets)] if buckets else sizes:
             yield DatasetRules(one.name, frames, size, batch, one.num_repeats, drops_rest=True)
 
     def noise(bucket: Bucket) -> Noise | str:
@@ -187,8 +180,8 @@ def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> P
     found = []
     for one in (one for one in datasets if one.num_frames > 1 or one.auto_frame_count):
         how = one.shrink_video_to_frames, one.auto_frame_count, one.trim_auto_frame_count_tail
-        frames = rules.stretched(one.num_frames, one.fps, *how, spec.rules.frame_step)
-        sizes = [_any(rules.never_larger(int(side), spec.rules.side_multiple)) for side in one.resolution]
+        frames = partial(rules.stretched, one.num_frames, one.fps, *how, spec.rules.frame_step)
+        sizes = [partial(rules.never_larger, int(side), spec.rules.side_multiple) for side in one.resolution]
         found += [DatasetRules(one.name, frames, size, run.batch_size, one.num_repeats) for size in sizes]
     shift = _number("ai-toolkit", "shift", spec, spec.timestep_shift)
     known = {"sigmoid": _flow("LOGIT_NORMAL"), "linear": _flow("UNIFORM"), "weighted": _flow("UNIFORM"),
@@ -209,7 +202,12 @@ def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
 def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> DatasetRules:
     known = [(int(count), int(height), int(width)) for count, height, width in buckets]
     return DatasetRules(
-        name, rules.spread(known), _by_frames(known), run.batch_size, drops_rest=True, stretches=mode == "bicubic"
+        name,
+        partial(rules.spread, known),
+        partial(rules.bucket_by_ratio, known),
+        run.batch_size,
+        drops_rest=True,
+        stretches=mode == "bicubic",
     )
 
 
@@ -234,12 +232,12 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
     def dataset(one: Section) -> DatasetRules:
         count = rules.step_rounded(one.video_num_frames, step)
         least = rules.step_rounded(one.video_min_frames or count, step)
-        frames = rules.bounded(count, least, one.video_max_frames or float("inf"), step)
+        frames = partial(rules.bounded, count, least, one.video_max_frames or float("inf"), step)
         kind, side = one.resolution_type or run.resolution_type, one.resolution or run.resolution
         side = (side * 1e6) ** 0.5 if kind == "area" else side
         square = one.crop and one.crop_aspect == "square"
-        size = rules.own_ratio(side, run.aspect_bucket_alignment, square, kind == "pixel")
-        return DatasetRules(one.name, frames, _any(size), run.train_batch_size, one.repeats + 1)
+        size = partial(rules.own_ratio, side, run.aspect_bucket_alignment, square, kind == "pixel")
+        return DatasetRules(one.name, frames, size, run.train_batch_size, one.repeats + 1)
 
     if run.flow_use_uniform_schedule:
         noise = _flow("UNIFORM", run.flow_schedule_shift)
@@ -254,13 +252,13 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
 
 
 def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
-    frames, found = rules.following(run.frames), []
+    frames, found = partial(rules.following, run.frames), []
     for one in datasets:
         repeats = one.balancing if one.balancing_strategy == "REPEATS" else 1
         for side in run.resolution.split(","):
             wide, times, high = side.strip().partition("x")
             fixed = [(1, rules.nearest_multiple(int(high), 64), rules.nearest_multiple(int(wide), 64))] if times else []
-            size = _any(rules.nearest_bucket(fixed, by_ratio=False) if times else rules.listed_aspects(int(wide), 64))
+            size = partial(rules.bucket_by_sides, fixed) if times else partial(rules.listed_aspects, int(wide), 64)
             found.append(DatasetRules(one.name, frames, size, run.batch_size, repeats, drops_rest=True))
     weight, bias, kind = run.noising_weight, run.noising_bias, run.timestep_distribution
     known: dict[str, dict[str, float]] = {
@@ -279,8 +277,8 @@ def _ltx_trainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
     dims = run.validation_video_dims
     entries = [entry.split("x") for entry in run.resolution_buckets.split(";") if entry] or ([dims] if dims else [])
     buckets = [(int(count), int(height), int(width)) for width, height, count in entries]
-    frames = rules.first([bucket[0] for bucket in buckets], "the fewest of a resolution bucket are")
-    size, batch = _any(rules.nearest_bucket(buckets, by_ratio=False)), run.optimization_batch_size
+    frames = partial(rules.first, [bucket[0] for bucket in buckets], "the fewest of a resolution bucket are")
+    size, batch = partial(rules.bucket_by_sides, buckets), run.optimization_batch_size
 
     def noise(bucket: Bucket) -> Noise | str:
         if run.flow_matching_timestep_sampling_mode == "uniform":

@@ -1,0 +1,180 @@
+"""``videotune lora inspect``: what is said of files is what they hold, and of a file that is none a sentence."""
+
+import json
+import pickle
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from tests.exporter import lora_kit as kit
+from tests.fuzz.mutate import try_each
+from tests.shell import Bases, Printed, run
+from videotune.errors import VideotuneError
+from videotune.exporter.lora_inspect import inspect
+from videotune.exporter.lora_tools import convert
+from videotune.models.base_model import CONFIGS, of_base
+
+Open = Callable[..., Any]
+
+
+def readers(found: dict[str, Any]) -> dict[str, float | None]:
+    """The strength to set in each program that reads a file."""
+    return {own["program"]: own["strength"] for own in found["programs"] if own["scale"]}
+
+
+@pytest.mark.parametrize("name", kit.FAMILIES)
+def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) -> None:
+    family, first = tiny_family(name), tmp_path / "a_low-noise.safetensors"
+    wanted = kit.plain(family, first, 2.0)
+    for form in ("diffusers", "comfyui", "kohya", "peft"):
+        out = tmp_path / f"{form}{'' if form == 'peft' else '.safetensors'}"
+        convert(first, kit.target(family, out, form))
+        found = inspect(out, str(family.folder))
+        assert (found["family"], found["kind"], found["misfits"]) == (family.spec.name, "LORA", [])
+        assert found["expert"] == "low"
+        whole = 0.0
+        for row in found["modules"]:
+            assert row["state"] == "ok"
+            assert row["scale"] == 0.5
+            torch.testing.assert_close(row["norm"], float(wanted[row["path"]].norm()), rtol=1e-6, atol=0.0)
+            whole += row["norm"] ** 2
+        groups = {own["group"]: own["share"] for own in found["groups"]}
+        feed = sum(row["norm"] ** 2 for row in found["modules"] if row["group"] == "feed_forward")
+        assert groups["feed_forward"] == pytest.approx(feed / whole)
+        assert sum(groups.values()) == pytest.approx(1.0)
+        assert readers(found)["videotune"] == 1.0
+
+
+def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> None:
+    """By the loaders' sources: ComfyUI goes by the tensor, diffusers by its header, PEFT by its folder."""
+    first = tmp_path / "a.safetensors"
+    kit.plain(family, first, 2.0)
+    strengths = {}
+    for form in ("diffusers", "comfyui", "kohya", "peft"):
+        out = tmp_path / f"{form}{'' if form == 'peft' else '.safetensors'}"
+        convert(first, kit.target(family, out, form))
+        strengths[form] = readers(inspect(out, str(family.folder)))
+    assert strengths["diffusers"] == {"videotune": 1.0, "diffusers": 1.0}
+    assert strengths["comfyui"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0}
+    assert strengths["kohya"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0, "musubi-tuner": 1.0}
+    assert strengths["peft"] == {"videotune": 1.0, "PEFT": 1.0}
+    pipe = {f"diffusion_model.{key}": value for key, value in load_file(tmp_path / "comfyui.safetensors").items()}
+    pipe = {key.removeprefix("diffusion_model."): value for key, value in pipe.items() if not key.endswith(".alpha")}
+    (
+        tmp_path / "pipe"
+    ).mkdir()  # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's names
+    save_file(pipe, tmp_path / "pipe" / "adapter_model.safetensors")
+    (tmp_path / "pipe" / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 2}))
+    found = readers(inspect(tmp_path / "pipe", str(family.folder)))
+    assert found == {"videotune": 1.0, "diffusers": 0.5, "ComfyUI": 0.5, "diffusion-pipe": 0.5}
+
+
+@pytest.mark.parametrize("folder", sorted(own.name for own in CONFIGS.iterdir() if own.is_dir()))
+def test_published_bases_are_known_by_the_shapes(folder: str, tmp_path: Path) -> None:
+    """One block's attention at the published width, under the authors' flat names."""
+    family = of_base(CONFIGS / folder)(CONFIGS / folder, torch.device("cpu"), torch.float32)
+    net, tensors = family.skeleton(), {}
+    for path, module in net.named_modules():
+        if path.startswith(f"{family.spec.blocks[0]}.0.") and path.endswith(("attn1.to_k", "attn.to_k")):
+            rows, columns = module.weight.shape
+            tensors = {f"{path}.lora_A.weight": torch.ones(1, columns), f"{path}.lora_B.weight": torch.ones(rows, 1)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    found = inspect(tmp_path / "a.safetensors")
+    index = json.loads((CONFIGS / "index.json").read_text())
+    assert {name for name, own in index.items() if own == folder and "/" in name} <= set(found["fits"])
+
+
+def test_odd_modules_are_named_and_the_table_fits(
+    family: Any, tmp_path: Path, capsys: Printed, monkeypatch: Any
+) -> None:
+    first = tmp_path / "a.safetensors"
+    kit.plain(family, first)
+    state = load_file(first)
+    names = sorted({key.split(".lora")[0] for key in state})
+    state[f"{names[0]}.lora_B.weight"].zero_()
+    state[f"{names[1]}.lora_A.weight"][0, 0] = float("nan")
+    state[f"{names[2]}.lora_A.weight"][0, 0] = float("inf")
+    save_file(state | {"foo.bias": torch.ones(1)}, first, {"ss_base_model_version": "x" * 5000, "odd": "\x1b[31m\n"})
+    found = inspect(first, str(family.folder))
+    states = {row["name"]: row["state"] for row in found["modules"] if row["state"] != "ok"}
+    assert states == {names[0]: "zero", names[1]: "NaN", names[2]: "infinite"}
+    assert found["other_tensors"] == ["foo.bias"]
+    assert len(found["metadata"]["ss_base_model_version"]) == 200
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run("lora", "inspect", first, against=family.folder, every=True) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert all(len(line) <= 80 for line in printed.splitlines() if line[:1] in "┃│")
+
+
+def test_a_lora_of_another_model(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
+    first = tmp_path / "a.safetensors"
+    kit.plain(family, first)
+    other = str(tiny_bases("cogvideox"))
+    assert len(inspect(first, other)["misfits"]) == len(inspect(first)["modules"])
+    assert inspect(first)["family"] is None
+    with pytest.raises(VideotuneError, match="does not fit"):
+        run("lora", "inspect", first, against=other)
+
+
+def test_files_that_hold_no_adapter(family: Any, tmp_path: Path) -> None:
+    (weights,) = (family.folder / "transformer").glob("*.safetensors")
+    cut, pickled, empty = tmp_path / "cut.safetensors", tmp_path / "x.pt", tmp_path / "none.safetensors"
+    kit.plain(family, cut)
+    cut.write_bytes(cut.read_bytes()[:-100])
+    pickled.write_bytes(pickle.dumps({"lora_A": 1}))
+    save_file({}, empty)
+    (tmp_path / "folder").mkdir()
+    for path in (weights, cut, pickled, empty, tmp_path / "folder", tmp_path / "absent.safetensors"):
+        with pytest.raises(VideotuneError):
+            run("lora", "inspect", path)
+
+
+def test_damaged_files_are_read_or_refused(family: Any, tmp_path: Path) -> None:
+    first, base = tmp_path / "a.safetensors", str(family.folder)
+    kit.plain(family, first, 2.0, "attention")
+    convert(first, kit.target(family, tmp_path / "b.safetensors"))
+    (tmp_path / "peft").mkdir()
+    convert(first, kit.target(family, tmp_path / "p", "peft"))
+    files = [first, tmp_path / "b.safetensors", tmp_path / "p" / "adapter_config.json"]
+
+    def read() -> None:
+        for path in (*files[:2], tmp_path / "p"):
+            inspect(path, base)
+
+    assert try_each(files, read, 60)["refused"] > 0
+
+
+KEYS = st.text(st.sampled_from("aABlor_.w0 1\x00é"), max_size=30) | st.sampled_from(
+    ["lora_unet_blocks_0_self_attn_q", "transformer.blocks.0.attn1.to_q", "diffusion_model.blocks.0.ffn.0", "x", ""]
+)
+PARTS = st.sampled_from(["lora_A.weight", "lora_B.weight", "lora_down.weight", "alpha", "lokr_w1", "lokr_w2_a", "hada_w1_a",
+                         "oft_R.weight", "dora_scale", "lora_A.x.y.weight", "lora.up.weight", ""])  # fmt: skip
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+HEADERS = st.dictionaries(
+    st.sampled_from(["videotune", "lora_adapter_metadata", "lora_config", "adapter_config", "ss_x"]),
+    st.sampled_from(["", "{", "[]", "null", '{"r": 0, "lora_alpha": 1e999}', '{"digest": 3}', '{"base": 5, "expert": [1]}',
+                     '{"alpha_pattern": {"(a+)+$": 1}}', '{"transformer.lora_alpha": "x"}', '{"family": {}}']),
+)  # fmt: skip
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.tuples(KEYS, PARTS), SHAPES, max_size=6), HEADERS)
+def test_any_names_shapes_and_headers(
+    family: Any, tmp_path: Path, tensors: dict[tuple[str, str], list[int]], header: dict[str, str]
+) -> None:
+    """Whatever a header says is told, or refused in a sentence."""
+    path = tmp_path / "a.safetensors"
+    save_file({".".join(key): torch.ones(shape) for key, shape in tensors.items()}, path, header)
+    with suppress(VideotuneError):
+        inspect(path, str(family.folder))
+    with suppress(VideotuneError):
+        convert(path, kit.target(family, tmp_path / "o" / "b.safetensors"))
+    (tmp_path / "o" / "b.safetensors").unlink(missing_ok=True)
