@@ -124,6 +124,10 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
     assert found.rows[-1].verdict == "missing"
     assert found.config["lora"]["alpha"] == 1
     assert "learning_rate" not in found.config
+    twice = {**theirs.values, "dataset_config.datasets.1.video_directory": "clips"}
+    found = translate(Theirs(theirs.trainer, twice, theirs.files, ()))
+    assert len(found.config["datasets"]) == 1
+    assert row(found, "dataset_config.datasets.1.video_directory").verdict == "none"
 
 
 ODD = [
