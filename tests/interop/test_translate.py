@@ -124,6 +124,10 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
     assert found.rows[-1].verdict == "missing"
     assert found.config["lora"]["alpha"] == 1
     assert "learning_rate" not in found.config
+    twice = {**theirs.values, "dataset_config.datasets.1.video_directory": "clips"}
+    found = translate(Theirs(theirs.trainer, twice, theirs.files, ()))
+    assert len(found.config["datasets"]) == 1
+    assert row(found, "dataset_config.datasets.1.video_directory").verdict == "none"
 
 
 ODD = [
@@ -158,7 +162,7 @@ def test_no_value_of_a_key_ends_it(trainer: str) -> None:
 def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
     theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
     found = translate(Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()))
-    assert ("timestep_shift" in found.config) == (sampling in ("sigma", "shift"))
+    assert found.config["timestep_shift"] == (5 if sampling == "shift" else 1)
     assert found.config["timestep_distribution"] == ("SIGMOID" if sampling in ("shift", "sigmoid") else "UNIFORM")
 
 

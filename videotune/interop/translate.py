@@ -211,7 +211,10 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
     wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
     spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
     inner = sorted((key for key in wanted if key not in spread), key=lambda key: (len(key), key))
-    for path in [key.split(".")[1] for key in inner if key.endswith(".path")]:
+    folders = {
+        str(wanted[key]): key.split(".")[1] for key in reversed(inner) if key.endswith(".path")
+    }  # each folder once
+    for path in sorted(folders.values(), key=lambda place: (len(place), place)):
         for key in inner:  # what is said of all datasets, or of some, is said of each
             _, place, name = key.split(".")
             if not place or f"{path}_".startswith(f"{place}_"):
@@ -219,7 +222,7 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
     name = base.get("base_model_name", "")
     folder = published(name)  # what is known of the base model without asking for it
     spec = spec_for(base["family"], BasePlace(name, folder) if folder else None) if "family" in base else None
-    taken, why = dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it")
+    taken, why = dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it, or one named before")
     singles = sorted(([key] for key in spread), key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0)
     for group in [list(spread), *singles, *singles, *singles]:  # more than once: a key may need another one
         new = taken | {key: wanted[spread[key]] for key in group}
