@@ -25,6 +25,9 @@ from videotune.types import ModelSpec
 PRACTICES: Mapping[str, Any] = read_json(Path(__file__).with_name("practices.json"))
 """By trainer: where its rules are known from, its keys with their defaults, and numbers that hang on the model."""
 
+PREPROCESSED = next(name for name, facts in PRACTICES.items() if facts.get("preprocessed"))
+"""The trainer whose clips another command turns into latents first, by buckets of its own."""
+
 LARGE = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
 """A number in a value that is larger than any that a dataset can mean."""
 
@@ -271,7 +274,7 @@ def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> P
     return Practice(found, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _ltx_trainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
     dims = run.validation_video_dims
     entries = [entry.split("x") for entry in run.resolution_buckets.split(";") if entry] or ([dims] if dims else [])
     buckets = [(int(count), int(height), int(width)) for width, height, count in entries]
@@ -293,6 +296,6 @@ def _ltx_trainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
 TRAINERS: Mapping[str, Callable[[Section, Sequence[Section], ModelSpec], Practice]] = {
     "musubi": _musubi, "diffusion-pipe": _diffusion_pipe, "ai-toolkit": _ai_toolkit, "finetrainers": _finetrainers,
     "videomodelstudio": _video_model_studio, "simpletuner": _simpletuner, "onetrainer": _onetrainer,
-    "ltx-trainer": _ltx_trainer,
+    PREPROCESSED: _preprocessed,
 }  # fmt: skip
 """A trainer's name -> its practice."""
