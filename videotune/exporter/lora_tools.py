@@ -5,7 +5,7 @@ No file takes its name before ΔW of every module that it gives, read as any fil
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ from videotune.exporter import lora_factors as maths
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import Module, modules_in
 from videotune.exporter.formats import TOLERANCE, failed, write_verified
-from videotune.exporter.lora_base import Base, bases, expert_of, open_file, open_modules
+from videotune.exporter.lora_inspect import Base, bases, expert_of, open_file, open_modules
 from videotune.exporter.lora_write import Modules, kind_in, written
 from videotune.files import whole_folder, write_json
 from videotune.models.base_model import place
-from videotune.models.model_files import Header, headers, weight_files
+from videotune.models.model_files import headers, some, weight_files
 
 STALE = ("lora_adapter_metadata", "lora_config", "adapter_config", "videotune", "format", "sshs_", "modelspec.hash")
 """How keys of a header begin that would not be true of another file's tensors."""
@@ -98,9 +98,7 @@ def resize(path: Path, rank: int | None, error: float, target: Target) -> list[s
 def refuse_kind(path: Path, modules: Modules) -> None:
     """Raise VideotuneError for an adapter whose update is no product of two factors."""
     if (kind := kind_in(modules)) != "LORA":
-        raise VideotuneError(
-            f"{path} is {kind}: merge and resize take LoRA alone, whose update is a product of A and B"
-        )
+        raise VideotuneError(f"{path} is {kind}: merge and resize take LoRA alone, a product of A and B")
 
 
 def module_of(name: str, pair: maths.Factors) -> Module:
@@ -139,30 +137,20 @@ def save(
 
     Raises VideotuneError where the form cannot hold it, or it reads back as something else; then nothing is written.
     """
-    single = {
-        name: replace(own, parts={part: x.float() if x.dtype == torch.float64 else x for part, x in own.parts.items()})
-        for name, own in modules.items()
-    }
-    found = written(base.family, base.net, single, target.form)
-    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.tensors.items()}
-    head, verify = {**(header or {}), **found.header}, partial(compare, base, modules, target.path)
-    own: dict[str, Any] = {
-        "modules": len(modules),
-        "tensors": tensors,
-        "facts": facts,
-        "verify": verify,
-        "header": head,
-    }
+    found = written(base.family, base.net, modules, target.form)
+    alone = partial(torch.clone, memory_format=torch.contiguous_format)
+    tensors = {name: alone(x.float() if x.dtype == torch.float64 else x) for name, x in found.tensors.items()}
+    verify = partial(compare, base, modules, target.path)
+    write = partial(write_verified, modules=len(modules), tensors=tensors, facts=facts, verify=verify)
+    write = partial(write, header={**(header or {}), **found.header})
     target.path.parent.mkdir(parents=True, exist_ok=True)
     if found.settings is None:
-        done = write_verified(target.form, target.path, **own)
+        done = write(target.form, target.path)
     else:
         with whole_folder(target.path) as aside:
             write_json(aside / "adapter_config.json", found.settings)
-            done = write_verified(target.form, aside / "adapter_model.safetensors", **own)
-    folded = [f"alpha / rank is multiplied into {found.folded} modules, where this form has no alpha"] * bool(
-        found.folded
-    )
+            done = write(target.form, aside / "adapter_model.safetensors")
+    folded = [f"alpha / rank is in the factors of {found.folded} modules: the form has no place for it"][: found.folded]
     return [f"{target.path}: {len(modules)} modules, read back: ΔW {exactly(done.max_error)}", *notes, *folded]
 
 
@@ -195,18 +183,17 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
         raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: name the one to extract")
     part = spec.part_of(expert)
     tuned = folder / part if (folder / "model_index.json").is_file() else folder
-    before, after = (where_in(own) for own in (place(base_name).folder / part, tuned))
-    odd = [name for name in before.keys() | after.keys() if shape_in(before, name) != shape_in(after, name)]
+    before, after = opened(place(base_name).folder / part), opened(tuned)
+    shapes = [{name: tuple(held[name].get_slice(name).get_shape()) for name in held} for held in (before, after)]
+    odd = [name for name in sorted({*before, *after}) if shapes[0].get(name) != shapes[1].get(name)]
     if odd:
-        raise VideotuneError(
-            f"{tuned} is no fine-tuned {base_name}: {len(odd)} tensors differ in shape, such as {min(odd)}"
-        )
+        raise VideotuneError(f"{tuned} is no fine-tuned {base_name}: {len(odd)} tensors differ in shape: {some(odd)}")
     linear = {f"{name}.weight" for name, module in base.net.named_modules() if hasattr(module, "in_features")}
     modules, whole, apart, kept = {}, 0.0, [], 0.0
     with bar("extract") as progress:
         for done, name in enumerate(sorted(after)):
             progress.update(done, len(after), name)
-            delta = tensor_in(after, name) - tensor_in(before, name)
+            delta = after[name].get_tensor(name).double() - before[name].get_tensor(name).double()
             whole += (square := float(delta.square().sum()))
             if not math.isfinite(square):
                 raise VideotuneError(f"{tuned}: {name} holds NaN or infinite weights, or the base does")
@@ -223,27 +210,11 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
         f"{kept / whole:.2%} of ‖ΔW‖² is kept at rank {rank}; a higher rank could hold {1 - kept / whole - other:.2%} more",
         f"{other:.2%} no LoRA can hold: {many} norms, biases and other tensors that differ",
     ]
-    facts = {"family": spec.name, "from": [folder.name], "made": "lora extract"} | (
-        {"expert": expert} if expert else {}
-    )
+    facts: dict[str, Any] = {"family": spec.name, "from": [folder.name], "made": "lora extract", "expert": expert}
     return save(base, modules, target, facts, notes)
 
 
-Where = Mapping[str, tuple[Path, Header]]
-
-
-def where_in(folder: Path) -> Where:
-    """The tensors of a folder: in which file each lies, and its shape."""
-    return {name: (path, head) for path in weight_files(folder) for name, head in headers([path]).items()}
-
-
-def shape_in(found: Where, name: str) -> tuple[int, ...] | None:
-    """The shape of a tensor; None where there is none."""
-    return found[name][1].shape if name in found else None
-
-
-def tensor_in(found: Where, name: str) -> Tensor:
-    """A tensor in float64, alone in memory."""
-    with safe_open(found[name][0], "pt") as file:
-        value: Tensor = file.get_tensor(name)
-    return value.double()
+def opened(folder: Path) -> dict[str, Any]:
+    """The file of each tensor of a folder, open for one tensor at a time."""
+    headers(weight_files(folder))  # says what is wrong with a damaged one
+    return {name: file for path in weight_files(folder) for file in [safe_open(path, "pt")] for name in file.keys()}  # noqa: SIM118
