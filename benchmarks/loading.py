@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask for a package)
 
@@ -33,6 +34,9 @@ def make(folder: Path, tiny: bool) -> None:
     from safetensors.torch import save_file
     from transformers import UMT5Config, UMT5EncoderModel
 
+    from videotune.models.registry import find
+    from videotune.models.single_file import renamed
+
     torch.manual_seed(0)
     net = WanTransformer3DModel(
         num_attention_heads=1 if tiny else 12,
@@ -44,12 +48,9 @@ def make(folder: Path, tiny: bool) -> None:
     net.save_pretrained(folder / "net", max_shard_size="400MB")
     (folder / "one").mkdir()
     (folder / "one" / "config.json").write_bytes((folder / "net" / "config.json").read_bytes())
-    swapped = {"norm2": "norm3", "norm3": "norm2"}  # of the authors' names the one that must not be left out
-    renamed = {
-        "model.diffusion_model." + ".".join(swapped.get(part, part) for part in name.split(".")): value
-        for name, value in net.state_dict().items()
-    }
-    save_file(renamed, folder / "one" / "diffusion_pytorch_model.safetensors")
+    names: Any = find("wan")
+    named = {renamed(name, names.original_names): value for name, value in net.state_dict().items()}
+    save_file(named, folder / "one" / "diffusion_pytorch_model.safetensors")
     sizes = (100, 64, 64, 1) if tiny else (60_000, 2048, 5120, 32)
     vocabulary, width, inner, heads = sizes
     text = UMT5Config(vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=inner, num_layers=6, num_heads=heads)

@@ -135,11 +135,11 @@ OTHERS = {
     ),
     "ai-toolkit.yaml": ("ai-toolkit", "job: extension\nconfig:\n  name: x\n"),
     "kohya.toml": (
-        "kohya",
+        "musubi",
         'network_module = "networks.lora"\nnetwork_dim = 32\nlearning_rate = 1e-4\nseed = 1\noutput_dir = "x"\n',
     ),
-    "onetrainer.json": ("OneTrainer", '{"__version": 6, "concept_file_name": "x", "learning_rate": 1e-4}'),
-    "multidatabackend.json": ("SimpleTuner", '[{"id": "x", "type": "local", "instance_data_dir": "y"}]'),
+    "onetrainer.json": ("onetrainer", '{"__version": 6, "concept_file_name": "x", "learning_rate": 1e-4}'),
+    "multidatabackend.json": ("simpletuner", '[{"id": "x", "type": "local", "instance_data_dir": "y"}]'),
 }
 
 

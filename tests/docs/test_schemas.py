@@ -13,7 +13,9 @@ from jsonschema import Draft202012Validator
 from tests.read_runs import of_kind
 from tests.shell import check, plan, train
 from tests.shell import run as shell
+from videotune.cli.import_config import ORDER, import_config
 from videotune.config.resolve import Resolved
+from videotune.config.suggestions import _others
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
@@ -170,6 +172,16 @@ def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pyt
     account = json.loads(capsys.readouterr().out)
     assert faults("check", account) == []
     assert [clip["reason"] for clip in account["clips"]] == ["not_a_video", None, None]
+
+
+def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    import_config([ROOT / "tests" / "interop" / "configs" / "musubi" / "train.sh"], as_json=True)
+    value = json.loads(capsys.readouterr().out)
+    assert faults("import", value) == []
+    assert {row["verdict"] for row in value["rows"]} == {"same", "translated", "none", "differs", "unknown"}
+    words = schema("import")["properties"]
+    assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
+    assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in _others()["files"]}
 
 
 def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,16 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
         job_of(lab, {"transformer.file": [str(file)] * 2})
 
 
+@pytest.mark.effect("base_parts")
+def test_all_but_the_transformer_is_that_of_the_parts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
+    other = Wan.tiny(lab.tmp / "other", seed=1)
+    file = str(other / "transformer" / "diffusion_pytorch_model.safetensors")
+    knobs = ({"base_model_name": file, "base_parts": str(base)} for base in (lab.model, other))
+    one, two = (trainer_of(lab, own).family.fingerprints() for own in knobs)
+    assert {part for part in one if one[part] != two[part]} == {"text_encoder", "vae"}
+
+
 @pytest.mark.effect("family")
 def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: Lab) -> None:
     """Without a base model each family lays the same clips out by its own rules; with one the name is checked."""

@@ -243,17 +243,22 @@ def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_pa
         torch.testing.assert_close(acts(net.eval()), acts(wanted), rtol=1e-4, atol=1e-5)
 
 
+def test_a_base_in_its_authors_names_is_merged_as_any_other(family: Any, tmp_path: Path) -> None:
+    state, base = trained(family, "LORA")[1], shutil.copytree(family.folder, tmp_path / "base")
+    rename, file = family.full_key_maps()["original"], base / "transformer" / WEIGHTS
+    save_file({rename(name): value for name, value in load_file(file).items()}, file)
+    out = [export_merged(family, {"transformer": state}, 2.0, one, tmp_path / str(i), {}).path
+           for i, one in enumerate((base, family.folder))]  # fmt: skip
+    own, usual = (load_file(folder / "transformer" / WEIGHTS) for folder in out)
+    assert {name: value.tolist() for name, value in own.items()} == {key: x.tolist() for key, x in usual.items()}
+
+
 def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
     _, state = trained(family, "LORA")
-    base = shutil.copytree(family.folder, tmp_path / "base")
-    rename = family.full_key_maps()["original"]
-    file = base / "transformer" / WEIGHTS
-    save_file({rename(name): value for name, value in load_file(file).items()}, file)
-    with pytest.raises(VideotuneError, match="its tensors have their authors' names"):
-        export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "out" / "m", {})
-    next(iter(state.values())).data.fill_(float("nan"))
-    with pytest.raises(VideotuneError, match="NaN"):
-        export_merged(family, {"transformer": state}, 2.0, family.folder, tmp_path / "out" / "m", {})
+    for value, said in (({f"more.{name}": x for name, x in state.items()}, "no weight called more"), (state, "NaN")):
+        next(iter(state.values())).data.fill_(float("nan") if value is state else 0.0)
+        with pytest.raises(VideotuneError, match=said):
+            export_merged(family, {"transformer": value}, 2.0, family.folder, tmp_path / "out" / "m", {})
     assert list((tmp_path / "out").iterdir()) == []
 
 

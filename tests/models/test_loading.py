@@ -162,7 +162,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "fewer blocks": (config(num_layers=1), ["does not fit", "not in the model by the config"]),
     "more blocks": (config(num_layers=3), ["does not fit", "missing in the file"]),
     "quantized": (config(quantization_config={"quant_method": "bitsandbytes"}), ["take the checkpoint in float32"]),
-    "8 bits": (weights(lambda all: {k: v.to(torch.float8_e4m3fn) for k, v in all.items()}), ["the dtype F8_E4M3"]),
+    "8 bits": (weights(lambda all: {k: v.to(torch.int8) for k, v in all.items()}), ["the dtype I8"]),
     "a LoRA": (weights(lambda _: LORA), ["is a LoRA, not a transformer"]),
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), ["is damaged", "Fetch it again"]),
     "a pointer": (lambda path: path.write_text(POINTER), ["pointer of git-lfs", "git lfs pull"]),

@@ -12,12 +12,14 @@ import typer
 
 from videotune import lazy
 from videotune._version import __version__
+from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
 from videotune.cli.check import check
 from videotune.cli.dataset import dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
 from videotune.cli.export import export, report
+from videotune.cli.import_config import import_config
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app
@@ -32,8 +34,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, plan, train, sample, compare, export, report, demo, doctor, tiny):
+for command in (check, plan, train, sample, compare, export, report, autopsy, demo, doctor, tiny):
     app.command()(command)
+app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

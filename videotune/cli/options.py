@@ -29,7 +29,7 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAM
 FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, if no base model is named")]
 Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
 Folder = Annotated[str | None, typer.Argument(help="the clips; the same as --data")]
-Base = Annotated[str | None, typer.Option("--base", help="the base model: a folder in diffusers layout, or a Hub id")]
+Base = Annotated[str | None, typer.Option("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be repeated")]
 Skips = Annotated[str | None, typer.Option("--allow-skips", help="continue although N (or all) clips are skipped")]
 CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]

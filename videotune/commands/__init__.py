@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from videotune.lazy import gc_paused
 
 if TYPE_CHECKING:
+    from videotune.commands import autopsy as autopsy
     from videotune.commands import cache as cache
     from videotune.commands import check as check
     from videotune.commands import compare as compare
     from videotune.commands import demo as demo
     from videotune.commands import doctor as doctor
     from videotune.commands import export as export
+    from videotune.commands import import_config as import_config
     from videotune.commands import lora as lora
     from videotune.commands import plan as plan
     from videotune.commands import report as report

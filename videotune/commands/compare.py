@@ -16,7 +16,7 @@ from videotune.console import bar, echo
 from videotune.data.video_writer import read_video, side_by_side, write_sheet, write_video
 from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json
-from videotune.models.base_model import place, spec_for
+from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.sampling.pipeline import SampleSettings
@@ -89,7 +89,7 @@ def compare(
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     """How the run draws, and the seed: what is given, or the run's own."""
     settings = run_settings(run)
-    spec = spec_for(settings.get("family"), place(settings["base_model_name"], weights=False))
+    spec = spec_for(settings.get("family"), place_of(settings))
     config = resolve(settings, {}, spec).config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed

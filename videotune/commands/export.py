@@ -8,7 +8,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.files import hash_path
-from videotune.models.base_model import place, spec_for
+from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.trainer.checkpoint import pick
@@ -31,7 +31,7 @@ def export(
     """
     run = Path(run)
     settings = run_settings(run)
-    base = place(settings["base_model_name"], weights=False)
+    base = place_of(settings)
     spec = spec_for(settings["family"], base)
     resolved = resolve(settings, {}, spec)
     checkpoint = pick(run, step)

@@ -26,7 +26,7 @@ from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
-from videotune.models.base_model import place, spec_for
+from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer.checkpoint import pick
@@ -124,7 +124,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
     refuse(words)
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
     settings = absolute_paths(merge(settings, parse_sets(words.sets)))
-    base = place(settings["base_model_name"], weights=False)
+    base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
     config = resolve(settings, {}, spec).config
     refuse_images(words, spec)

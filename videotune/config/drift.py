@@ -81,7 +81,7 @@ def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tup
                 "fatal",
                 f"a step would have {other} samples instead of {one}: which windows it shows follows from that",
             )
-        case "base_model_name":
+        case "base_model_name" | "base_parts":
             return "safe", "the same bytes in another place"
         case "datasets":
             return "data", ""

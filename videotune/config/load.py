@@ -35,22 +35,23 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises VideotuneError naming the file and the line or key that cannot be read.
     """
+    value = parsed(config_text(path), path)
+    _refuse_other_trainer(value, path)
+    if not isinstance(value, dict):
+        raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
+    return checked_keys(value, str(path))
+
+
+def config_text(path: Path) -> str:
+    """The text of a config file; VideotuneError where it is missing, too large or not UTF-8."""
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
     if path.stat().st_size > LARGEST:
         raise VideotuneError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST:,}")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise VideotuneError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
-    try:
-        value = _parsed(text, path)
-    except _SaidTwice as error:
-        raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
-    _refuse_other_trainer(value, path)
-    if not isinstance(value, dict):
-        raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
-    return checked_keys(value, str(path))
 
 
 def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
@@ -64,10 +65,9 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 def _refuse_other_trainer(value: Any, path: Path) -> None:
     """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
     other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
-    if other and not (isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)):
-        raise VideotuneError(
-            f"{path} looks like {other}, which videotune does not read. docs/options.md lists the keys of videotune."
-        )
+    stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)  # one key of theirs in ours
+    if other and not (stray and len(other["keys"]) < 2):
+        raise VideotuneError(f"{path} looks like one of {other['trainer']}: `videotune import {path}` translates it")
     if path.suffix.lower() == ".toml":
         raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
 
@@ -93,15 +93,15 @@ def _unreadable(value: Any) -> str | None:
     return None
 
 
-def _parsed(text: str, path: Path) -> Any:
-    """What a file says, YAML, TOML or JSON by its name."""
+def parsed(text: str, path: Path) -> Any:
+    """The value of a text in YAML, TOML or JSON, by the name of its file; VideotuneError where the text is none."""
     kind = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}.get(path.suffix.lower(), "JSON")
     try:
         if kind == "YAML":
             return yaml.load(text, _Loader)
         return tomllib.loads(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_each_once)
-    except _SaidTwice:
-        raise
+    except _SaidTwice as error:
+        raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:

@@ -162,7 +162,9 @@ class Config(Section):
     family: str | None = fatal(None)
     """the model family (default: as the base model says)"""
     base_model_name: str | None = checked(None, min_length=1)
-    """a folder in diffusers layout, a Hub id, or asset:toy for the model that comes with videotune"""
+    """a folder in diffusers layout, a Hub id, a .safetensors file with base_parts, or asset:toy (comes with videotune)"""
+    base_parts: str | None = checked(None, min_length=1)
+    """the folder or Hub id, in diffusers layout, of all but the transformer where base_model_name is a file"""
     training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = fatal("LORA")
     """LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)"""
     init_from: str | None = fatal(None, min_length=1)

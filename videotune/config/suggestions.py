@@ -2,9 +2,11 @@
 
 import difflib
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
 from videotune.errors import did_you_mean
@@ -14,6 +16,11 @@ from videotune.errors import did_you_mean
 def _others() -> dict[str, Any]:
     text = (resources.files("videotune") / "config" / "other_trainers.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
+
+
+def other_values() -> Mapping[str, str]:
+    """Words that other trainers give to a value, in capitals, and ours for them."""
+    return dict(_others()["values"])
 
 
 def nearest_key(name: str, known: Collection[str]) -> str:
@@ -41,9 +48,21 @@ def nearest_value(value: object, allowed: Sequence[str]) -> str:
     return did_you_mean(plain.get(word.upper().replace("_", ""), word) for word in found)
 
 
-def other_trainer(raw: object) -> str | None:
-    """Whose config file this is, by its top-level keys; None where it is not known."""
-    if not isinstance(raw, Mapping):
-        rows = raw if isinstance(raw, list) else []
-        return other_trainer(rows[0]) if rows and isinstance(rows[0], Mapping) else None
-    return next((name for name, keys in _others()["files"] if all(key in raw for key in keys)), None)
+def other_trainer(raw: object) -> Mapping[str, Any] | None:
+    """Whose config file this is, by its keys: "trainer", "keys", and what else the table says; None: not known."""
+    held = {re.sub("^-+", "", part) for key in flat_leaves(raw) for part in accumulate(key.split("."), "{}.{}".format)}
+    held |= {plain(key) for key in held}
+    return next((kind for kind in _others()["files"] if held.issuperset(kind["keys"])), None)
+
+
+def plain(key: str) -> str:
+    """A dotted key with N in the place of each index: "datasets.0.path" is "datasets.N.path"."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "N", key)
+
+
+def flat_leaves(value: object, prefix: str = "") -> dict[str, Any]:
+    """Every leaf of a nested value by its dotted key; lists without objects, and empty objects, are leaves."""
+    rows = value if isinstance(value, list) and any(isinstance(one, Mapping) for one in value) else []
+    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(rows)
+    found = {key: leaf for name, one in inner for key, leaf in flat_leaves(one, f"{prefix}{name}.").items()}
+    return found or {prefix.removesuffix("."): value}

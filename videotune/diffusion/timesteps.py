@@ -5,6 +5,7 @@ randomness made elsewhere on the CPU. Everything is computed in float64 and cast
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -128,6 +129,10 @@ class Timesteps:
     def quantiles(self, n: int) -> Tensor:
         """(n,) float32: t at the middle of each of n equally likely ranges, which stands for the whole distribution."""
         return self.draw((torch.arange(n, dtype=torch.float64) + 0.5) / n)
+
+    def at(self, shares: Sequence[float]) -> Tensor:
+        """The noise levels below which these shares of the draws lie."""
+        return self.draw(torch.tensor(shares, dtype=torch.float64))
 
     def mass(self, lo: float, hi: float) -> float:
         """The probability of a draw in [lo, hi), before a draw is brought to a grid."""

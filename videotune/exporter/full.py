@@ -21,8 +21,9 @@ from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported, check_finite, check_same, failed
 from videotune.files import system_errors, whole_folder, write_json
-from videotune.models.loading import dtype_of, load_model, quietly
+from videotune.models.loading import check_part, dtype_of, load_model, quietly, read_states
 from videotune.models.model_files import headers, spans_of, weight_files
+from videotune.models.single_file import FP8, in_diffusers_layout, tensors
 from videotune.types import Family
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], b
 
 def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    whole = {name: value for name, value in tensors_in(base) if name not in state} | dict(state)
+    stored = (item for one in read_states(type(shell), base, shell) for item in one.items())
+    whole = {name: value for name, value in stored if name not in state} | dict(state)
     dtypes = {name: dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
     return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
 
@@ -137,19 +139,32 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with model_folder(base, folder, names, facts) as aside:
-        count = sum(_merge_part(base / part, state, scale, aside / part) for part, state in names.items())
+        nets, dtype = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}, family.dtype
+        count = sum(_merge_part(nets[part], dtype, base / part, names[part], scale, aside / part) for part in nets)
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-def _merge_part(base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
-    """Copy a part of the model and change the weights that the adapter has modules for; how many these are."""
+def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+    """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
+
+    Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
+    """
     modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
-    files = weight_files(base)
-    if absent := sorted(set(modules) - set(headers(files))):
-        raise VideotuneError(
-            f"{base} has no weight called {absent[0]}: its tensors have their authors' names. Save the model in diffusers "
-            "layout first (from_single_file, then save_pretrained), and name that as base_model_name"
-        )
+    files, sources = weight_files(base), check_part(type(net), base, net)
+    if absent := sorted(set(modules) - set(sources)):
+        raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
+    if not in_diffusers_layout(sources):
+        whole = {}
+        for name, value in tensors(sources):
+            new = new_weight(value, modules[name], scale) if name in modules else value
+            eight = sources[name].stored.dtype in FP8
+            whole[name] = new.to(dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
+        check_finite("merged model", whole)
+        net.load_state_dict(whole, assign=True)
+        with system_errors(folder):
+            net.save_pretrained(folder)
+        check_same(whole, tensors_in(folder), folder)
+        return len(modules)
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):

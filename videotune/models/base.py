@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
@@ -22,6 +21,7 @@ from videotune.models.loading import count_tokens, load_model, on_meta, read_tok
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
 from videotune.models.registry import facts, register
+from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
 from videotune.types import (
     PLAIN_WEIGHTS,
@@ -41,9 +41,6 @@ from videotune.types import (
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
-
-Names = Sequence[tuple[str, str]]
-"""Regular expressions and what stands in their place, applied one after the other."""
 
 OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""
@@ -78,6 +75,9 @@ class DiffusersModel:
 
     original_names: ClassVar[Names | None] = None
     """From a parameter's name in diffusers to its name in the authors' checkpoints; None: no such file is written."""
+
+    file_names: ClassVar[Sequence[Names]] = ()
+    """Further such tables, of files that are read alone (``single_file.find_sources``)."""
 
     pipelines: ClassVar[tuple[str, ...]]
     """The diffusers pipelines that sample from text, and where the family has one from an image on extra channels."""
@@ -448,10 +448,3 @@ def spec_of(family: str) -> ModelSpec:
 def key_names(family: str, layout: str) -> Names:
     """The replacements that make a family's names in diffusers into those of another layout."""
     return tuple((pattern, other) for pattern, other in facts(family)["key_names"][layout])
-
-
-def renamed(name: str, names: Names) -> str:
-    """A name after each of the replacements."""
-    for pattern, other in names:
-        name = re.sub(pattern, other, name)
-    return name

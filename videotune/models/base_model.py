@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +26,15 @@ from videotune.lazy import diffusers, torch
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.loading import check_part, explained, to_fill
-from videotune.models.model_files import STEMS, NotHere, note
+from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
 from videotune.models.registry import find, names, of_pipeline
+from videotune.models.single_file import kind_of
 from videotune.types import BasePlace, Family, ModelSpec, Say
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
-"""A folder of configs for each published model; ``index.json`` says which base model names mean it."""
+    from videotune.config.schema import Config
 
 
 def published(name: str) -> Path | None:
@@ -67,6 +68,33 @@ def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None =
     return BasePlace(name, folder)
 
 
+def place_of(settings: Mapping[str, Any]) -> BasePlace:
+    """Where the base model of a config lies, without its weights; of a file of weights, where its ``base_parts`` lie.
+
+    Raises VideotuneError as ``place`` does, and where the two keys do not go together.
+    """
+    name, parts = settings["base_model_name"], settings.get("base_parts")
+    if parts is None:
+        return place(name, weights=False)
+    if not Path(name).expanduser().is_file():
+        raise VideotuneError(f"base_parts: it goes with a .safetensors file as base_model_name; {name} is none")
+    return replace(place(parts, weights=False), name=name)
+
+
+def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
+    """The files that stand for the weights of parts: ``base_model_name`` beside ``base_parts``, or ``transformer.file``.
+
+    Raises VideotuneError as ``part_files`` does, and for a file beside parts of a model with two experts.
+    """
+    if config.base_parts is None:
+        return part_files(config.transformer.file, spec)
+    name = str(config.base_model_name)
+    if config.transformer.file or len(spec.experts) > 1:
+        remedy = f"set base_model_name to {config.base_parts}, transformer.file to the list of files, and no base_parts"
+        raise VideotuneError(f"base_model_name: {Path(name).name} is one file, and the model has two: {remedy}")
+    return part_files(name, spec, "base_model_name")
+
+
 def check_base(folder: Path) -> None:
     """Raise VideotuneError where the weights of a network of diffusers are not those of its config.
 
@@ -93,15 +121,17 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> P
             raise VideotuneError(f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json")
         return folder
     if folder.is_file():
-        remedy = "Name its model's folder or Hub id, and give the file as transformer.file"
-        raise VideotuneError(f"base_model_name: {folder} is a file. {remedy}")
+        remedy = "set base_parts to a folder or Hub id in diffusers layout, which gives the other parts"
+        raise VideotuneError(f"base_model_name: {folder} is a file of weights: {remedy}")
     if folder.is_absolute() or name.count("/") != 1 or name.startswith("."):
         raise NotHere(f"base_model_name: no such folder: {name}")
     return fetch(name, weights=weights, own=tuple(files), echo=echo)
 
 
-def part_files(value: str | Sequence[str | None] | None, spec: ModelSpec) -> dict[str, Path]:
-    """``transformer.file`` of the config -> the file that stands for the weights of each part it names.
+def part_files(
+    value: str | Sequence[str | None] | None, spec: ModelSpec, key: str = "transformer.file"
+) -> dict[str, Path]:
+    """The files under ``key`` of the config -> the file that stands for the weights of each part it names.
 
     The n-th expert of a family lies in ``transformer``, ``transformer_2`` …, as ``ModelSpec.part_of`` says. Raises
     VideotuneError for a file that is not there or cannot be one, for too few or too many, and for one of another expert.
@@ -110,23 +140,24 @@ def part_files(value: str | Sequence[str | None] | None, spec: ModelSpec) -> dic
     experts = [expert.name for expert in spec.experts]
     if given and len(given) != len(experts):
         order = f"{spec.title} takes {len(experts)} ({', '.join(experts)}; null for the base's own)"
-        raise VideotuneError(f"transformer.file: {len(given)} given; {order}")
+        raise VideotuneError(f"{key}: {len(given)} given; {order}")
     found: dict[str, Path] = {}
     for expert, text in zip(experts, given, strict=False):
         if text is None:
             continue
         path = Path(text).expanduser()
         if not path.is_file():
-            raise VideotuneError(f"transformer.file: no such file: {path}")
+            raise VideotuneError(f"{key}: no such file: {path}")
         if path.suffix != ".safetensors":
-            raise VideotuneError(f"transformer.file: {path.name} is not read: it must be a .safetensors file")
-        others = [name for name in experts if name != expert and re.search(rf"{name}[^a-z]?noise", path.stem.lower())]
+            raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
+        others = [name for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()) if name != expert]
         if others:
             fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
-            raise VideotuneError(f"transformer.file: {fault}. The order is {', '.join(experts)}.")
+            raise VideotuneError(f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}.")
         if path.resolve() in {other.resolve() for other in found.values()}:
-            raise VideotuneError(f"transformer.file: {path.name} is given for two experts; each has weights of its own")
-        model_files.headers([path])
+            raise VideotuneError(f"{key}: {path.name} is given for two experts; each has weights of its own")
+        if what := kind_of(model_files.headers([path]), spec.name):
+            raise VideotuneError(f"{key}: {path} is {what}, not the transformer of a {spec.title}")
         found[spec.part_of(expert)] = path.absolute()
     return found
 

@@ -46,7 +46,7 @@ class CogVideoX(DiffusersModel):
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
     pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True
-    comfyui_names = key_names("cogvideox", "comfyui")
+    comfyui_names, file_names = key_names("cogvideox", "comfyui"), (key_names("cogvideox", "comfyui file"),)
     config_defaults = dict.fromkeys(
         ("patch_size_t", "ofs_embed_dim", "use_rotary_positional_embeddings", "use_learned_positional_embeddings")
     )

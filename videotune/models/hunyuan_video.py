@@ -50,6 +50,7 @@ class HunyuanVideo(DiffusersModel):
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
     pipelines, attention = ("HunyuanVideoPipeline",), "attn"
     comfyui_names = key_names("hunyuan_video", "comfyui")
+    file_names = tuple(key_names("hunyuan_video", f"{layout} file") for layout in ("original", "comfyui"))
     tokens_in_front = CROP
 
     @classmethod

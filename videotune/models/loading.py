@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
-from videotune.lazy import diffusers, torch, transformers
-from videotune.models.model_files import Header, headers, note, read_config, weight_files
-from videotune.models.registry import FAMILIES, names
+from videotune.lazy import torch, transformers
+from videotune.models.model_files import CONFIGS, Header, headers, note, read_config, weight_files
+from videotune.models.single_file import (
+    DTYPES,
+    FP8,
+    Source,
+    find_sources,
+    in_diffusers_layout,
+    kind_of,
+    left_over,
+    refuse_packed,
+    tensors,
+)
 from videotune.types import Fill, Say
 
 if TYPE_CHECKING:
@@ -96,13 +106,8 @@ def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
     return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
 
 
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Names of torch's for those of a safetensors file."""
-
 _SPARE = 0.01
 """Weights that a model has no place for are left out, and said, up to this share; more is another model."""
-
-Rename = Callable[[dict[str, "Tensor"]], dict[str, "Tensor"]]
 
 
 def load_model(
@@ -152,18 +157,15 @@ def _load_network(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
     stay: torch.device,
 ) -> nn.Module:  # fmt: skip
-    from safetensors.torch import load_file  # imports torch
-
-    files, net = weight_files(folder), to_fill(cls, folder, dtype)
-    rename = check_part(cls, folder, net, echo=note)
+    net, placed = to_fill(cls, folder, dtype), dict[str, "Tensor"]()
+    states = read_states(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
-    for batch in [files] if rename else [[file] for file in files]:
-        state = {name: tensor for path in batch for name, tensor in load_file(path).items()}  # pages of the files
-        state = rename(state) if rename else state
+    for state in states:
         for path in [path for path in layers if f"{path}.weight" in state]:
             # where the run computes, so that what is streamed is what is not, to the bit; and fast
             layers[path].set_weight(state.pop(f"{path}.weight").to(device), stay)
-        net.load_state_dict(_placed(cls, state, dtype, stay, alone=bool(layers)), strict=False, assign=True)
+        placed |= _placed(cls, state, dtype, stay, alone=bool(layers) or len(state) == 1)
+    net.load_state_dict(placed, strict=False, assign=True)
     for module in net.modules():  # buffers that no file holds
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(stay)
@@ -256,68 +258,73 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
     return net
 
 
-def refuse_dtypes(files: list[Path], found: Mapping[str, Header]) -> None:
-    """Raise VideotuneError for weights of 8 bits, and for integers: what is loaded is a plain network."""
-    odd = [name for name, header in found.items() if header.dtype not in DTYPES and not name.endswith("position_ids")]
+def refuse_dtypes(files: list[Path], found: Mapping[str, Header], known: Collection[str] = tuple(DTYPES)) -> None:
+    """Raise VideotuneError for integers, and for dtypes that are not ``known``: what is loaded is a plain network."""
+    odd = [name for name, header in found.items() if header.dtype not in known and not name.endswith("position_ids")]
     if odd:
         kind = f"weights of the dtype {found[odd[0]].dtype} ({odd[0]})"
         raise VideotuneError(f"{shown(files)} holds {kind}: take the file in bfloat16, float16 or float32")
 
 
-def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> Rename | None:
+def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> Iterator[dict[str, Tensor]]:
+    """The weights of a part by diffusers' names, file by file as the files' own pages; of a file in another layout tensor
+    by tensor. ``net`` is the part's network, of which the shapes count. Raises VideotuneError as ``check_part`` does.
+    """
+    from safetensors.torch import load_file  # imports torch
+
+    sources = check_part(cls, folder, net, echo)
+    if in_diffusers_layout(sources):
+        return map(load_file, weight_files(folder))
+    return ({name: tensor} for name, tensor in tensors(sources))
+
+
+def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> dict[str, Source]:
     """Compare the heads of a part's files with its config's model.
 
-    Returns how tensors must be renamed, where the file has the authors' names (None: it has diffusers'). ``echo`` is told
-    of weights that are left out. Raises VideotuneError that names both models where they differ.
+    Returns where each tensor of the model lies. ``echo`` is told of weights in 8 bits, and of those that are left out.
+    Raises VideotuneError that names both models where they differ.
     """
     files = weight_files(folder)
-    found, rename = headers(files), None
+    stored, every = {Path(shown([path])): headers([path]) for path in files}, headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    refuse_dtypes(files, found)
-    if not set(wanted) & set(found):
-        rename = _renaming(cls, folder, found)
-        found = _renamed(cls, files, found, rename)
-    wrong = [name for name in wanted if name not in found or found[name].shape != wanted[name]]
-    spare = [name for name in found if name not in wanted]
-    if wrong or sum(found[name].count for name in spare) > _SPARE * sum(header.count for header in found.values()):
-        name = (wrong or spare or ["nothing"])[0]
-        theirs = "x".join(map(str, found[name].shape)) if name in found else "missing"
+    for path, one in stored.items():
+        refuse_packed(path, one)
+    sources = find_sources(cls.__name__, wanted, stored)
+    if not sources:
+        what = f"is {kind_of(every) or 'of no known kind'}, not a transformer"
+        raise VideotuneError(f"{shown(files)} {what}: it has no tensor of a {cls.__name__}")
+    refuse_dtypes(files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8})
+    found = {name: source.shape for name, source in sources.items()}
+    wrong, spare = [name for name in wanted if found.get(name) != wanted[name]], left_over(sources, every)
+    extra, held = sum(every[name].count for name in spare), sum(map(math.prod, found.values()))
+    if wrong or extra > _SPARE * (held + extra):
+        name = (wrong or spare)[0]
+        theirs = "x".join(map(str, found.get(name, every[name].shape if name in every else ()))) or "missing"
         ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
-        counts = [sum(header.count for header in found.values()), sum(map(math.prod, wanted.values()))]
-        there, own = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
+        counts = [held + extra, sum(map(math.prod, wanted.values()))]
+        there, mine = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
+        fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
+        pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
         raise VideotuneError(
-            f"{shown(files)} does not fit {folder / 'config.json'}: it holds {there} parameters, a {cls.__name__} of this "
-            f"config {own}. {len(wrong or spare)} tensors differ, as {name}: {theirs} in the file, {ours} by the config."
+            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ, as {pair}"
         )
+    eight = sum(source.stored.dtype in FP8 for source in sources.values())
+    if eight and echo:
+        echo(f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give")
     if spare and echo:
         echo(f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …")
-    return rename
+    return sources
 
 
-def _renaming(cls: Any, folder: Path, found: Mapping[str, Header]) -> Rename:
-    """diffusers' own function from the authors' names of a transformer's tensors to its own."""
-    files, loadable = weight_files(folder), diffusers.loaders.single_file_model.SINGLE_FILE_LOADABLE_CLASSES
-    if any("lora_" in name for name in found):
-        raise VideotuneError(f"{shown(files)} is a LoRA, not a transformer: merge it first, or start from its base")
-    if cls.__name__ not in loadable:
-        read = [name for name in names() if getattr(FAMILIES[name], "transformer_class", None) in loadable]
-        fault = f"diffusers reads no {cls.__name__} with the names of its tensors, only {', '.join(read)}"
-        raise VideotuneError(f"{shown(files)}: {fault}. Save it in diffusers layout first.")
-    config, convert = cls.load_config(folder), loadable[cls.__name__]["checkpoint_mapping_fn"]
-    return lambda state: convert(checkpoint=state, config=config)
-
-
-def _renamed(cls: Any, files: list[Path], found: Mapping[str, Header], rename: Rename) -> dict[str, Header]:
-    """The headers under diffusers' names: the renaming runs over tensors without memory."""
-    empty = {
-        name: torch.empty(header.shape, dtype=getattr(torch, DTYPES.get(header.dtype, "float32")), device="meta")
-        for name, header in found.items()
-    }
-    try:
-        renamed = rename(empty)
-    except (KeyError, IndexError, ValueError, RuntimeError, AttributeError) as error:
-        raise VideotuneError(f"diffusers cannot read {shown(files)} as a {cls.__name__} ({error!r:.200})") from error
-    return {name: Header("", tuple(value.shape)) for name, value in renamed.items()}
+def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
+    """Which published model has the shapes of these files, in words."""
+    for path in sorted(CONFIGS.glob("*/transformer/config.json")):
+        if read_config(path).get("_class_name") == cls.__name__:
+            shapes = {name: tuple(value.shape) for name, value in on_meta(cls, path.parent).state_dict().items()}
+            found = find_sources(cls.__name__, shapes, stored)
+            if shapes == {name: source.shape for name, source in found.items()}:
+                return f" Its shapes are those of {path.parents[1].name}."
+    return ""
 
 
 def shown(files: list[Path]) -> str:

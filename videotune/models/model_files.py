@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ _BOUNDS = (
     (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
 )
 """Whole numbers, or lists of them, by the key's name: least and most. Models that are published stay far below."""
+
+CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
+"""A folder of configs for each published model; ``index.json`` says which base model names mean it."""
 
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")
 """Keys by which transformers would fetch and run code of the Hub, where a repository stands under them."""

@@ -19,7 +19,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import Store
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
-from videotune.models.base_model import part_files, place
+from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
@@ -54,7 +54,7 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
     """
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
-    folder = place(base.name, files=part_files(config.transformer.file, spec)).folder
+    folder = place(config.base_parts or base.name, files=own_files(config, spec)).folder
     (device, dtype), weights = device_and_dtype(config), weights_of(config, dtype_name(config))
     if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {weights.transformer, weights.text_encoder}:
         raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4: set INT_8")

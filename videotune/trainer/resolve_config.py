@@ -13,7 +13,7 @@ from videotune.config.load import checked_keys, merge, parse_sets, read_config, 
 from videotune.config.resolve import Resolved, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
-from videotune.models.base_model import part_files, place, published, spec_for
+from videotune.models.base_model import own_files, place_of, published, spec_for
 from videotune.models.model_files import NotHere, note
 from videotune.types import BasePlace, ModelSpec
 
@@ -117,9 +117,9 @@ def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
             else row
             for row in out["datasets"]
         ]
-    for name in ("base_model_name", "cache_dir", "init_from", "output_model_destination"):
+    for name in ("base_model_name", "base_parts", "cache_dir", "init_from", "output_model_destination"):
         value = out.get(name)
-        if isinstance(value, str) and (name != "base_model_name" or expand_user(value).is_dir()):
+        if isinstance(value, str) and (not name.startswith("base_") or expand_user(value).exists()):
             out[name] = absolute(value)
     transformer = out.get("transformer")
     if isinstance(transformer, dict) and (file := transformer.get("file")):
@@ -154,15 +154,16 @@ def expand_user(path: str) -> Path:
         raise VideotuneError(f"{path}: {error}") from error
 
 
-def _base(name: str, planning: bool) -> BasePlace:
+def _base(named: Mapping[str, Any], planning: bool) -> BasePlace:
     try:
-        return place(name, weights=False)
+        return place_of(named)
     except NotHere:
+        name = named.get("base_parts") or named["base_model_name"]
         folder = published(name) if planning else None
         if folder is None:
             raise
         note(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
-        return BasePlace(name, folder)
+        return BasePlace(named["base_model_name"], folder)
 
 
 def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, ModelSpec, BasePlace | None]:
@@ -173,10 +174,10 @@ def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolve
     """
     user, preset = user_keys(words), preset_keys(words)
     named = merge(preset, user)
-    for key in ("base_model_name", "family"):
+    for key in ("base_model_name", "base_parts", "family"):
         if not isinstance(named.get(key), str | None):
             raise VideotuneError(f"{key}: takes text, not {shortened(repr(named[key]))}")
-    base = _base(named["base_model_name"], planning) if named.get("base_model_name") else None
+    base = _base(named, planning) if named.get("base_model_name") else None
     family = named.get("family")
     if base is None and family is None:
         raise VideotuneError(
@@ -184,5 +185,5 @@ def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolve
         )
     spec = spec_for(family, base)
     resolved = resolve(user, preset, spec)
-    part_files(resolved.config.transformer.file, spec)  # a file that is not there is said before anything is read
+    own_files(resolved.config, spec)  # a file that is not there is said before anything is read
     return resolved, spec, base

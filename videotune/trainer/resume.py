@@ -14,7 +14,7 @@ from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
-from videotune.models.base_model import place, spec_for
+from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.trainer.checkpoint import (
     Checkpoint,
@@ -150,7 +150,7 @@ def with_overrides(words: Overrides, run: Path, kept: Mapping[str, Any]) -> tupl
         if name in user and other not in user:
             user = {**user, other: None}
     settings = merge(kept["settings"], user)
-    base = place(settings["base_model_name"], weights=False)
+    base = place_of(settings)
     spec = spec_for(settings["family"], base)
     asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
     said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()["settings"]

@@ -13,7 +13,7 @@ from videotune.exporter.adapter_export import export_embedding, export_lora
 from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
-from videotune.models.base_model import part_files, place
+from videotune.models.base_model import own_files, place
 from videotune.records import read_record
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.run_dir import read_run_config
@@ -58,14 +58,14 @@ def export_run(
         ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
             path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)
-            told = facts | _use(family, config, None, format, facts["base"]["name"])
+            told = facts | _use(family, config, None, format, facts["base"].get("parts", facts["base"]["name"]))
             done += export_embedding(family, format, own, config.embedding.token, path, told)
             continue
         for expert in experts:
             own = of_expert(state, prefix(spec, expert) if expert else "")
             path = begin.with_name(begin.name + ending + (family.spec.export_suffix(expert) if expert else ""))
             told = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
-            told |= _use(family, config, expert, format, facts["base"]["name"])
+            told |= _use(family, config, expert, format, facts["base"].get("parts", facts["base"]["name"]))
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
                 done.append(
@@ -106,12 +106,12 @@ def _list(run: Path, done: Sequence[Exported]) -> None:
 def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
     config, kept, plan = resolved.config, read_run_config(run), read_record(run / "plan.json")
-    file, name = config.transformer.file, kept["base"]["name"]
+    file, name, parts = config.transformer.file, kept["base"]["name"], config.base_parts
     files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
     return {
         "videotune": __version__,
         # of a local folder the last part alone: the file is made to be shared
-        "base": {**kept["base"], "name": Path(name).name if Path(name).is_absolute() else name},
+        "base": {**kept["base"], "name": shared_name(name)} | ({"parts": shared_name(parts)} if parts else {}),
         **({"transformer_file": files} if files else {}),
         "data": kept["data"],
         "step": step,
@@ -127,7 +127,12 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
 
 def _base(config: Config, spec: ModelSpec) -> Path:
     """Where the base model lies, with the weights that it was trained from."""
-    return place(str(config.base_model_name), files=part_files(config.transformer.file, spec)).folder
+    return place(str(config.base_parts or config.base_model_name), files=own_files(config, spec)).folder
+
+
+def shared_name(name: str) -> str:
+    """A base model's name as a file that is made to be shared says it."""
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _whole(family: Family) -> str:

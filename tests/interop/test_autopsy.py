@@ -1,0 +1,162 @@
+"""videotune autopsy: what other trainers make of clips, on synthetic clips whose fate is known and on real ones."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.shell import Printed, run
+from videotune.errors import DONE, VideotuneError
+from videotune.interop.autopsy import dissect, fates, steps_of
+from videotune.interop.practices import practice_of
+from videotune.models.registry import find
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "autopsy.schema.json"
+WAN = find("wan").spec
+MUSUBI = {
+    "network_dim": 32, "network_alpha": 16, "timestep_sampling": "shift", "discrete_flow_shift": 12.0,
+    "dataset_config.general.resolution": [832, 480], "dataset_config.datasets.0.video_directory": "clips",
+    "dataset_config.datasets.0.target_frames": [33], "dataset_config.datasets.0.num_repeats": 2,
+}  # fmt: skip
+
+
+def clip(name: str, frames: int, fps: float, size: tuple[int, int] = (832, 480)) -> dict[str, Any]:
+    """A row of `videotune check --json`."""
+    source = {"source_frames": frames, "source_fps": fps, "source_seconds": frames / fps}
+    return {
+        "path": name,
+        **source,
+        "width": size[0],
+        "height": size[1],
+        "used": True,
+        "reason": None,
+        "windows": 1,
+        "shape": "33x480x832",
+        "speed": 1.0,
+    }
+
+
+def account(*clips: dict[str, Any]) -> dict[str, Any]:
+    return {"clips": clips, "used": len(clips), "held_out": 0, "skipped": 0, "buckets": []}
+
+
+OURS = {"steps_per_epoch": 1.0, "noise": [0.1, 0.3, 0.5, 0.7, 0.9], "scale": 1.0}
+
+
+def result(trainer: str, values: dict[str, Any], *clips: dict[str, Any]) -> dict[str, Any]:
+    return dissect(trainer, practice_of(trainer, values, WAN), WAN, account(*clips), OURS, [])
+
+
+def kinds(found: dict[str, Any]) -> set[str]:
+    return {one["kind"] for one in found["findings"]}
+
+
+def test_a_clip_at_another_rate_plays_at_another_speed_unless_it_is_resampled() -> None:
+    found = result("musubi", MUSUBI, clip("a.mp4", 96, 24.0), clip("b.mp4", 64, 16.0))
+    speeds = [row["theirs"][0]["speed"] for row in found["clips"]]
+    assert speeds == pytest.approx([16 / 24, 1.0])
+    assert "speed" in kinds(found)
+    kept = result("musubi", MUSUBI | {"dataset_config.datasets.0.source_fps": 24.0}, clip("a.mp4", 96, 24.0))
+    assert kept["clips"][0]["theirs"][0]["speed"] == pytest.approx(1.0, abs=0.02)
+    assert "speed" not in kinds(kept)
+
+
+def test_short_clips_are_dropped_and_named() -> None:
+    found = result("musubi", MUSUBI, clip("short.mp4", 20, 16.0), clip("long.mp4", 40, 16.0))
+    assert (found["theirs"]["used"], found["theirs"]["dropped"]) == (1, 1)
+    assert "short.mp4" in next(one["text"] for one in found["findings"] if one["kind"] == "dropped")
+
+
+def test_alpha_and_noise_levels_are_laid_beside_ours() -> None:
+    found = result("musubi", MUSUBI, clip("a.mp4", 64, 16.0))
+    assert found["theirs"]["scale"] == 0.5
+    assert found["theirs"]["noise"][2] == pytest.approx(12 / 13, abs=1e-3)  # 12·0.5 / (1 + 11·0.5)
+    assert {"alpha", "noise"} <= kinds(found)
+    ignored = result("musubi", MUSUBI | {"timestep_sampling": "sigmoid"}, clip("a.mp4", 64, 16.0))
+    assert ignored["theirs"]["noise"][2] == pytest.approx(0.5, abs=1e-3)  # the shift is not read
+
+
+def test_a_file_without_alpha_is_read_at_another_scale() -> None:
+    values = {"rank": 128, "lora_alpha": 64, "dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 832]]}
+    found = result("finetrainers", values, clip("a.mp4", 99, 16.0))
+    assert (found["theirs"]["scale"], found["theirs"]["read_scale"]) == (0.5, 1.0)
+    assert {"scale", "speed"} <= kinds(found)  # 99 frames pressed into 33
+    assert found["clips"][0]["theirs"][0]["speed"] == pytest.approx(98 / 32)
+
+
+def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
+    held = result("onetrainer", {"frames": 49, "concepts.0.path": "x"}, clip("a.mp4", 25, 16.0))
+    assert held["clips"][0]["theirs"][0]["held"] == pytest.approx(1 - 24 / 49)
+    wide = {"dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 480]]}
+    stretched = result("finetrainers", wide, clip("a.mp4", 33, 16.0))
+    assert stretched["clips"][0]["theirs"][0]["stretch"] == pytest.approx(480 / 832)
+    square = {"dataset.directory.0.path": "x", "dataset.frame_buckets": [33], "dataset.resolutions": [480]}
+    cut = result("diffusion-pipe", square, clip("a.mp4", 40, 16.0))
+    assert cut["clips"][0]["theirs"][0]["cut"] == pytest.approx(1 - 480 / 832)
+    assert "held" in kinds(held)
+    assert "stretch" in kinds(stretched)
+    assert "cut" in kinds(cut)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "values", "steps"),
+    [
+        ("musubi", MUSUBI | {"dataset_config.datasets.0.batch_size": 4}, 2),  # 3 clips twice, the rest kept
+        ("diffusion-pipe", {"dataset.directory.0.path": "x", "dataset.frame_buckets": [33], "dataset.num_repeats": 2,
+                            "micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}, 1),
+        ("ai-toolkit", {"config.process.0.datasets.0.num_frames": 33, "config.process.0.train.batch_size": 2}, 2),
+        ("simpletuner", {"data_backend_config.0.dataset_type": "video", "data_backend_config.0.video.num_frames": 33,
+                         "train_batch_size": 2}, 2),
+        ("onetrainer", {"frames": 33, "concepts.0.path": "x", "batch_size": 2}, 1),
+    ],
+)  # fmt: skip
+def test_steps_of_an_epoch_are_those_of_their_batches(trainer: str, values: dict[str, Any], steps: int) -> None:
+    practice = practice_of(trainer, values, WAN)
+    clips = [clip(f"{i}.mp4", 41, 16.0) for i in range(3)]
+    found = {row["path"]: [fate for one in practice.datasets for fate in fates(one, row, 16.0)] for row in clips}
+    assert steps_of(practice, found) == steps
+
+
+def test_a_config_without_clips_and_a_value_that_is_none_are_refused() -> None:
+    with pytest.raises(VideotuneError, match="no dataset of clips"):
+        practice_of("musubi", {"network_dim": 32}, WAN)
+    with pytest.raises(VideotuneError, match="network_dim"):
+        practice_of("musubi", MUSUBI | {"network_dim": "many"}, WAN)
+    with pytest.raises(VideotuneError, match="kohya"):
+        practice_of("kohya", {}, WAN)
+
+
+def written(folder: Path) -> list[Path]:
+    data, script = folder / "data.toml", folder / "run.sh"
+    lines = ["[general]", "resolution = [64, 64]", "[[datasets]]", 'video_directory = "x"', "target_frames = [9, 17]"]
+    data.write_text("\n".join(lines))
+    script.write_text("python wan_train_network.py --task t2v-1.3B --dit x.safetensors --network_module "
+                      "networks.lora_wan --network_dim 8 --dataset_config data.toml\n")  # fmt: skip
+    return [script]
+
+
+def test_the_command_prints_and_gives_json(small_clips: Path, tmp_path: Path, capsys: Printed) -> None:
+    files = written(tmp_path)
+    assert run("autopsy", *files, data=small_clips, as_json=True) == DONE
+    found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
+    assert found["trainer"] == "musubi"
+    assert found["theirs"]["used"] + found["theirs"]["dropped"] == len(found["clips"]) > 0
+    assert run("autopsy", *files, data=small_clips) == DONE
+    text = capsys.readouterr().out
+    assert all(row["path"] in text.replace("\n", "") for row in found["clips"])
+    assert (
+        run("autopsy", *files, data=small_clips, set="dataset_config.datasets.0.target_frames=999", as_json=True)
+        == DONE
+    )
+    assert json.loads(capsys.readouterr().out)["theirs"]["used"] == 0
+
+
+def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_path: Path, capsys: Printed) -> None:
+    data = written(tmp_path)[0].with_name("data.toml")
+    with pytest.raises(VideotuneError, match="--base"):
+        run("autopsy", data, data=small_clips)
+    assert run("autopsy", data, data=small_clips, base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", offline=True) == DONE
+    assert "musubi" in capsys.readouterr().out

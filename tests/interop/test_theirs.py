@@ -1,0 +1,157 @@
+"""Configs of other trainers are read whole: every leaf, the files that they refer to, and command lines."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from videotune.errors import VideotuneError
+from videotune.interop.command_line import options_of
+from videotune.interop.theirs import read_theirs
+
+CONFIGS = Path(__file__).parent / "configs"
+HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "musubi": (
+        ["musubi/dataset.toml", "musubi/train.sh"],
+        {
+            "network_dim": 24,
+            "learning_rate": 3e-4,
+            "fp8_base": True,
+            "vae": "weights/vae file.safetensors",
+            "optimizer_args": ["weight_decay=0.05", "betas=0.9,0.95"],
+            "launcher.mixed_precision": "bf16",
+            "script": "wan_train_network.py",
+            "dataset_config.datasets.0.target_frames": [1, 17, 30],
+        },
+    ),
+    "kohya": (["kohya/dataset.toml"], {"dataset_config.datasets.0.subsets.1.is_reg": True}),
+    "diffusion-pipe": (
+        ["diffusion-pipe/main.toml"],
+        {
+            "adapter.rank": 20,
+            "dataset": "data.toml",
+            "dataset.directory.0.path": "clips",
+            "dataset.resolutions": [[640, 360]],
+        },
+    ),
+    "ai-toolkit": (["ai-toolkit/job.yaml"], {"config.process.0.train.lr": 2e-4, "config.process.0.datasets.0.fps": 16}),
+    "onetrainer": (["onetrainer/config.json"], {"concept_file_name.1.path": "held", "optimizer.beta1": 0.9}),
+    "simpletuner": (
+        ["simpletuner/config.json"],
+        {"lora_rank": 10, "data_backend_config.0.video.num_frames": 45, "data_backend_config.1.default": True},
+    ),
+    "finetrainers": (
+        ["finetrainers/examples/run/train.sh"],
+        {
+            "dp_degree": 2,
+            "rank": 14,
+            "target_modules": "transformer_blocks.*(to_q|to_k|to_v|to_out.0)",
+            "dataset_config.datasets.0.video_resolution_buckets": [[25, 320, 576], [49, 320, 576]],
+        },
+    ),
+    "videomodelstudio": (["videomodelstudio/session.json"], {"params.lora_rank": "48", "status.step": 0}),
+    "ltx-trainer": (
+        ["ltx-trainer/video.yaml"],
+        {"validation.video_dims": [384, 256, 25], "checkpoints.keep_last_n": -1},
+    ),
+}
+"""A trainer -> its files and some of the leaves that they hold."""
+
+
+@pytest.mark.parametrize("trainer", HELD)
+def test_every_leaf_of_a_config_and_of_what_it_refers_to(trainer: str) -> None:
+    names, held = HELD[trainer]
+    paths = [CONFIGS / name for name in names]
+    theirs = read_theirs(paths)
+    assert theirs.trainer == trainer
+    assert {key: theirs.values.get(key) for key in held} == held
+    assert all(type(theirs.values[key]) is type(value) for key, value in held.items())
+    assert read_theirs(paths[::-1]).values == theirs.values
+    assert not theirs.missing
+    assert set(paths) <= set(theirs.files)
+
+
+def test_a_referred_file_given_too_is_not_read_twice() -> None:
+    main, data = CONFIGS / "diffusion-pipe" / "main.toml", CONFIGS / "diffusion-pipe" / "data.toml"
+    assert read_theirs([data, main]).values == read_theirs([main]).values
+    assert read_theirs([data]).values == {
+        key: value for key, value in read_theirs([main]).values.items() if key.startswith("dataset.")
+    }
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "main.toml").write_text(
+        (CONFIGS / "diffusion-pipe" / "main.toml").read_text().replace("data.toml", "x" * 300)
+    )
+    theirs = read_theirs([tmp_path / "main.toml"])
+    assert theirs.missing == (("dataset", "x" * 300),)
+    assert theirs.values["adapter.rank"] == 20
+
+
+def test_paths_and_variables_of_windows() -> None:
+    theirs = read_theirs([CONFIGS / "musubi" / "train.bat"])
+    assert theirs.values["dit"] == r"C:\models\hunyuan video\dit.safetensors"
+    assert theirs.values["learning_rate"] == 3e-4
+    assert theirs.values["dataset_config.datasets.1.frame_stride"] == 8
+
+
+def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "told")
+    touch = f"touch {tmp_path}/made"
+    script = f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'
+    found = options_of(script, Path("x.sh"))
+    assert found["dit"] == "$SECRET"
+    assert not (tmp_path / "made").exists()
+
+
+BAD = {
+    "truncated.json": b'{"model_type": "HUNYUAN_VIDEO", ',
+    "truncated.toml": b"[model\ntype = 'wan'",
+    "truncated.sh": b'accelerate launch train.py --network_module "networks.lora',
+    "bomb.yaml": b"a: &a [x, x]\nb: &b [*a, *a]\nconfig: {process: [*b]}\n",
+    "tag.yaml": b"config: !!python/object/apply:os.system ['true']\n",
+    "twice.json": b'{"model_type": 1, "model_type": 2, "training_method": 3}',
+    "deep.json": b'{"config": {"process": ' + b'[{"a":' * 3000 + b"1" + b"}]" * 3000 + b"}}",
+    "ours.json": b'{"learning_rate": 1e-4, "lora": {"rank": 8}}',
+    "list.json": b"[1, 2, 3]",
+    "empty.sh": b"",
+    "weights.pt": pickle.dumps({"network_module": "networks.lora"}, protocol=2),
+    "picture.png": b"\x89PNG\r\n\x1a\n\0\0",
+    "huge.sh": b"--network_module x " * 60_000,
+    "many.json": json.dumps({"model_type": 1, "training_method": 2, **{f"k{i}": i for i in range(2_001)}}).encode(),
+    "grows.sh": b"A=aaaaaaaaaa\n" + b"A=$A$A$A$A\n" * 30 + b"python train.py --network_module $A\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_config_is_one_sentence(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(BAD[name])
+    with pytest.raises(VideotuneError):
+        read_theirs([tmp_path / name])
+
+
+def test_files_of_two_runs_are_refused() -> None:
+    for names in (
+        ["kohya/dataset.toml", "ai-toolkit/job.yaml"],
+        ["musubi/dataset.toml", "musubi/dataset.toml/../../kohya/dataset.toml"],
+    ):
+        with pytest.raises(VideotuneError):
+            read_theirs([CONFIGS / name for name in names])
+    with pytest.raises(VideotuneError):
+        read_theirs([CONFIGS])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab=-$\"'{}()[]@\\^`\n %;|#<>. 1é"), max_size=80))
+def test_any_text_is_options_or_one_sentence(text: str) -> None:
+    try:
+        found = options_of(text, Path("x.sh"))
+    except VideotuneError:
+        return
+    assert all(isinstance(key, str) for key in found)

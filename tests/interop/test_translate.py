@@ -1,0 +1,143 @@
+"""The rules for configs of other trainers: what becomes of every key, and that videotune takes the result."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.cli.import_config import ORDER
+from videotune.config.load import flatten
+from videotune.config.resolve import resolve
+from videotune.config.schema import leaves
+from videotune.config.suggestions import _others
+from videotune.interop.theirs import Theirs, read_theirs
+from videotune.interop.translate import _CONVERSIONS, Imported, Row, rules, translate
+from videotune.models.registry import find
+
+HERE = Path(__file__).parent
+CONFIGS = HERE / "configs"
+TRAINERS = sorted({kind["trainer"] for kind in _others()["files"]})
+EXAMPLES = json.loads((HERE / "keys_of_examples.json").read_text(encoding="utf-8"))
+
+
+def imported(*names: str) -> Imported:
+    return translate(read_theirs([CONFIGS / name for name in names]))
+
+
+def row(found: Imported, key: str) -> Row:
+    return next(row for row in found.rows if row.key == key)
+
+
+def all_rules(trainer: str) -> list[tuple[str, dict[str, Any]]]:
+    known = rules(trainer)["rules"]
+    several = ((key, rule) for key, some in known.items() for rule in (some if isinstance(some, list) else [some]))
+    return [(key, {"to": rule} if isinstance(rule, str) else rule) for key, rule in several]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(trainer: str) -> None:
+    table = rules(trainer)
+    assert table["repository"]
+    assert table["read_from"]
+    surprises = set()
+    for key, rule in all_rules(trainer):
+        names = rule.get("to", [])
+        assert set([names] if isinstance(names, str) else names) <= set(leaves()), key
+        assert isinstance(rule.get("as"), dict) or rule.get("as") in _CONVERSIONS, key
+        assert not set(rule) - {"to", "as", "when", "note", "differs", "source", "base", "over", "empty"}, key
+        if "differs" in rule:
+            assert rule["source"], key
+            surprises.add(key)
+    assert len(surprises) >= 3
+    assert all(default["source"] for default in table.get("defaults", {}).values())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["repository"])
+def test_every_key_of_the_published_examples_is_known(example: dict[str, Any]) -> None:
+    keys = [
+        key.replace(".N.", ".0.").replace("N.", "0.", key.startswith("N."))
+        for some in example["keys"].values()
+        for key in some
+    ]
+    found = translate(Theirs(example["trainer"], dict.fromkeys(keys, 1), (HERE / "x",), ()))
+    assert not [row.key for row in found.rows if row.verdict == "unknown"]
+    assert {row.key.split("(")[0] for row in found.rows if row.given} >= set(keys)
+
+
+EXPECTED = json.loads((CONFIGS / "expected.json").read_text(encoding="utf-8"))
+"""A config -> its files, keys of ours with the values that they come to, and all datasets."""
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_config_in_our_keys(name: str) -> None:
+    expected = EXPECTED[name]
+    found = imported(*expected["files"])
+    ours = {key: value for key, value in flatten(found.config).items() if key != "datasets"}
+    assert {key: ours.get(key) for key in expected["ours"]} == expected["ours"]
+    folder = CONFIGS / Path(expected["files"][0]).parent
+    rows = [
+        {"path": str(folder / row["path"])} if "/" not in row["path"] else {} for row in expected.get("datasets", [])
+    ]
+    assert found.config.get("datasets", []) == [
+        one | row for one, row in zip(expected.get("datasets", []), rows, strict=True)
+    ]
+    assert {row.verdict for row in found.rows} <= set(ORDER)
+    assert all(
+        row.ours or row.note for row in found.rows if row.verdict != "same" and row.theirs not in (None, "", [], {})
+    )
+    told = {key: value for row in found.rows for key, value in row.ours.items() if not key.startswith("datasets.")}
+    assert told == ours
+    spec = find(found.config["family"]).spec if "family" in found.config else None
+    resolve(found.config, {}, spec)
+
+
+def test_verdicts_and_notes() -> None:
+    found = imported(*EXPECTED["musubi"]["files"])
+    assert row(found, "seed").verdict == "same"
+    assert row(found, "network_dim").verdict == "translated"
+    assert row(found, "sdpa").verdict == "none"
+    assert row(found, "timestep_sampling").verdict == "differs"
+    assert row(found, "dataset_config.datasets.1.colour").verdict == "unknown"
+    assert not row(found, "network_alpha").given
+    assert not row(found, "dataset_config.datasets.0.source_fps").given
+    assert row(found, "dataset_config.datasets.1.source_fps").given
+    one_for_all = row(found, "dataset_config.datasets.1.target_frames")
+    assert not one_for_all.ours
+    assert "30" in one_for_all.note
+    assert row(imported(*EXPECTED["videomodelstudio"]["files"]), "params.model_version").verdict == "differs"
+    assert row(imported(*EXPECTED["onetrainer"]["files"]), "timestep_distribution").ours == {}
+
+
+def test_a_value_out_of_bounds_is_a_row() -> None:
+    theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    odd = {
+        "learning_rate": -1.0,
+        "network_dim": "many",
+        "optimizer_type": "made.up",
+        "seed": [],
+        "max_train_epochs": {},
+    }
+    found = translate(Theirs(theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),)))
+    assert all(row(found, key).verdict == "none" for key in odd)
+    assert found.rows[-1].verdict == "missing"
+    assert found.config["lora"]["alpha"] == 1
+    assert "learning_rate" not in found.config
+
+
+@pytest.mark.parametrize("sampling", ["sigma", "shift", "sigmoid", "uniform"])
+def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
+    theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
+    found = translate(Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()))
+    assert ("timestep_shift" in found.config) == (sampling in ("sigma", "shift"))
+    assert found.config["timestep_distribution"] == ("SIGMOID" if sampling in ("shift", "sigmoid") else "UNIFORM")
+
+
+def test_a_folder_in_diffusers_layout_and_a_single_file_are_taken_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model_index.json").write_text("{}")
+    (tmp_path / "dit.safetensors").write_bytes(b"")
+    values = {"model.type": "wan", "model.diffusers_path": "model", "model.transformer_path": "dit.safetensors"}
+    config = translate(Theirs("diffusion-pipe", values, (tmp_path / "main.toml",), ())).config
+    assert config["base_model_name"] == str(tmp_path / "model")
+    assert config["transformer"]["file"] == str(tmp_path / "dit.safetensors")

@@ -1,0 +1,75 @@
+"""``videotune autopsy``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from videotune import commands
+from videotune.cli.options import AsJson, Base, Offline
+from videotune.console import out, print_table
+from videotune.text import counted, plain, shape_words
+
+
+def autopsy(
+    files: Annotated[list[Path], typer.Argument(help="the other trainer's config; its dataset's config beside it")],
+    data: Annotated[Path, typer.Option("--data", help="a folder of clips")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
+    base: Base = None,
+    as_json: AsJson = False,
+    offline: Offline = False,
+) -> None:
+    """Say what another trainer does with these clips by its config, beside what videotune does."""
+    found = commands.autopsy.autopsy(files, data, base=base, sets=sets or ())
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
+    trainer, both = found["trainer"], (found["theirs"], found["ours"])
+    out(
+        f"{trainer} (rules of {found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
+    )
+    rows = [
+        [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
+         "\n".join(dict.fromkeys(fate_text(fate) for fate in row["theirs"])),
+         fate_text({**row["ours"], "dropped": row["ours"]["reason"], "samples": row["ours"]["windows"]})]
+        for row in found["clips"]
+    ]  # fmt: skip
+    print_table("clips", ["clip", "source", trainer, "videotune"], rows)
+    print_table("a run", ["", trainer, "videotune"], [
+        ["clips used, dropped", *(f"{one['used']}, {one['dropped']}" for one in both)],
+        ["buckets (samples)", *(buckets_text(one["buckets"]) for one in both)],
+        ["steps an epoch", *(plain(one["steps_per_epoch"]) for one in both)],
+        ["noise levels: median (5-95 %)", *(noise_text(one["noise"]) for one in both)],
+        ["alpha / rank", *(plain(one["scale"]) for one in both)],
+        ["as its file is read", *(plain(one.get("read_scale", one["scale"])) for one in both)],
+    ])  # fmt: skip
+    for number, one in enumerate(found["findings"], 1):
+        out(f"{number}. {one['text']}")
+    if not found["findings"]:
+        out("Both do the same with these clips, but for rounding.")
+
+
+def fate_text(fate: dict[str, Any]) -> str:
+    """What becomes of a clip: why it is dropped, or its samples with the speed at which they play."""
+    if fate["dropped"]:
+        return f"dropped: {fate['dropped']}"
+    return f"{counted(fate['samples'], 'sample')}, {shape_words(fate['shape'])}, {fate['speed']:.2f} x"
+
+
+def buckets_text(buckets: dict[str, int]) -> str:
+    """The buckets, the largest first, each with its samples."""
+    texts = [f"{shape_words(shape)} ({count})" for shape, count in buckets.items()]
+    return "\n".join([*texts[:4], *([f"and {len(texts) - 4} more"] if len(texts) > 4 else [])]) or "none"
+
+
+def noise_text(noise: Any) -> str:
+    """The median and the range of the noise levels, or why they are not known."""
+    return noise if isinstance(noise, str) else f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"

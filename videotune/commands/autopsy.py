@@ -1,0 +1,46 @@
+"""``autopsy``: what another trainer does with clips by its own config, beside what videotune does with them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from videotune.commands.check import check
+from videotune.errors import VideotuneError
+from videotune.interop.autopsy import SHARES, dissect
+from videotune.interop.command_line import typed
+from videotune.interop.practices import practice_of
+from videotune.interop.theirs import read_theirs
+from videotune.interop.translate import translate
+from videotune.latent_cache.sampler import steps_per_epoch
+from videotune.trainer.components import make_timesteps
+
+
+def autopsy(
+    files: Sequence[Path | str], data: Path | str, *, base: str | None = None, sets: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Their account of the clips in ``data`` beside ours, and the differences; no model is loaded.
+
+    ``base``: the model, where their config does not name one that is known; ``sets``: KEY=VALUE above their config, by
+    their keys. Raises VideotuneError for a config that is not read, for a trainer whose rules are not known, and where no
+    model is named or no clip can be read.
+    """
+    theirs = read_theirs([Path(file) for file in files])
+    given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
+    theirs = replace(theirs, values={**theirs.values, **given})
+    config = translate(theirs).config | ({"base_model_name": base} if base else {})
+    if not {"base_model_name", "family"} & set(config):
+        raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
+    first = next(iter(config.get("datasets") or [{}]))
+    result = check({**config, "datasets": [{**first, "path": str(data)}]}, allow_skips="all")
+    job = result.job
+    if not result.account["clips"]:
+        raise VideotuneError(f"{data} has no clips")
+    ours = {
+        "steps_per_epoch": float(steps_per_epoch(job.schedule)) if job.buckets else 0.0,
+        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(SHARES)],
+        "scale": job.config.lora.scale,
+    }
+    practice = practice_of(theirs.trainer, theirs.values, job.spec)
+    roots = [Path(data).absolute()]
+    return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours, roots)}

@@ -1,0 +1,22 @@
+"""``import``: another trainer's config in videotune's keys."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.interop.theirs import read_theirs
+from videotune.interop.translate import Imported, translate
+
+
+def import_config(files: Sequence[Path | str], *, out: Path | str | None = None) -> Imported:
+    """Translate configs of one run of another trainer, and write videotune's config to ``out``, a new JSON file.
+
+    Raises VideotuneError for files that cannot be read, and where ``out`` is there already; then nothing is written.
+    """
+    if out is not None and Path(out).exists():
+        raise VideotuneError(f"{out} is there already: name a new file")
+    result = translate(read_theirs([Path(file) for file in files]))
+    if out is not None:
+        write_json(Path(out), result.config, durable=False)
+    return result
