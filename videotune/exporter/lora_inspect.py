@@ -140,15 +140,14 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
     modules = [own for name, parts in found.items() for own in modules_of(file, base, name, parts, name in odd)]
     kinds = sorted({kind_of([f"x.{part}" for part in own.parts]) or "unknown" for own in modules})
     form, (expert, told), trained = form_of(file, base, modules), expert_of(file), file.facts.get("base")
-    spec = base.family.spec if base else None
+    family = base.family.spec.name if base else None
     rows = [row_of(base, own) for own in modules]
     return {
         "file": str(file.path),
         "bytes": file.path.stat().st_size,
         "kind": " and ".join(kinds),
         "form": form,
-        "family": spec.name if spec else None,
-        "title": spec.title if spec else None,
+        "family": family,
         "fits": [name for one in fits for name in one.names],
         "misfits": [f"{name}: {why}" for name, why in list(odd.items())[:MANY]] if base else [],
         "trained_on": str(trained.get("name"))[:LONGEST] if isinstance(trained, dict) else None,
@@ -156,7 +155,7 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
         "expert_by": told,
         "other_tensors": sorted(rest)[:MANY],
         "groups": shares(rows),
-        "programs": programs(file, spec.name if spec else None, kinds, form, modules),
+        "programs": programs(file, family, kinds, form, modules),
         "metadata": {key[:LONGEST]: value[:LONGEST] for key, value in list(file.header.items())[:MANY]},
         "modules": rows,
     }
@@ -174,12 +173,10 @@ def modules_of(file: AdapterFile, base: Base | None, name: str, parts: dict[str,
 def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> dict[str, Any]:
     """What stands before the modules' names, and whose names these are: "diffusers", "native" (the authors') or "both"."""
     prefix = Counter(files.prefix_of(own.name) for own in modules).most_common(1)[0][0]
-    pairs = [(bare(own.name), path) for own in modules for path in own.paths] if base else []
-    whose = {
-        "diffusers": all(name == path.replace(".", "_") for name, path in pairs),
-        "native": base is not None and all(name == base.family.native(path).replace(".", "_") for name, path in pairs),
-    }
-    names = "both" if all(whose.values()) else next((name for name, so in whose.items() if so and pairs), "unknown")
+    pairs = [(bare(own.name), path.replace(".", "_"), path) for own in modules for path in own.paths] if base else []
+    native = all(name != own or base.family.native(path).replace(".", "_") == own for name, own, path in pairs if base)
+    whose = ["native"] * native + ["diffusers"] * all(name == own for name, own, _ in pairs)
+    names = "unknown" if not pairs or not whose else whose[0] if len(whose) == 1 else "both"
     folder = file.told == "folder" and bool(file.lora_settings)
     return {"prefix": prefix, "names": names, "peft_folder": folder}
 
@@ -209,15 +206,14 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
 
 def shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The share of each group of modules in ‖ΔW‖² over all of them."""
-    sums = {
-        group: sum(row["norm"] ** 2 for row in rows if row["group"] == group and row["norm"])
-        for group in dict.fromkeys(row["group"] for row in rows)
+    norms = {
+        group: [row["norm"] or 0.0 for row in rows if row["group"] == group] for group in {row["group"] for row in rows}
     }
-    count, whole = Counter(row["group"] for row in rows), sum(sums.values()) or 1.0
-    return [
-        {"group": name, "modules": count[name], "share": own / whole}
-        for name, own in sorted(sums.items(), key=lambda one: -one[1])
+    whole = sum(one**2 for own in norms.values() for one in own) or 1.0
+    found = [
+        {"group": name, "modules": len(own), "share": sum(x**2 for x in own) / whole} for name, own in norms.items()
     ]
+    return sorted(found, key=lambda own: (-own["share"], own["group"]))
 
 
 def programs(
@@ -231,11 +227,13 @@ def programs(
     told, names = {module.told for module in modules}, form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:
-        fine = form["prefix"] in rule["prefixes"] and set(kinds) <= set(rule["kinds"])
-        fine = fine and (names == "both" or rule.get("names", names) == names)
-        fine = fine and family in rule.get("families", [family]) and rule.get("not_with") not in told
+        fine = (
+            (names == "both" or rule.get("names", names) == names) and rule.get("not_with") not in told,
+            form["prefix"] in rule["prefixes"] and family in rule.get("families", [family]),
+            set(kinds) <= set(rule["kinds"]) and form["peft_folder"] >= rule.get("folder", False),
+        )
         mine = found.setdefault(rule["program"], {"program": rule["program"], "scale": None, "strength": None})
-        if fine and form["peft_folder"] >= rule.get("folder", False) and mine["scale"] is None:
+        if all(fine) and mine["scale"] is None:
             applied = [module.scale if module.told in rule["alpha"] else 1.0 for module in modules]
             ratios = {round(module.scale / own, 6) for module, own in zip(modules, applied, strict=True)}
             strength = min(ratios) if len(ratios) == 1 else None
@@ -245,12 +243,12 @@ def programs(
 
 def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
-    rows, others, base = found["modules"], found["other_tensors"], f"base: {found['title']}"
-    dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
-    form = f"{found['form']['prefix'] or 'nothing'} before {found['form']['names']} names"
-    lines = [
-        f"{found['kind']}, {len(rows)} modules, {dtypes}; form: {form}" + ", PEFT folder" * found["form"]["peft_folder"]
+    rows, others, form = found["modules"], found["other_tensors"], found["form"]
+    lines = [f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"]
+    lines += [
+        f"form: {form['prefix'] or 'nothing'} before {form['names']} names" + ", in a PEFT folder" * form["peft_folder"]
     ]
+    base = f"base: {found['family']}"
     if found["family"] is None:
         base = "base: no published architecture has these modules; --against BASE checks another one"
     lines.append(f"base: every module fits {some(found['fits'])}" if found["fits"] else base)

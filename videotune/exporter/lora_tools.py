@@ -29,6 +29,9 @@ from videotune.models.model_files import headers, some, weight_files
 STALE = ("lora_adapter_metadata", "lora_config", "adapter_config", "videotune", "format", "sshs_", "modelspec.hash")
 """How keys of a header begin that would not be true of another file's tensors."""
 
+OWN = ("digest", "use", "alpha", "rank", "variant")
+"""Facts of a file of ours that are of its tensors and its form."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -124,7 +127,7 @@ def of_rank(
 
 def facts_of(files: Sequence[AdapterFile], base: Base, made: str) -> dict[str, Any]:
     """What a file says of itself: what its source said, and what was done to it."""
-    facts = {key: value for key, value in files[0].facts.items() if key != "digest"} if len(files) == 1 else {}
+    facts = {key: value for key, value in files[0].facts.items() if key not in OWN} if len(files) == 1 else {}
     told = {"family": base.family.spec.name, "from": [file.path.name for file in files], "made": f"lora {made}"}
     return facts | told | ({"expert": expert} if (expert := expert_of(files[0])[0]) else {})
 
