@@ -39,7 +39,7 @@ GPU_TESTS = 1_500
 """Code lines that tests of the GPU path may add to those of the rest: the stand-in card in tests/simcuda/."""
 
 INTEROP = 1_500
-"""Code lines that the files of other programs (LoRA tools, import, autopsy, single files) may add to the rest; tests alike."""
+"""Code lines that files of other programs (LoRA tools, import, autopsy, single files) may add to the rest; tests alike."""
 
 DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

@@ -160,3 +160,14 @@ def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_p
         run("autopsy", data, data=small_clips)
     assert run("autopsy", data, data=small_clips, base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", offline=True) == DONE
     assert "musubi" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "odd", ["network_dim=0", "network_dim=1000000000", "dataset_config.datasets.0.target_frames=100000000",
+            "dataset_config.datasets.0.resolution=[a,b]", "dataset_config.datasets.0.resolution=0",
+            "sigmoid_scale=-1", "dataset_config.datasets.0.batch_size=0",
+            "dataset_config.datasets.0.target_frames=[[1,2],[3,4]]"],
+)  # fmt: skip
+def test_values_that_no_trainer_takes_are_one_sentence(small_clips: Path, tmp_path: Path, odd: str) -> None:
+    with pytest.raises(VideotuneError):
+        run("autopsy", *written(tmp_path), "--set", "timestep_sampling=sigmoid", data=small_clips, set=odd)

@@ -1,6 +1,7 @@
 """The rules for configs of other trainers: what becomes of every key, and that videotune takes the result."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,34 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
     assert found.rows[-1].verdict == "missing"
     assert found.config["lora"]["alpha"] == 1
     assert "learning_rate" not in found.config
+
+
+ODD = [
+    None,
+    "",
+    "x",
+    -1,
+    0,
+    math.inf,
+    math.nan,
+    [],
+    [1, 2, 3],
+    [[1, 2]],
+    [[]],
+    {},
+    "a" * 1000,
+    "0x0",
+    10**30,
+    "/" * 300,
+]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_no_value_of_a_key_ends_it(trainer: str) -> None:
+    keys = [key.replace(".N", ".0").replace("*", "x") for key, _ in all_rules(trainer)]
+    for value in ODD:
+        found = translate(Theirs(trainer, dict.fromkeys(keys, value), (HERE / "x",), ()))
+        assert {row.key for row in found.rows} >= set(keys)
 
 
 @pytest.mark.parametrize("sampling", ["sigma", "shift", "sigmoid", "uniform"])

@@ -13,6 +13,7 @@ from videotune.interop.practices import practice_of
 from videotune.interop.theirs import read_theirs
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch
+from videotune.models.loading import explained
 from videotune.trainer.components import make_timesteps
 
 
@@ -41,6 +42,7 @@ def autopsy(
         "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(SHARES)],
         "scale": job.config.lora.scale,
     }
-    practice = practice_of(theirs.trainer, theirs.values, job.spec)
     roots = [Path(data).absolute()]
-    return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours, roots)}
+    with explained(f"{files[0]} has values that {theirs.trainer} would not take either"):
+        practice = practice_of(theirs.trainer, theirs.values, job.spec)
+        return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours, roots)}

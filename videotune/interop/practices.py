@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ from videotune.types import ModelSpec
 
 PRACTICES: Mapping[str, Any] = read_json(Path(__file__).with_name("practices.json"))
 """By trainer: where its rules are known from, its keys with their defaults, and numbers that hang on the model."""
+
+LARGE = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
+"""A number in a value that is larger than any that a dataset can mean."""
 
 Section = Any
 """The values of one part of a config as attributes, dots as underscores; those that it does not name are its defaults."""
@@ -95,6 +99,8 @@ def _section(values: Mapping[str, Any], prefix: str, general: str | None, defaul
             typed = [value] if isinstance(default, list) and not isinstance(value, list) else type(default)(value)
         except (TypeError, ValueError) as error:
             raise VideotuneError(f"{prefix}{key}: {str(value)[:40]!r} is no {type(default).__name__}") from error
+        if LARGE.search(str(typed)):
+            raise VideotuneError(f"{prefix}{key}: {str(value)[:40]} is no number of frames, pixels or samples")
         setattr(section, key.replace(".", "_"), typed)
     return section
 
@@ -118,10 +124,8 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Pract
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
         frames = partial(rules.extracted, one.frame_extraction, one.target_frames, 4, rates, *windows)
-        width, height = (one.resolution * 2)[:2]
-        return DatasetRules(
-            one.name, frames, partial(rules.area_buckets, (width, height), 16), one.batch_size, one.num_repeats
-        )
+        size = partial(rules.area_buckets, (one.resolution * 2)[:2], 16)
+        return DatasetRules(one.name, frames, size, one.batch_size, one.num_repeats)
 
     def noise(bucket: Bucket) -> Noise | str:
         low, high, mode = run.min_timestep / 1000, run.max_timestep / 1000, run.timestep_sampling
@@ -201,14 +205,8 @@ def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
 
 def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> DatasetRules:
     known = [(int(count), int(height), int(width)) for count, height, width in buckets]
-    return DatasetRules(
-        name,
-        partial(rules.spread, known),
-        partial(rules.bucket_by_ratio, known),
-        run.batch_size,
-        drops_rest=True,
-        stretches=mode == "bicubic",
-    )
+    frames, size = partial(rules.spread, known), partial(rules.bucket_by_ratio, known)
+    return DatasetRules(name, frames, size, run.batch_size, drops_rest=True, stretches=mode == "bicubic")
 
 
 def _weighted(run: Section, scheme: str) -> Noise | str:

@@ -173,7 +173,7 @@ def nearest_multiple(value: float, multiple: int) -> int:
     return round(value / multiple) * multiple
 
 
-def area_buckets(resolution: Size, multiple: int, clip: Source, count: int) -> Size:
+def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: int) -> Size:
     """Sizes of at most the resolution's area in steps of a side; the one of the nearest ratio of width to height."""
     area = resolution[0] * resolution[1]
     side = int(math.sqrt(area))

@@ -77,7 +77,7 @@ def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any
     out: dict[str, Any] = {}
     for key, value in values.items():
         words = [str(word).partition("=") for word in (value if isinstance(value, list) else [value])]
-        apart = plain(key) in lists and all(equals for _, equals, _ in words)
+        apart = plain(key) in lists and words and all(equals for _, equals, _ in words)
         out |= {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words} if apart else {key: value}
     return out
 
