@@ -69,39 +69,39 @@ def convert(path: Path, target: Target) -> list[str]:
 
 def merge(paths: Sequence[Path], weights: Sequence[float], rank: int | None, target: Target) -> list[str]:
     """The sum of several LoRAs, each times its weight: exactly, their ranks added; or the nearest of a rank."""
+    return combine(paths, weights, None if rank is None else lambda sigma: rank, "merge", target)
+
+
+def resize(path: Path, rank: int | None, error: float, target: Target) -> list[str]:
+    """The nearest LoRA of a rank, or of the lowest rank in each module whose part of ‖ΔW‖ that is lost is ``error``."""
+    return combine([path], (), lambda sigma: rank or maths.rank_for(sigma, error), "resize", target)
+
+
+Ranks = Callable[[Tensor], int] | None
+"""From the singular values of a module to its rank; None: all are kept."""
+
+
+def combine(paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made: str, target: Target) -> list[str]:
+    """The sum of LoRAs of one base model and one expert, each times its weight, cut to a rank in each module.
+
+    Raises VideotuneError for other kinds of adapter, whose update is no product of two factors.
+    """
     if len(weights) not in (0, 1, len(paths)) or not all(math.isfinite(weight) for weight in weights):
         raise VideotuneError(f"--weight: {len(weights)} for {len(paths)} files: give one for each, or one for all")
     target.check(*paths)
-    strengths = list(weights) if len(weights) == len(paths) else [*weights, 1.0][:1] * len(paths)
     first, base, modules = open_modules(paths[0], target.base, target.family)
     files = [first, *map(open_file, paths[1:])]
     found = [modules, *(modules_in(base.family, base.net, file) for file in files[1:])]
     if len({expert_of(file)[0] for file in files}) > 1:
         raise VideotuneError(f"{paths[0]} and the others are of several experts: each expert has a LoRA of its own")
     sums: dict[str, list[maths.Factors]] = {}
-    for file, own, strength in zip(files, found, strengths, strict=True):
-        refuse_kind(file.path, own)
+    for file, own, strength in zip(files, found, list(weights) * len(paths) or [1.0] * len(paths), strict=False):
+        if (kind := kind_in(own)) != "LORA":
+            raise VideotuneError(f"{file.path} is {kind}: merge and resize take LoRA alone, a product of A and B")
         for name, module in own.items():
             sums.setdefault(name, []).append(maths.factors(module, strength))
-    pairs = {name: maths.total(*many) for name, many in sums.items()}
-    cut, notes = of_rank(pairs, None if rank is None else lambda sigma: rank, "merge")
-    return save(base, cut, target, facts_of(files, base, "merge"), notes)
-
-
-def resize(path: Path, rank: int | None, error: float, target: Target) -> list[str]:
-    """The nearest LoRA of a rank, or of the lowest rank in each module whose part of ‖ΔW‖ that is lost is ``error``."""
-    target.check(path)
-    file, base, modules = open_modules(path, target.base, target.family)
-    refuse_kind(path, modules)
-    pairs = {name: maths.factors(module) for name, module in modules.items()}
-    cut, notes = of_rank(pairs, lambda sigma: rank or maths.rank_for(sigma, error), "resize")
-    return save(base, cut, target, facts_of([file], base, "resize"), notes)
-
-
-def refuse_kind(path: Path, modules: Modules) -> None:
-    """Raise VideotuneError for an adapter whose update is no product of two factors."""
-    if (kind := kind_in(modules)) != "LORA":
-        raise VideotuneError(f"{path} is {kind}: merge and resize take LoRA alone, a product of A and B")
+    cut, notes = of_rank({name: maths.total(*many) for name, many in sums.items()}, ranks, made)
+    return save(base, cut, target, facts_of(files, base, made), notes)
 
 
 def module_of(name: str, pair: maths.Factors) -> Module:
@@ -109,9 +109,7 @@ def module_of(name: str, pair: maths.Factors) -> Module:
     return Module(name, (name,), {"lora_A": pair[1], "lora_B": pair[0]}, 1.0, "tensor")
 
 
-def of_rank(
-    pairs: Mapping[str, maths.Factors], ranks: Callable[[Tensor], int] | None, doing: str
-) -> tuple[dict[str, Module], list[str]]:
+def of_rank(pairs: Mapping[str, maths.Factors], ranks: Ranks, doing: str) -> tuple[dict[str, Module], list[str]]:
     """LoRAs of factors, cut to a rank by their singular values (None: as they are), and the error in words."""
     lost, whole, kept = 0.0, 0.0, dict(pairs)
     with bar(doing) as progress:
