@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from videotune.adapters.effect import change, new_weight, rotations, updates
-from videotune.adapters.kinds import PARTS, by_module, kind_of, rank_in, side_of, split
+from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, matching, share
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
+from videotune.exporter.adapter_modules import Module
+from videotune.exporter.lora_write import settings_of
 
 Open = Callable[..., Any]
 KINDS = pytest.mark.parametrize("kind", PARTS)
@@ -95,6 +97,12 @@ def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Ope
     assert (kind == "OFT") == (not differs)
 
 
+def rank_of_settings(state: dict[str, Any]) -> int:
+    """The rank in PEFT's settings that belong to an adapter's shapes; of OFT the side of its rotations."""
+    found = settings_of({path: Module(path, (path,), dict(parts)) for path, parts in by_module(state).items()})
+    return int(found.r or found.oft_block_size)
+
+
 @KINDS
 def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Open) -> None:
     family = tiny_family("wan")
@@ -105,7 +113,7 @@ def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Ope
         assert not any("default" in name for name in state), "an adapter's name"
         assert {place[0] for name in state if (place := split(name))} == set(by_module(state))
         assert set(updates(shaken(state), 1.0)) >= set(by_module(state))
-        again = inject(family.denoiser(), family.spec, settings(kind, rank_in(state)))
+        again = inject(family.denoiser(), family.spec, settings(kind, rank_of_settings(state)))
         assert {name: value.shape for name, value in again.items()} == {name: v.shape for name, v in state.items()}
 
 

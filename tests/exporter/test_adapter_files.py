@@ -107,6 +107,7 @@ def test_every_form_does_what_it_did_where_it_was_trained(
         ("lora_adapter_metadata", {"transformer.r": RANK, "transformer.lora_alpha": 2}, 0.5),
         ("lora_adapter_metadata", {"transformer.r": RANK, "transformer.lora_alpha": 2, "transformer.use_rslora": True}, 1.0),
         ("lora_adapter_metadata", {"transformer.lora_alpha": 2, "transformer.exclude_modules": "(.*)*x"}, 0.5),
+        ("adapter_config", {"lora_alpha": 2, "target_modules": "(a+)+$", "exclude_modules": "(.*)*x", "peft_type": 7}, 0.5),
         ("lora_config", {"r": RANK, "lora_alpha": 2, "target_modules": "(a+)+$", "rank_pattern": {"(a+)+$": 5}}, 0.5),
     ],
 )  # fmt: skip
@@ -150,11 +151,7 @@ HEADERS: list[dict[str, str]] = [
     {"lora_config": '{"lora_alpha": 0}'},
     {"videotune": "[]"},
     {"adapter_config": "[]"},
-    {"adapter_config": '{"peft_type": "LOHA", "target_modules": ["a"], "exclude_modules": "(.*)*x"}'},
-    {"adapter_config": '{"peft_type": "LOHA", "target_modules": ["a"], "rank_pattern": {"(a+)+$": 5}}'},
-    {"adapter_config": '{"peft_type": "LOHA", "target_modules": "(a+)+$"}'},
-    {"adapter_config": '{"peft_type": "LORA", "target_modules": ["blocks.0.attn1.to_q"]}'},
-    {"adapter_config": '{"peft_type": 7}'},
+    {"adapter_config": '{"peft_type": "LOHA", "alpha_pattern": {"(a+)+$": 5}}'},
 ]
 
 

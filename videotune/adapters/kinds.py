@@ -82,23 +82,6 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
     return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
 
 
-def rank_in(state: Mapping[str, Tensor]) -> int:
-    """A rank at which PEFT makes tensors of just these shapes; of OFT the side of its rotations."""
-    modules, kind = by_module(state), kind_of(state)
-    parts = next(iter(modules.values()))
-    match kind:
-        case "LORA" | "DORA":
-            return int(parts["lora_A"].shape[0])
-        case "LOHA":
-            return int(parts["hada_w1_a"].shape[1])
-        case "LOKR":
-            for parts in modules.values():
-                if "lokr_w2_a" in parts:
-                    return int(parts["lokr_w2_a"].shape[1])
-            return max(max(parts["lokr_w2"].shape) for parts in modules.values())  # all factors are whole from here up
-    return side_of(parts["oft_R"].shape[1])
-
-
 def side_of(numbers: int) -> int:
     """The side b of a rotation that has b(b-1)/2 numbers."""
     side = round((1 + (1 + 8 * numbers) ** 0.5) / 2)

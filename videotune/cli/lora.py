@@ -27,9 +27,7 @@ FamilyName = Annotated[str | None, typer.Option("--family", help="the model fami
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what --out names")]
 Rank = Annotated[int | None, typer.Option("--rank", min=1, help="the rank of every module")]
 Share = Annotated[float | None, typer.Option("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
-Error = Annotated[
-    float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow in each module")
-]
+Error = Annotated[float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow in each")]
 Weights = Annotated[list[float] | None, typer.Option("--weight", help="strength of each file, in their order")]
 Against = Annotated[str | None, typer.Option("--against", help="check every shape against this base model")]
 
@@ -47,19 +45,15 @@ def lora_inspect(
     for line in (found["file"], *commands.lora.summary(found)):
         say(line)
     groups = [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
+    readers, rows = [reader(own) for own in found["programs"]], found["modules"]
+    kinds = Counter((row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"]) for row in rows)
     print_table("share of ‖ΔW‖²", ["modules of", "modules", "share"], groups, right=(1, 2))
-    print_table(
-        "ranks and scales", ["rank", "alpha", "scale", "alpha is in", "modules"], scales(found), right=(0, 1, 2, 4)
-    )
-    print_table(
-        "programs", ["program", "reads it with scale", "strength to set"], [reader(own) for own in found["programs"]]
-    )
+    columns = ["rank", "alpha", "scale", "alpha is in", "modules"]
+    print_table("ranks and scales", columns, [[*key, many] for key, many in kinds.most_common(12)], right=(0, 1, 2, 4))
+    print_table("programs", ["program", "reads it with scale", "strength to set"], readers)
     if every:
-        rows = [
-            [row["path"], row["rank"], number(row["scale"]), number(row["norm"]), row["state"]]
-            for row in found["modules"]
-        ]
-        print_table("modules", ["module", "rank", "scale", "‖ΔW‖", "state"], rows, right=(1, 2, 3))
+        table = [[row["path"], row["rank"], number(row["norm"]), row["state"]] for row in rows]
+        print_table("modules", ["module", "rank", "‖ΔW‖", "state"], table, right=(1, 2))
     if found["metadata"]:
         print_table("metadata", ["key", "value"], [[key, value[:60]] for key, value in found["metadata"].items()])
     if against is not None and found["misfits"]:
@@ -69,15 +63,6 @@ def lora_inspect(
 def number(value: float | None) -> str:
     """A figure, or nothing where there is none."""
     return "" if value is None else f"{value:.4g}"
-
-
-def scales(found: dict[str, Any]) -> list[list[Any]]:
-    """rank, alpha, scale, where alpha stands, and how many modules have these; the twelve most frequent."""
-    keys = [
-        (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"] or "no place")
-        for row in found["modules"]
-    ]
-    return [[*key, many] for key, many in Counter(keys).most_common(12)]
 
 
 def reader(own: dict[str, Any]) -> list[Any]:

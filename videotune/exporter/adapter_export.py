@@ -25,7 +25,7 @@ from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_base
 from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
 from videotune.exporter.formats import Exported
-from videotune.exporter.lora_write import baked, settings_of
+from videotune.exporter.lora_write import baked, head_of, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
 
@@ -55,7 +55,7 @@ def export_lora(
         return formats.check_updates(effects(state, scale), found, path, reader), reader
 
     tensors = baked(family, format, state, scale)
-    return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, formats.head_of(state))
+    return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, head_of(state))
 
 
 def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
@@ -98,9 +98,7 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
 
 def is_of_peft(file: AdapterFile) -> bool:
     """Whether an adapter is of a kind that PEFT reads and diffusers does not."""
-    return bool(file.peft_settings) or any(
-        "lora_A" not in own and "lora_B" not in own for own in keys_of(file)[0].values()
-    )
+    return not any({"lora_A", "lora_B"} & set(parts) for parts in keys_of(file)[0].values())
 
 
 def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) -> None:
@@ -109,8 +107,7 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
 
     modules = modules_in(family, net, file)
     state = {tensor_name(path, part): value for path, own in modules.items() for part, value in own.parts.items()}
-    config = peft.get_peft_config(file.peft_settings) if file.peft_settings else settings_of(modules)
-    net.add_adapter(config, adapter_name=name)  # type: ignore[operator]
+    net.add_adapter(settings_of(modules), adapter_name=name)  # type: ignore[operator]
     mine = {key: value.shape for key, value in lora_parameters(net, name).items()}
     odd = sorted(set(mine) ^ set(state)) or [key for key in mine if mine[key] != state[key].shape]
     if odd:

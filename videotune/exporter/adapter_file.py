@@ -69,7 +69,6 @@ class AdapterFile:
                 value = self.tensors[key] = value.bfloat16()
             if finite and not bool(torch.isfinite(value).all()):
                 raise VideotuneError(f"{path}: {key} holds NaN or infinite weights")
-        self.peft_settings = self._peft_settings()
 
     def object_in(self, key: str) -> dict[str, Any]:
         """The JSON object under a key of the header; {} where there is none."""
@@ -79,22 +78,6 @@ class AdapterFile:
     def facts(self) -> dict[str, Any]:
         """What a file of our own says of itself; {} of any other."""
         return self.object_in("videotune")
-
-    def _peft_settings(self) -> dict[str, Any]:
-        """PEFT's settings of a kind that diffusers does not read; {} where the header has none."""
-        if not self.header.get(CONFIG):
-            return {}
-        settings, where = self.object_in(CONFIG), f"{self.path}: its header's {CONFIG!r}"
-        for key, value in settings.items():
-            exact = isinstance(value, list) and all(isinstance(each, str) and _NAME.fullmatch(each) for each in value)
-            fine = (
-                exact if key == "target_modules" else key == "peft_type" or isinstance(value, bool | int | float | None)
-            )
-            if not fine:  # patterns are PEFT's regular expressions, which need not come to an end
-                raise VideotuneError(f"{where} says {key} {str(value)[:60]!r}; read are exact names alone")
-        if settings.get("peft_type") not in ("LOHA", "LOKR", "OFT") or not settings.get("target_modules"):
-            raise VideotuneError(f"{where} is of no LOHA, LOKR or OFT on modules by their names")
-        return settings
 
     @cached_property
     def lora_settings(self) -> dict[str, Any]:

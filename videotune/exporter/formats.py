@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, rank_in, split
+from videotune.adapters.kinds import ZERO, split
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
@@ -181,16 +181,3 @@ def named_formats(config: Config) -> list[str]:
 def changes_nothing(state: Mapping[str, Tensor]) -> bool:
     """Whether an adapter is as it was before its first step."""
     return not any(bool(value.any()) for name, value in state.items() if (place := split(name)) and place[1] in ZERO)
-
-
-def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
-    kind = kind_of(state)
-    if kind not in ("LOHA", "LOKR", "OFT"):
-        return {}
-    config: Any = peft_config(kind, rank_in(state), 1.0, 0.0, sorted(by_module(state)))
-    plain, mine = type(config)().to_dict(), config.to_dict()
-    kept = {key: value for key, value in mine.items() if key not in plain or value != plain[key]}
-    settings = {key: sorted(value) if isinstance(value, set) else value for key, value in kept.items()}
-    settings |= {"peft_type": config.peft_type.value, "target_modules": sorted(config.target_modules)}
-    return {CONFIG: json.dumps(settings)}

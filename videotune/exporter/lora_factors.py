@@ -52,14 +52,11 @@ def truncated(matrix: Tensor, rank: int) -> Factors:
     By its whole SVD where that is small, else by a randomized one (Halko, Martinsson and Tropp 2011, arXiv 0909.4061).
     """
     if min(matrix.shape) <= max(SMALL, rank + SPARE):
-        u, sigma, v = torch.linalg.svd(matrix, full_matrices=False)
-        return cut((u, sigma, v), rank)
-    drawn = torch.Generator().manual_seed(0)
-    q = torch.linalg.qr(matrix @ torch.randn(matrix.shape[1], rank + SPARE, generator=drawn, dtype=matrix.dtype)).Q
-    for _ in range(TURNS):
-        q = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ q).Q).Q
-    u, sigma, v = torch.linalg.svd(q.T @ matrix, full_matrices=False)
-    return cut((q @ u, sigma, v), rank)
+        return cut(torch.linalg.svd(matrix, full_matrices=False), rank)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        u, sigma, v = torch.svd_lowrank(matrix, rank + SPARE, TURNS)
+    return cut((u, sigma, v.T), rank)
 
 
 def norm(module: Module) -> float:

@@ -3,22 +3,128 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from videotune.adapters.kinds import kind_of
-from videotune.exporter.adapter_file import AdapterFile
-from videotune.exporter.adapter_modules import Module, apart, bare, changes, keys_of, located, prefix_of, scale_of
-from videotune.exporter.lora_base import Base, expert_of, fitting, open_file
+from videotune.errors import VideotuneError
+from videotune.exporter import adapter_modules as files
+from videotune.exporter.adapter_file import AdapterFile, adapter_path
+from videotune.exporter.adapter_modules import Module, bare, keys_of
 from videotune.exporter.lora_factors import norm
-from videotune.models.model_files import some
+from videotune.models.base_model import CONFIGS, of_base, place, spec_for
+from videotune.models.model_files import headers, some
+from videotune.models.registry import find
+from videotune.types import Family
 
 LONGEST, MANY = 200, 40
 """Letters of a value of the header that are told, and keys of it."""
+
+MOST = 8 << 30
+"""Bytes of the largest adapter that is read; published ones have some hundred megabytes."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model's architecture: its transformer on the meta device, and the names that it is published under."""
+
+    names: tuple[str, ...]
+    family: Family
+    net: nn.Module
+
+
+def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
+    """An adapter's file or folder.
+
+    Raises VideotuneError where there is none, or it is too large for an adapter.
+    """
+    file = adapter_path(path)
+    if not file.is_file():
+        raise VideotuneError(f"no such file or folder: {path}")
+    if (size := file.stat().st_size) > MOST:
+        raise VideotuneError(f"{file} has {size >> 30} GB: that is no adapter")
+    if not any(mark in key for key in headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
+        raise VideotuneError(f"{file} holds no adapter: no tensor is called like those of LoRA, LoHa, LoKr or OFT")
+    return AdapterFile(file, finite=finite)
+
+
+@cache
+def architecture(folder: Path, names: tuple[str, ...]) -> Base:
+    """The architecture whose configs lie in a folder."""
+    name = spec_for(None, place(str(folder), weights=False)).name
+    family = find(name)(folder, torch.device("cpu"), torch.float32)
+    return Base(names, family, family.skeleton())
+
+
+def bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
+    """The named base model, by its folder or Hub id and without its weights, or the published ones (of a family)."""
+    if base is not None:
+        yield architecture(place(base, weights=False).folder, (base,))
+        return
+    index: dict[str, str] = json.loads((CONFIGS / "index.json").read_text(encoding="utf-8"))
+    for folder in sorted(own for own in CONFIGS.iterdir() if own.is_dir()):
+        if family is None or of_base(folder) is find(family):
+            yield architecture(folder, tuple(name for name, own in index.items() if own == folder.name and "/" in name))
+
+
+def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
+    """Why the base model has no place for some of a file's modules, by their names."""
+    found = {}
+    for name, parts in modules.items():
+        size = files.size_of({part: value for part, value in parts.items() if part != "alpha"})
+        held = [files.linear_size(base.net, path) for path in files.places(base.family, base.net).get(bare(name), ())]
+        if not held:
+            found[name] = "no module of it"
+        elif size and size != (wanted := (sum(rows for rows, _ in held), held[0][1])):
+            found[name] = f"{size[0]}x{size[1]}, and {wanted[0]}x{wanted[1]} in the base"
+    return found
+
+
+def fitting(file: AdapterFile, base: str | None, family: str | None) -> tuple[list[Base], Base, dict[str, str]]:
+    """The bases that every module of a file fits, that of its own header first; the nearest one; and its misfits."""
+    modules, _ = keys_of(file)
+    expert, own = expert_of(file)[0], file.facts.get("family")
+
+    def distance(each: tuple[dict[str, str], Base]) -> tuple[int, bool, bool, int]:
+        spec = each[1].family.spec  # of two that fit, the one of which fewer modules are left as they are
+        alien = expert is not None and expert not in [one.name for one in spec.experts]
+        return len(each[0]), spec.name != own, alien, len(files.places(each[1].family, each[1].net))
+
+    tried = sorted(((misfits(one, modules), one) for one in bases(base, family)), key=distance)
+    fits = [each for each in tried if distance(each)[:3:2] == (0, False)] or [each for each in tried if not each[0]]
+    return [one for _, one in fits], tried[0][1], tried[0][0]
+
+
+def open_modules(path: Path, base: str | None, family: str | None) -> tuple[AdapterFile, Base, dict[str, Module]]:
+    """A file's adapter by its paths in diffusers, and the base model that it is for.
+
+    Raises VideotuneError where it fits none, or bases of several families.
+    """
+    file = open_file(path)
+    fits, nearest, odd = fitting(file, base, family)
+    if len({one.family.spec.name for one in fits}) > 1 and "family" not in file.facts:
+        raise VideotuneError(f"{path} fits bases of several families: say which with --family or --base")
+    if odd and base is None:
+        name, why = next(iter(odd.items()))
+        raise VideotuneError(f"{path} fits no published base ({name}: {why}): name its base model with --base")
+    return file, nearest, files.modules_in(nearest.family, nearest.net, file)
+
+
+def expert_of(file: AdapterFile) -> tuple[str | None, str]:
+    """Which expert a file is of, and what says so: our own header, or the file's name; (None, "") where nothing does."""
+    if isinstance(own := file.facts.get("expert"), str):
+        return own[:20], "header"
+    in_folder = file.told == "folder" and bool(file.lora_settings)
+    name = f"{file.path.parent.name if in_folder else ''} {file.path.name}"
+    found = re.findall(r"(high|low)[^a-z]?noise", name.lower())
+    return (found[0], "file name") if len(set(found)) == 1 else (None, "")
 
 
 def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
@@ -34,24 +140,22 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
     modules = [own for name, parts in found.items() for own in modules_of(file, base, name, parts, name in odd)]
     kinds = sorted({kind_of([f"x.{part}" for part in own.parts]) or "unknown" for own in modules})
     form, (expert, told), trained = form_of(file, base, modules), expert_of(file), file.facts.get("base")
-    spec = base.family.spec if base else None
-    of_expert = [one for one in fits if expert in (None, *(own.name for own in one.family.spec.experts))]
+    family = base.family.spec.name if base else None
     rows = [row_of(base, own) for own in modules]
     return {
         "file": str(file.path),
         "bytes": file.path.stat().st_size,
         "kind": " and ".join(kinds),
         "form": form,
-        "family": spec.name if spec else None,
-        "title": spec.title if spec else None,
-        "fits": [name for one in of_expert for name in one.names],
+        "family": family,
+        "fits": [name for one in fits for name in one.names],
         "misfits": [f"{name}: {why}" for name, why in list(odd.items())[:MANY]] if base else [],
         "trained_on": str(trained.get("name"))[:LONGEST] if isinstance(trained, dict) else None,
         "expert": expert,
         "expert_by": told,
         "other_tensors": sorted(rest)[:MANY],
         "groups": shares(rows),
-        "programs": programs(file, spec.name if spec else None, kinds, form, modules),
+        "programs": programs(file, family, kinds, form, modules),
         "metadata": {key[:LONGEST]: value[:LONGEST] for key, value in list(file.header.items())[:MANY]},
         "modules": rows,
     }
@@ -61,20 +165,18 @@ def modules_of(file: AdapterFile, base: Base | None, name: str, parts: dict[str,
     """A module of a file by its paths in diffusers; itself where it has no place in the base, or cannot be taken apart."""
     if base is None or odd:
         own = {part: value for part, value in parts.items() if part != "alpha"}
-        return [Module(name, (), own, *scale_of(file, own, parts.get("alpha"), name))]
-    whole = located(base.family, base.net, file, name, parts)
-    return apart(base.net, whole) if {"lora_B", "hada_w1_a"} & set(parts) else [whole]
+        return [Module(name, (), own, *files.scale_of(file, own, parts.get("alpha"), name))]
+    whole = files.located(base.family, base.net, file, name, parts)
+    return files.apart(base.net, whole) if {"lora_B", "hada_w1_a"} & set(parts) else [whole]
 
 
 def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> dict[str, Any]:
     """What stands before the modules' names, and whose names these are: "diffusers", "native" (the authors') or "both"."""
-    prefix = Counter(prefix_of(own.name) for own in modules).most_common(1)[0][0]
-    pairs = [(bare(own.name), path) for own in modules for path in own.paths] if base else []
-    whose = {
-        "diffusers": all(name == path.replace(".", "_") for name, path in pairs),
-        "native": base is not None and all(name == base.family.native(path).replace(".", "_") for name, path in pairs),
-    }
-    names = "both" if all(whose.values()) else next((name for name, so in whose.items() if so and pairs), "unknown")
+    prefix = Counter(files.prefix_of(own.name) for own in modules).most_common(1)[0][0]
+    pairs = [(bare(own.name), path.replace(".", "_"), path) for own in modules for path in own.paths] if base else []
+    native = all(name != own or base.family.native(path).replace(".", "_") == own for name, own, path in pairs if base)
+    whose = ["native"] * native + ["diffusers"] * all(name == own for name, own, _ in pairs)
+    names = "unknown" if not pairs or not whose else whose[0] if len(whose) == 1 else "both"
     folder = file.told == "folder" and bool(file.lora_settings)
     return {"prefix": prefix, "names": names, "peft_folder": folder}
 
@@ -83,7 +185,7 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
     """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
     values = list(module.parts.values())
     odd = {"NaN": any(bool(x.isnan().any()) for x in values), "infinite": any(bool(x.isinf().any()) for x in values)}
-    state = next((name for name, so in (odd | {"zero": not changes(module)}).items() if so), "ok")
+    state = next((name for name, so in (odd | {"zero": not files.changes(module)}).items() if so), "ok")
     path = module.paths[0] if module.paths else module.name
     targets = base.family.spec.lora_targets if base else {}
     sets = ("cross_attention", "attention", "feed_forward")
@@ -104,12 +206,14 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
 
 def shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The share of each group of modules in ‖ΔW‖² over all of them."""
-    sums = {
-        group: sum(row["norm"] ** 2 for row in rows if row["group"] == group and row["norm"])
-        for group in dict.fromkeys(row["group"] for row in rows)
+    norms = {
+        group: [row["norm"] or 0.0 for row in rows if row["group"] == group] for group in {row["group"] for row in rows}
     }
-    count, whole = Counter(row["group"] for row in rows), sum(sums.values()) or 1.0
-    return [{"group": name, "modules": count[name], "share": own / whole} for name, own in sums.items()]
+    whole = sum(one**2 for own in norms.values() for one in own) or 1.0
+    found = [
+        {"group": name, "modules": len(own), "share": sum(x**2 for x in own) / whole} for name, own in norms.items()
+    ]
+    return sorted(found, key=lambda own: (-own["share"], own["group"]))
 
 
 def programs(
@@ -123,11 +227,13 @@ def programs(
     told, names = {module.told for module in modules}, form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:
-        fine = form["prefix"] in rule["prefixes"] and set(kinds) <= set(rule["kinds"])
-        fine = fine and (names == "both" or rule.get("names", names) == names)
-        fine = fine and family in rule.get("families", [family]) and rule.get("not_with") not in told
+        fine = (
+            (names == "both" or rule.get("names", names) == names) and rule.get("not_with") not in told,
+            form["prefix"] in rule["prefixes"] and family in rule.get("families", [family]),
+            set(kinds) <= set(rule["kinds"]) and form["peft_folder"] >= rule.get("folder", False),
+        )
         mine = found.setdefault(rule["program"], {"program": rule["program"], "scale": None, "strength": None})
-        if fine and form["peft_folder"] >= rule.get("folder", False) and mine["scale"] is None:
+        if all(fine) and mine["scale"] is None:
             applied = [module.scale if module.told in rule["alpha"] else 1.0 for module in modules]
             ratios = {round(module.scale / own, 6) for module, own in zip(modules, applied, strict=True)}
             strength = min(ratios) if len(ratios) == 1 else None
@@ -137,15 +243,15 @@ def programs(
 
 def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
-    rows, others, base = found["modules"], found["other_tensors"], f"base: {found['title']}"
-    dtypes = ", ".join(sorted({row["dtype"] for row in rows}))
-    form = f"{found['form']['prefix'] or 'nothing'} before {found['form']['names']} names"
-    lines = [
-        f"{found['kind']}, {len(rows)} modules, {dtypes}; form: {form}" + ", PEFT folder" * found["form"]["peft_folder"]
+    rows, others, form = found["modules"], found["other_tensors"], found["form"]
+    lines = [f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"]
+    lines += [
+        f"form: {form['prefix'] or 'nothing'} before {form['names']} names" + ", in a PEFT folder" * form["peft_folder"]
     ]
+    base = f"base: {found['family']}"
     if found["family"] is None:
         base = "base: no published architecture has these modules; --against BASE checks another one"
-    lines.append(base + (f"; every module fits {some(found['fits'])}" if found["fits"] else ""))
+    lines.append(f"base: every module fits {some(found['fits'])}" if found["fits"] else base)
     lines += [f"trained on: {found['trained_on']}, as its header says"] * bool(found["trained_on"])
     lines += [f"expert: {found['expert']}, by its {found['expert_by']}"] * bool(found["expert"])
     lines += [f"{len(found['misfits'])} modules do not fit, such as {one}" for one in found["misfits"][:1]]

@@ -5,7 +5,7 @@ No file takes its name before ΔW of every module that it gives, read as any fil
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from videotune.exporter import lora_factors as maths
 from videotune.exporter.adapter_file import AdapterFile
 from videotune.exporter.adapter_modules import Module, modules_in
 from videotune.exporter.formats import TOLERANCE, failed, write_verified
-from videotune.exporter.lora_base import Base, bases, expert_of, open_file, open_modules
+from videotune.exporter.lora_inspect import Base, bases, expert_of, open_file, open_modules
 from videotune.exporter.lora_write import Modules, kind_in, written
 from videotune.files import whole_folder, write_json
 from videotune.models.base_model import place
-from videotune.models.model_files import Header, headers, weight_files
+from videotune.models.model_files import headers, some, weight_files
 
 STALE = ("lora_adapter_metadata", "lora_config", "adapter_config", "videotune", "format", "sshs_", "modelspec.hash")
 """How keys of a header begin that would not be true of another file's tensors."""
+
+OWN = ("digest", "use", "alpha", "rank", "variant")
+"""Facts of a file of ours that are of its tensors and its form."""
 
 
 @dataclass(frozen=True)
@@ -66,41 +69,39 @@ def convert(path: Path, target: Target) -> list[str]:
 
 def merge(paths: Sequence[Path], weights: Sequence[float], rank: int | None, target: Target) -> list[str]:
     """The sum of several LoRAs, each times its weight: exactly, their ranks added; or the nearest of a rank."""
+    return combine(paths, weights, None if rank is None else lambda sigma: rank, "merge", target)
+
+
+def resize(path: Path, rank: int | None, error: float, target: Target) -> list[str]:
+    """The nearest LoRA of a rank, or of the lowest rank in each module whose part of ‖ΔW‖ that is lost is ``error``."""
+    return combine([path], (), lambda sigma: rank or maths.rank_for(sigma, error), "resize", target)
+
+
+Ranks = Callable[[Tensor], int] | None
+"""From the singular values of a module to its rank; None: all are kept."""
+
+
+def combine(paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made: str, target: Target) -> list[str]:
+    """The sum of LoRAs of one base model and one expert, each times its weight, cut to a rank in each module.
+
+    Raises VideotuneError for other kinds of adapter, whose update is no product of two factors.
+    """
     if len(weights) not in (0, 1, len(paths)) or not all(math.isfinite(weight) for weight in weights):
         raise VideotuneError(f"--weight: {len(weights)} for {len(paths)} files: give one for each, or one for all")
     target.check(*paths)
-    strengths = list(weights) if len(weights) == len(paths) else [*weights, 1.0][:1] * len(paths)
     first, base, modules = open_modules(paths[0], target.base, target.family)
     files = [first, *map(open_file, paths[1:])]
     found = [modules, *(modules_in(base.family, base.net, file) for file in files[1:])]
     if len({expert_of(file)[0] for file in files}) > 1:
         raise VideotuneError(f"{paths[0]} and the others are of several experts: each expert has a LoRA of its own")
     sums: dict[str, list[maths.Factors]] = {}
-    for file, own, strength in zip(files, found, strengths, strict=True):
-        refuse_kind(file.path, own)
+    for file, own, strength in zip(files, found, list(weights) * len(paths) or [1.0] * len(paths), strict=False):
+        if (kind := kind_in(own)) != "LORA":
+            raise VideotuneError(f"{file.path} is {kind}: merge and resize take LoRA alone, a product of A and B")
         for name, module in own.items():
             sums.setdefault(name, []).append(maths.factors(module, strength))
-    pairs = {name: maths.total(*many) for name, many in sums.items()}
-    cut, notes = of_rank(pairs, None if rank is None else lambda sigma: rank, "merge")
-    return save(base, cut, target, facts_of(files, base, "merge"), notes)
-
-
-def resize(path: Path, rank: int | None, error: float, target: Target) -> list[str]:
-    """The nearest LoRA of a rank, or of the lowest rank in each module whose part of ‖ΔW‖ that is lost is ``error``."""
-    target.check(path)
-    file, base, modules = open_modules(path, target.base, target.family)
-    refuse_kind(path, modules)
-    pairs = {name: maths.factors(module) for name, module in modules.items()}
-    cut, notes = of_rank(pairs, lambda sigma: rank or maths.rank_for(sigma, error), "resize")
-    return save(base, cut, target, facts_of([file], base, "resize"), notes)
-
-
-def refuse_kind(path: Path, modules: Modules) -> None:
-    """Raise VideotuneError for an adapter whose update is no product of two factors."""
-    if (kind := kind_in(modules)) != "LORA":
-        raise VideotuneError(
-            f"{path} is {kind}: merge and resize take LoRA alone, whose update is a product of A and B"
-        )
+    cut, notes = of_rank({name: maths.total(*many) for name, many in sums.items()}, ranks, made)
+    return save(base, cut, target, facts_of(files, base, made), notes)
 
 
 def module_of(name: str, pair: maths.Factors) -> Module:
@@ -108,9 +109,7 @@ def module_of(name: str, pair: maths.Factors) -> Module:
     return Module(name, (name,), {"lora_A": pair[1], "lora_B": pair[0]}, 1.0, "tensor")
 
 
-def of_rank(
-    pairs: Mapping[str, maths.Factors], ranks: Callable[[Tensor], int] | None, doing: str
-) -> tuple[dict[str, Module], list[str]]:
+def of_rank(pairs: Mapping[str, maths.Factors], ranks: Ranks, doing: str) -> tuple[dict[str, Module], list[str]]:
     """LoRAs of factors, cut to a rank by their singular values (None: as they are), and the error in words."""
     lost, whole, kept = 0.0, 0.0, dict(pairs)
     with bar(doing) as progress:
@@ -126,7 +125,7 @@ def of_rank(
 
 def facts_of(files: Sequence[AdapterFile], base: Base, made: str) -> dict[str, Any]:
     """What a file says of itself: what its source said, and what was done to it."""
-    facts = {key: value for key, value in files[0].facts.items() if key != "digest"} if len(files) == 1 else {}
+    facts = {key: value for key, value in files[0].facts.items() if key not in OWN} if len(files) == 1 else {}
     told = {"family": base.family.spec.name, "from": [file.path.name for file in files], "made": f"lora {made}"}
     return facts | told | ({"expert": expert} if (expert := expert_of(files[0])[0]) else {})
 
@@ -139,30 +138,20 @@ def save(
 
     Raises VideotuneError where the form cannot hold it, or it reads back as something else; then nothing is written.
     """
-    single = {
-        name: replace(own, parts={part: x.float() if x.dtype == torch.float64 else x for part, x in own.parts.items()})
-        for name, own in modules.items()
-    }
-    found = written(base.family, base.net, single, target.form)
-    tensors = {name: value.clone(memory_format=torch.contiguous_format) for name, value in found.tensors.items()}
-    head, verify = {**(header or {}), **found.header}, partial(compare, base, modules, target.path)
-    own: dict[str, Any] = {
-        "modules": len(modules),
-        "tensors": tensors,
-        "facts": facts,
-        "verify": verify,
-        "header": head,
-    }
+    found = written(base.family, base.net, modules, target.form)
+    alone = partial(torch.clone, memory_format=torch.contiguous_format)
+    tensors = {name: alone(x.float() if x.dtype == torch.float64 else x) for name, x in found.tensors.items()}
+    verify = partial(compare, base, modules, target.path)
+    write = partial(write_verified, modules=len(modules), tensors=tensors, facts=facts, verify=verify)
+    write = partial(write, header={**(header or {}), **found.header})
     target.path.parent.mkdir(parents=True, exist_ok=True)
     if found.settings is None:
-        done = write_verified(target.form, target.path, **own)
+        done = write(target.form, target.path)
     else:
         with whole_folder(target.path) as aside:
             write_json(aside / "adapter_config.json", found.settings)
-            done = write_verified(target.form, aside / "adapter_model.safetensors", **own)
-    folded = [f"alpha / rank is multiplied into {found.folded} modules, where this form has no alpha"] * bool(
-        found.folded
-    )
+            done = write(target.form, aside / "adapter_model.safetensors")
+    folded = [f"alpha / rank is in the factors of {found.folded} modules: the form has no place for it"][: found.folded]
     return [f"{target.path}: {len(modules)} modules, read back: ΔW {exactly(done.max_error)}", *notes, *folded]
 
 
@@ -195,18 +184,17 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
         raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: name the one to extract")
     part = spec.part_of(expert)
     tuned = folder / part if (folder / "model_index.json").is_file() else folder
-    before, after = (where_in(own) for own in (place(base_name).folder / part, tuned))
-    odd = [name for name in before.keys() | after.keys() if shape_in(before, name) != shape_in(after, name)]
+    before, after = opened(place(base_name).folder / part), opened(tuned)
+    shapes = [{name: tuple(held[name].get_slice(name).get_shape()) for name in held} for held in (before, after)]
+    odd = [name for name in sorted({*before, *after}) if shapes[0].get(name) != shapes[1].get(name)]
     if odd:
-        raise VideotuneError(
-            f"{tuned} is no fine-tuned {base_name}: {len(odd)} tensors differ in shape, such as {min(odd)}"
-        )
+        raise VideotuneError(f"{tuned} is no fine-tuned {base_name}: {len(odd)} tensors differ in shape: {some(odd)}")
     linear = {f"{name}.weight" for name, module in base.net.named_modules() if hasattr(module, "in_features")}
     modules, whole, apart, kept = {}, 0.0, [], 0.0
     with bar("extract") as progress:
         for done, name in enumerate(sorted(after)):
             progress.update(done, len(after), name)
-            delta = tensor_in(after, name) - tensor_in(before, name)
+            delta = after[name].get_tensor(name).double() - before[name].get_tensor(name).double()
             whole += (square := float(delta.square().sum()))
             if not math.isfinite(square):
                 raise VideotuneError(f"{tuned}: {name} holds NaN or infinite weights, or the base does")
@@ -223,27 +211,11 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
         f"{kept / whole:.2%} of ‖ΔW‖² is kept at rank {rank}; a higher rank could hold {1 - kept / whole - other:.2%} more",
         f"{other:.2%} no LoRA can hold: {many} norms, biases and other tensors that differ",
     ]
-    facts = {"family": spec.name, "from": [folder.name], "made": "lora extract"} | (
-        {"expert": expert} if expert else {}
-    )
+    facts: dict[str, Any] = {"family": spec.name, "from": [folder.name], "made": "lora extract", "expert": expert}
     return save(base, modules, target, facts, notes)
 
 
-Where = Mapping[str, tuple[Path, Header]]
-
-
-def where_in(folder: Path) -> Where:
-    """The tensors of a folder: in which file each lies, and its shape."""
-    return {name: (path, head) for path in weight_files(folder) for name, head in headers([path]).items()}
-
-
-def shape_in(found: Where, name: str) -> tuple[int, ...] | None:
-    """The shape of a tensor; None where there is none."""
-    return found[name][1].shape if name in found else None
-
-
-def tensor_in(found: Where, name: str) -> Tensor:
-    """A tensor in float64, alone in memory."""
-    with safe_open(found[name][0], "pt") as file:
-        value: Tensor = file.get_tensor(name)
-    return value.double()
+def opened(folder: Path) -> dict[str, Any]:
+    """The file of each tensor of a folder, open for one tensor at a time."""
+    headers(weight_files(folder))  # says what is wrong with a damaged one
+    return {name: file for path in weight_files(folder) for file in [safe_open(path, "pt")] for name in file.keys()}  # noqa: SIM118

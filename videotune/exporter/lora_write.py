@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
-from videotune.exporter.formats import WHY_NOT, changes_nothing, check_finite, refuse_format
+from videotune.exporter.formats import CONFIG, WHY_NOT, changes_nothing, check_finite, refuse_format
 from videotune.types import Family
 
 FORMS = {
@@ -52,9 +52,8 @@ def kind_in(modules: Modules) -> str:
 def settings_of(modules: Modules) -> Any:
     """PEFT's settings under which its modules have just these shapes and scales; ranks that differ stand as exceptions."""
     kind, first = kind_in(modules), next(iter(modules.values()))
-    ranks = {
-        path: rank_of(own.parts) or max(own.parts.get("lokr_w2", torch.zeros(0)).shape) for path, own in modules.items()
-    }
+    none = torch.zeros(0)
+    ranks = {path: rank_of(own.parts) or max(own.parts.get("lokr_w2", none).shape) for path, own in modules.items()}
     rank = side_of(first.parts["oft_R"].shape[1]) if kind == "OFT" else Counter(ranks.values()).most_common(1)[0][0]
     config = peft_config(kind, rank, first.scale, 0.0, sorted(modules))
     if kind == "OFT":
@@ -63,12 +62,16 @@ def settings_of(modules: Modules) -> Any:
     alphas = {path: own.scale * ranks[path] for path, own in modules.items()}
     config.alpha_pattern = {path: own for path, own in alphas.items() if own != first.scale * rank}
     if kind == "LOKR":
-        whole = {side for own in modules.values() for side in own.parts.get("lokr_w1", torch.zeros(1, 2)).shape}
+        sides = {side for own in modules.values() for side in own.parts.get("lokr_w1", torch.zeros(1, 2)).shape}
         config.decompose_both = any("lokr_w1_a" in own.parts for own in modules.values())
-        config.decompose_factor = (
-            whole.pop() if len(whole) == 1 else -1
-        )  # one factor for all sizes, or the nearest to equal
+        config.decompose_factor = sides.pop() if len(sides) == 1 else -1  # as LyCORIS's factor, or nearest to equal
     return config
+
+
+def plain_settings(modules: Modules) -> dict[str, Any]:
+    """``settings_of`` as JSON has them."""
+    settings = settings_of(modules).to_dict().items()
+    return {key: sorted(value) if isinstance(value, set) else getattr(value, "value", value) for key, value in settings}
 
 
 def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Written:
@@ -78,10 +81,7 @@ def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Writ
         return _with_alpha(_named(family, net, modules, form), form)
     names = {path: f"{PREFIXES[form]}{path}" for path in modules}
     tensors = {tensor_name(names[path], part): x for path, own in modules.items() for part, x in own.parts.items()}
-    settings = {
-        key: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
-        for key, value in settings_of(modules).to_dict().items()
-    }
+    settings = plain_settings(modules)
     if form == "peft":
         return Written(tensors, settings=settings)
     kept = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "target_modules")
@@ -102,9 +102,8 @@ def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[
             named[name] = modules[path] if len(members) == 1 else _joined(net, members, modules)
     for blocks, paths in family.spec.fused.get("comfyui", ())[:1]:
         name, members = _native(family, net, f"{blocks}.0.{paths[0]}", form)
-        if not any(
-            path.startswith(f"{blocks}.") and path.endswith(tuple(f".{own}" for own in paths)) for path in modules
-        ):
+        found = [path for path in modules if path.startswith(f"{blocks}.") and path.endswith(tuple(paths))]
+        if not found:
             nothing = _zeros(net, members[0], 1)
             named[name] = Module(name, members, nothing | {"lora_B": nothing["lora_B"].repeat(len(members), 1)})
     return named
@@ -136,12 +135,10 @@ def refuse_form(family: Family, kind: str, form: str) -> None:
     if kind not in FORMS.get(form, ()):
         reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
         raise VideotuneError(
-            f"--to {form}: {f'{kind} is not written so: {reason}' if form in FORMS else 'no such form'}"
+            f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "no such form")
         )
     if form == "original" and form not in family.full_key_maps():
-        raise VideotuneError(
-            f"--to original: {family.spec.title} has no other names there; its blocks are those of comfyui"
-        )
+        raise VideotuneError(f"--to original: {family.spec.title} has no other names there: take comfyui")
 
 
 def _native(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, tuple[str, ...]]:
@@ -149,10 +146,8 @@ def _native(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, 
 
     Raises VideotuneError for a module outside the blocks whose name there is not known.
     """
-    inside, original = (
-        path.startswith(tuple(f"{own}." for own in family.spec.blocks)),
-        family.full_key_maps().get("original"),
-    )
+    inside = path.startswith(tuple(f"{own}." for own in family.spec.blocks))
+    original = family.full_key_maps().get("original")
     if original is None and not inside:
         raise VideotuneError(f"--to {form}: {path} lies outside the blocks, and no name of it is known there")
     outer = original is not None and (form == "original" or not inside)
@@ -176,12 +171,10 @@ def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Modul
         b = torch.cat([own.parts["lora_B"] for own in mine])
         return replace(first, paths=members, parts={"lora_A": a[0], "lora_B": b})
     scale = first.scale if len(scales) == 1 else 1.0
-    factors = [
-        modules[path].parts["lora_B"].float() * (modules[path].scale / scale)
-        if path in modules
-        else _zeros(net, path, 0)["lora_B"]
-        for path in members
-    ]
+    there = {
+        path: own.parts["lora_B"].float() * (own.scale / scale) for path, own in modules.items() if path in members
+    }
+    factors = [there[path] if path in there else _zeros(net, path, 0)["lora_B"] for path in members]
     parts = {"lora_A": torch.cat([value.float() for value in a]), "lora_B": torch.block_diag(*factors)}
     return replace(first, paths=members, parts=parts, scale=scale)
 
@@ -197,10 +190,20 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
     check_finite("adapter", state)
     if changes_nothing(state):
         raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
-    modules = {}
-    for path, parts in by_module(state).items():
-        whole = {part: value.detach().cpu().float() for part, value in parts.items()}
-        own = {part: x * (scale if part in ZERO and part != "oft_R" else 1.0) for part, x in whole.items()}
-        modules[path] = Module(path, (path,), own)
-    tensors = written(family, family.skeleton(), modules, format).tensors
+    tensors = written(family, family.skeleton(), trained(state, scale), format).tensors
     return {name.removeprefix(PREFIXES["peft"]): value.contiguous() for name, value in tensors.items()}
+
+
+def trained(state: Mapping[str, Tensor], scale: float) -> dict[str, Module]:
+    """The modules of a run's adapter in float32, the scale multiplied into them."""
+    scales, found = {part: scale for part in ZERO if part != "oft_R"}, {}
+    for path, parts in by_module(state).items():
+        own = {part: x.detach().cpu().float() * scales.get(part, 1.0) for part, x in parts.items()}
+        found[path] = Module(path, (path,), own)
+    return found
+
+
+def head_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """PEFT's settings in the file's head, of a kind that diffusers does not read; nothing of others."""
+    known = kind_of(state) in ("LORA", "DORA")
+    return {} if known else {CONFIG: json.dumps(plain_settings(trained(state, 1.0)))}
