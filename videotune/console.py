@@ -68,9 +68,8 @@ def guard_stderr() -> None:
 
 def echo(text: str) -> None:
     """A sentence on standard error, so that standard output holds results alone."""
-    if quiet():
-        return
-    print(printable(text), file=sys.stderr, flush=True)
+    if not quiet():
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def out(text: str) -> None:
@@ -84,7 +83,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else _escape(str(cell)) for cell in row))
+        table.add_row(*("" if cell is None else escape(printable(str(cell))) for cell in row))
     Console(width=width()).print(table)
 
 
@@ -94,10 +93,6 @@ def width() -> int:
         return shutil.get_terminal_size().columns
     wanted = os.environ.get("COLUMNS", "")
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else 200
-
-
-def _escape(text: str) -> str:
-    return escape(printable(text))
 
 
 class Bar:

@@ -10,7 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import FileIO
 from pathlib import Path
@@ -50,18 +50,13 @@ def system_errors(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename in ``folder`` durable (a no-op where the system has no such thing, as on Windows)."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if os.name != "nt":
+        sync_file(folder, os.O_RDONLY)
 
 
-def sync_file(path: Path) -> None:
+def sync_file(path: Path, flags: int = os.O_RDWR) -> None:
     """Flush a finished file to the disk."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
@@ -200,13 +195,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in path.read_bytes().split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:  # of the JSON, or of the UTF-8 around it
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+        with suppress(ValueError):  # of the JSON, or of the UTF-8 around it
+            found.append(json.loads(line))
+    return [value for value in found if isinstance(value, dict)]
 
 
 def walk_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -272,9 +263,8 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
         path = run / "heartbeat.json"
         facts = read_json(path)
         heard = max(facts["time"], path.stat().st_mtime)
-        if not all(
-            0 <= when <= 2.5e11 for when in (heard, *(facts.get(key, 0) for key in ("time", "started", "since")))
-        ):
+        times = (heard, *(facts.get(key, 0) for key in ("time", "started", "since")))
+        if not all(0 <= when <= 2.5e11 for when in times):
             return None  # a time that no calendar has
         age = (time.time() if now is None else now) - heard
         here = facts["host"] == socket.gethostname()

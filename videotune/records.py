@@ -155,5 +155,4 @@ def parse_line(line: bytes) -> dict[str, Any]:
         value = renamed(value)
     kind = value.get("kind") if isinstance(value, dict) else None
     checked(LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE, value)
-    found: dict[str, Any] = value
-    return found
+    return value

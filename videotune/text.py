@@ -10,9 +10,7 @@ def plain(value: float | None, digits: int = 4) -> str:
     """A number: whole ones with thousands marked, others to ``digits`` significant ones; a dash for None."""
     if value is None:
         return "–"
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:.{digits}g}"
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def counted(value: float | None, thing: str) -> str:

@@ -9,12 +9,12 @@ from videotune import commands
 from videotune.cli.options import Offline
 from videotune.console import exactly
 
+Formats = Annotated[list[str] | None, typer.Option("--format", help="diffusers, comfyui or peft; may be given twice")]
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    formats: Annotated[
-        list[str] | None, typer.Option("--format", help="diffusers, comfyui or peft; may be given twice")
-    ] = None,
+    formats: Formats = None,
     step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
     merge: Annotated[

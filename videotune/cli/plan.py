@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ROWS = 8
 """Lines of the curve of noise levels."""
 
+Timesteps = Annotated[bool, typer.Option("--timesteps", help="show the trained noise levels instead; needs no clips")]
+
 
 @takes_config
 def plan(
@@ -27,9 +29,7 @@ def plan(
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
-    timesteps: Annotated[
-        bool, typer.Option("--timesteps", help="show the trained noise levels instead; needs no clips")
-    ] = False,
+    timesteps: Timesteps = False,
     vram: Annotated[
         float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
     ] = None,

@@ -8,19 +8,19 @@ import typer
 from videotune import commands
 from videotune.cli.options import Offline, Sets
 
+Step = Annotated[int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")]
+Lora = Annotated[list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")]
+Strength = Annotated[float, typer.Option("--strength", help="strength of the adapter; 0: the base model alone")]
+
 
 def sample(
     run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", help="a prompt; may be repeated")] = None,
     out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
     seed: Annotated[int | None, typer.Option("--seed", help="seed of the first prompt (default: sample.seed)")] = None,
-    step: Annotated[
-        int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")
-    ] = None,
+    step: Step = None,
     base: Annotated[str | None, typer.Option("--base", help="a base model, instead of a run")] = None,
-    lora: Annotated[
-        list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")
-    ] = None,
+    lora: Lora = None,
     embedding: Annotated[
         list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be repeated")
     ] = None,
@@ -28,9 +28,7 @@ def sample(
         list[Path] | None,
         typer.Option("--image", help="the first frame; one for all prompts, or one for each"),
     ] = None,
-    strength: Annotated[
-        float, typer.Option("--strength", help="strength of the adapter; 0: the base model alone")
-    ] = 1.0,
+    strength: Strength = 1.0,
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:

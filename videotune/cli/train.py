@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
     from videotune.trainer.resolve_config import Overrides
 
+Override = Annotated[bool, typer.Option("--override", help="--resume although a changed setting changes the training")]
+AllowDataChange = Annotated[bool, typer.Option("--allow-data-change", help="--resume although the clips have changed")]
+
 
 @takes_config
 def train(
@@ -29,12 +32,8 @@ def train(
         int | None,
         typer.Option("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches"),
     ] = None,
-    override: Annotated[
-        bool, typer.Option("--override", help="--resume although a changed setting changes the training")
-    ] = False,
-    allow_data_change: Annotated[
-        bool, typer.Option("--allow-data-change", help="--resume although the clips have changed")
-    ] = False,
+    override: Override = False,
+    allow_data_change: AllowDataChange = False,
     replan: Annotated[
         bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
     ] = False,

@@ -48,9 +48,8 @@ def check(
     words = overrides(config, layers, allow_skips)
     named = user_keys(words)
     assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
-    job = open_job(
-        *resolve_config(replace(words, preset=DEFAULT_PRESET) if assumed else words, planning=True), to_look=True
-    )
+    words = replace(words, preset=DEFAULT_PRESET) if assumed else words
+    job = open_job(*resolve_config(words, planning=True), to_look=True)
     account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {"blockers": blockers(job)}
     if contact_sheet is not None:
         for path, why in write_contact_sheet(job, account, contact_sheet).items():

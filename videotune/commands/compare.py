@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -24,9 +24,6 @@ from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
 from videotune.trainer.logging.journal import History
 from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.validation.selection import sample_settings
-
-if TYPE_CHECKING:
-    import numpy as np
 
 ROW = 4
 """Videos beside each other at most."""
@@ -120,9 +117,8 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
     try:
         videos = [read_video(cell.path, 512)[0] for cell in cells]
     except (OSError, ValueError) as problem:
-        raise VideotuneError(
-            f"a video in {folder} cannot be read ({problem}): remove it, and videotune generates it again"
-        ) from None
+        why = f"a video in {folder} cannot be read ({problem})"
+        raise VideotuneError(f"{why}: remove it, and videotune generates it again") from None
     titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
@@ -136,8 +132,7 @@ def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
     """Frames (H, W, 3) with a line of words above."""
     strip = Image.new("RGB", (video[0].shape[1], LABEL), "#1c1e21")
     ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
-    head = np.asarray(strip)
-    return [np.concatenate([head, frame]) for frame in video]
+    return [np.concatenate([np.asarray(strip), frame]) for frame in video]
 
 
 def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:

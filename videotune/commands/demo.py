@@ -109,9 +109,7 @@ def refuse_other(config: Path, seed: int) -> None:
 
 def settings_of(out: Path, seed: int) -> dict[str, Any]:
     """The demo's config: two datasets, and previews of both the concept and what was known. The rest is the preset's."""
-    previews = [phrase(TRIGGER, way) for way in PREVIEWS] + [
-        caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]
-    ]
+    others = [caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]]
     return {
         "datasets": [
             {"path": str((out / "clips").absolute()), "repeats": REPEATS},
@@ -121,7 +119,7 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "batch_size": BATCH,
         "save_every": STEPS // 3,
         "sample_after": STEPS,
-        "samples": previews,
+        "samples": [phrase(TRIGGER, way) for way in PREVIEWS] + others,
         "sample": {"steps": SAMPLE_STEPS},
         # a run of minutes could pay the base model's samples alone, and 96 samples are measured at the end
         "sample_metrics": {"budget": 0},
@@ -144,12 +142,9 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     count = len(prompts)
     before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
     rows = [*prompts[:4], *controls[::6]]
-    pairs = zip(
-        shown(rows, [*before[:4], *kept[::6]], "base"),
-        shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}"),
-        strict=True,
-    )
-    write_sheet(out / "before_after.png", [row for pair in pairs for row in pair], label=200)
+    upper = shown(rows, [*before[:4], *kept[::6]], "base")
+    lower = shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}")
+    write_sheet(out / "before_after.png", [row for pair in zip(upper, lower, strict=True) for row in pair], label=200)
     plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],

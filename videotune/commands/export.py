@@ -38,8 +38,7 @@ def export(
     family = open_models(spec, base, resolved.config)
     if merge:
         refuse_merge(resolved.config, formats)
-    state = checkpoint.load("ema" if checkpoint.has_ema else "weights")
-    done = export_run(run, family, state, checkpoint.step, resolved, formats, out, merge=merge)
+    done = export_run(run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge)
     write_report(run)
     return list(done)
 

@@ -133,7 +133,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
     seed = config.sample.seed if words.seed is None else words.seed
     family = open_models(spec, base, config)
     checkpoint = None if words.run is None or words.step == 0 else pick(words.run, words.step)
-    weights = checkpoint.load("ema" if checkpoint.has_ema else "weights") if checkpoint else {}
+    weights = checkpoint.result() if checkpoint else {}
     learnt = trained(spec, config) if checkpoint and config.transformer.train else ()
     if checkpoint and words.strength != 1.0 and config.training_method != "LORA":
         raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")

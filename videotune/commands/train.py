@@ -4,6 +4,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,7 +19,7 @@ from videotune.planner.out_of_memory import DeviceFull, device_full_message, ret
 from videotune.planner.plan import make_plan
 from videotune.reporter.build import write_report
 from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
-from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, pick
+from videotune.trainer.checkpoint import complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
 from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
@@ -185,22 +186,14 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     run, job, step = trainer.run, trainer.job, trainer.job.steps
 
     def write(state: Mapping[str, Any], at: int) -> list[Exported]:
-        return export_run(
-            run, trainer.family, state, at, job.resolved, tell=lambda text: trainer.journal.warn(at, text)
-        )
+        tell = partial(trainer.journal.warn, at)
+        return export_run(run, trainer.family, state, at, job.resolved, tell=tell)
 
-    if job.config.early_stopping is not None:
-        best = recommended(trainer, step)["step"]
-        if best != step or why == "early":
-            return write(result_of(pick(run, best)), best)
-    if trainer.rows:  # gathered where all have written their parts
-        return write(result_of(pick(run, step)), step)
+    best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
+    if best != step or why == "early" or trainer.rows:  # rows are gathered where all have written their parts
+        return write(pick(run, best).result(), best)
+
     return write(trainer.result, step)
-
-
-def result_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """What is exported of a checkpoint."""
-    return checkpoint.load("ema" if checkpoint.has_ema else "weights")
 
 
 def finish(trainer: Trainer, why: str) -> TrainResult:

@@ -23,10 +23,9 @@ def parse_resolution(value: int | str | list[int | str], rules: VideoRules, shri
 
     VideotuneError for anything else, and where a size is none of the model's (times ``shrink``), with the nearest that is.
     """
-    values = value if isinstance(value, list) else [value]
-    if not values:
+    if value == []:
         raise VideotuneError('resolution is an empty list. Give 512, "480x832", or a list of such values.')
-    choices = tuple(_parse_one(item) for item in values)
+    choices = tuple(_parse_one(item) for item in (value if isinstance(value, list) else [value]))
     for choice in choices:
         _check(choice, rules, shrink)
     return choices
@@ -50,8 +49,7 @@ def _check(choice: int | Size, rules: VideoRules, shrink: int) -> None:
         side = math.isqrt(most_area)
         fault = f"a frame may have at most {most_area} pixels, as {side}x{side} has. Lower it."
     elif rules.size is not None and sides != (only := tuple(shrink * side for side in rules.size)):
-        own = f"{only[0]}x{only[1]}"
-        fault = f'it takes one size of {size_rule(rules)} pixels alone. Set resolution="{own}".'
+        fault = f'it takes one size of {size_rule(rules)} pixels alone. Set resolution="{only[0]}x{only[1]}".'
     elif rules.most_side is not None and len(sides) == 2 and max(sides) > rules.most_side * shrink:
         fault = f"a side may have at most {rules.most_side * shrink} pixels. Lower it."
     elif len(sides) == 1 and sides[0] < multiple:
@@ -76,8 +74,7 @@ def suits(size: Size, rules: VideoRules) -> bool:
     """Whether the model takes this height and width."""
     inside = rules.most_side is None or max(size) <= rules.most_side
     inside = inside and (rules.most_area is None or size[0] * size[1] <= rules.most_area)
-    alike = rules.size is None or size == rules.size
-    return inside and alike and not any(side % rules.side_multiple for side in size)
+    return inside and rules.size in (None, size) and not any(side % rules.side_multiple for side in size)
 
 
 def choose_size(width: int, height: int, choices: Choices, rules: VideoRules, shrink: int = 1) -> Size:
@@ -90,11 +87,12 @@ def choose_size(width: int, height: int, choices: Choices, rules: VideoRules, sh
     area = None if rules.most_area is None else rules.most_area * shrink**2
     multiple = rules.side_multiple * shrink
     sizes = [_at_aspect(width, height, c, multiple, most, area) if isinstance(c, int) else c for c in choices]
-    filled = [size for size in sizes if upscale_factor(width, height, size) <= 1]
-    if filled:
-        high, wide = max(filled, key=lambda size: (size[0] * size[1], kept_share(width, height, size)))
-    else:
-        high, wide = min(sizes, key=lambda size: (size[0] * size[1], -kept_share(width, height, size)))
+
+    def largest(size: Size) -> tuple[bool, int, float]:
+        fills, area = upscale_factor(width, height, size) <= 1, size[0] * size[1]
+        return fills, area if fills else -area, kept_share(width, height, size)
+
+    high, wide = max(sizes, key=largest)
     return high // shrink, wide // shrink
 
 

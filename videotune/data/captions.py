@@ -48,8 +48,7 @@ def read_caption(path: Path) -> tuple[str, ...]:
     """The variants of a caption: the lines of a UTF-8 file, trimmed, without blank ones; ClipProblem where there is none."""
     if path.exists() and not path.is_file():  # a pipe's reader would wait for ever
         raise ClipProblem("missing_caption", f"{path} is no regular file")
-    text = _read_text(path)
-    lines = variants(text)
+    lines = variants(_read_text(path))
     if not lines:
         raise ClipProblem("empty_caption", f"{path} has no text")
     return lines
@@ -182,9 +181,7 @@ def with_trigger(caption: str, trigger: str | None) -> str:
 
 def with_token(caption: str, token: str) -> str:
     """The caption with a new token in front, unless it holds it already, to the letter: tokenizers know no other form."""
-    if token in caption:
-        return caption
-    return f"{token}, {caption}" if caption else token
+    return caption if token in caption else f"{token}, {caption}" if caption else token
 
 
 def lint(caption: str, name: str | None = None) -> list[str]:
@@ -225,9 +222,8 @@ def lint_all(captions: Mapping[str, Iterable[str]]) -> list[str]:
     if len(captions) < 8:
         return []
     shared = Counter(text for texts in captions.values() for text in {" ".join(text.split()) for text in texts})
-    hints = []
     for text, count in shared.most_common(1):
         if count > len(captions) / 2:
             what = f'the same caption ("{text[:60]}{"…" if len(text) > 60 else ""}")' if text else "an empty caption"
-            hints.append(f"{count} of {len(captions)} clips have {what}; describe what each one shows")
-    return hints
+            return [f"{count} of {len(captions)} clips have {what}; describe what each one shows"]
+    return []

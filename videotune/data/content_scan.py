@@ -179,9 +179,7 @@ class _Scan:
         details = fine_details(picture.reshape(SIDE // 2, 2, SIDE // 2, 2).mean((1, 3)))
         since = bisect_left(self._stamps, self._stamps[index] - CUT_SECONDS)
         reach = min(15, max(2, index - since))  # frames on either side
-        self._recent.append((index, details))
-        while len(self._recent) > 2 * reach:
-            self._recent.popleft()
+        self._recent = deque([*self._recent, (index, details)], maxlen=2 * reach)
         for earlier, other in list(self._recent)[:-1]:
             alike = likeness(details, other)
             for boundary in range(max(earlier + 1, index - reach + 1), min(index, earlier + reach) + 1):
@@ -212,9 +210,7 @@ def likeness(one: Picture, other: Picture) -> float:
     A third may agree by what lies over it: bars, a logo, subtitles. Blocks flat in both do not count; 1 where all are.
     """
     products = (one * other).sum(1)[(one.any(1)) | (other.any(1))]
-    if len(products) < 3:
-        return 1.0
-    return float(np.sort(products)[len(products) // 3])
+    return 1.0 if len(products) < 3 else float(np.sort(products)[len(products) // 3])
 
 
 def find_cuts(changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float], ratio: float) -> list[int]:
@@ -239,10 +235,8 @@ def find_cuts(changes: Sequence[float], alike: dict[int, float], gaps: Sequence[
 def _jitter(stamps: Sequence[float]) -> float:
     """The share of intervals more than 20 % off their median."""
     gaps = [b - a for a, b in pairwise(stamps)]
-    if not gaps:
-        return 0.0
-    usual = median(gaps)
-    return sum(abs(gap - usual) > 0.2 * usual for gap in gaps) / len(gaps)
+    usual = median(gaps or [0.0])
+    return sum(abs(gap - usual) > 0.2 * usual for gap in gaps) / max(1, len(gaps))
 
 
 def _shrunk(reformatter: Any, frame: Any, form: str, **how: Any) -> NDArray[np.uint8]:

@@ -139,23 +139,16 @@ def _dataset_names(locations: Sequence[Location], paths: Sequence[str]) -> dict[
 def _library(
     candidates: Sequence[Candidate], locations: Sequence[Location], notes: Sequence[str], rules: VideoRules
 ) -> Library:
-    clips: list[Clip] = []
-    windows: dict[bool, list[Window]] = {False: [], True: []}
-    accounts: list[dict[str, Any]] = []
-    for candidate in candidates:
-        clip = candidate.clip() if candidate.problem is None else None
-        accounts.append(account_of(candidate, clip, rules))
-        if clip is not None:
-            clips.append(clip)
-            windows[clip.held_out] += candidate.sampling.windows
+    clips = [candidate.clip() if candidate.problem is None else None for candidate in candidates]
+    usable = [candidate for candidate in candidates if candidate.problem is None]
     return Library(
-        clips=tuple(clips),
-        windows=tuple(windows[False]),
-        held_out_windows=tuple(windows[True]),
+        clips=tuple(clip for clip in clips if clip is not None),
+        windows=tuple(window for one in usable if not one.held_out for window in one.sampling.windows),
+        held_out_windows=tuple(window for one in usable if one.held_out for window in one.sampling.windows),
         skipped=tuple((c.path, c.problem.reason, c.problem.detail) for c in candidates if c.problem is not None),
-        accounts=tuple(accounts),
+        accounts=tuple(account_of(one, clip, rules) for one, clip in zip(candidates, clips, strict=True)),
         notes=tuple(notes),
-        media={candidate.clip_id: candidate.media for candidate in candidates if candidate.problem is None},
+        media={candidate.clip_id: candidate.media for candidate in usable},
         roots=tuple(location.root for location in locations),
     )
 
@@ -192,11 +185,9 @@ def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | 
         return None
     high, wide = rows[0][2]
     turned = min(kept_share(width, height, size[::-1]) for width, height, size in rows) > kept
-    better = (
-        f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
-        if turned and suits((wide, high), rules)
-        else 'resize="pad" keeps all of them'
-    )
+    better = 'resize="pad" keeps all of them'
+    if turned and suits((wide, high), rules):
+        better = f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
     return (
         f"resolution: {asked} makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every "
         f"clip; {better}. Set that, or allow_crop=true if it is meant."

@@ -319,26 +319,23 @@ def sample_window(window: Window, variant: int, seed: int) -> Take:
         room = max(0.0, window.end - window.start - length)
         times = frame_times(window.start + room * (0.5 if plain else random.random()), shape.frames, shape.fps)
     elif window.sampling == "hold":
-        last = window.end
-        times = tuple(min(time, last) for time in frame_times(window.start, shape.frames, shape.fps))
+        times = tuple(min(time, window.end) for time in frame_times(window.start, shape.frames, shape.fps))
     elif window.sampling == "frames" and not plain:
         times = tuple(sorted(window.start + (window.end - window.start) * random.random(shape.frames)))
     else:
         times = frame_times(window.start, shape.frames, shape.frames / (window.end - window.start))
     if window.swaps and not plain:
         times = _swapped(times, random)
-    place = (0.5, 0.5)
-    if window.resize == "random" and not plain:
-        place = (float(random.random()), float(random.random()))
+    at_random = window.resize == "random" and not plain
+    place = (float(random.random()), float(random.random())) if at_random else (0.5, 0.5)
     return Take(window, 0 if not window.varies else variant, tuple(float(time) for time in times), place)
 
 
 def _swapped(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:
     """Each frame changes places with its right neighbour with SWAP_PROBABILITY, no frame twice."""
-    order, i = list(times), 0
-    while i + 1 < len(order):
+    order, places = list(times), iter(range(len(times) - 1))
+    for i in places:
         if random.random() < SWAP_PROBABILITY:
             order[i], order[i + 1] = order[i + 1], order[i]
-            i += 1
-        i += 1
+            next(places, None)
     return tuple(order)

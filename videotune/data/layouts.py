@@ -13,17 +13,12 @@ from videotune.data.captions import METADATA_NAMES, MetadataRow, read_metadata
 from videotune.data.images import IMAGE_SUFFIXES
 from videotune.data.media_info import VIDEO_SUFFIXES
 from videotune.errors import VideotuneError
+from videotune.files import read_json
 
 CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
 """What counts as a clip in a dataset (compared in lower case)."""
 
-_UNREAD = (
-    *(".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".exr", ".hdr", ".tga", ".dpx", ".psd", ".svg"),
-    *(".raw", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-    *(".braw", ".r3d", ".ari", ".mxf", ".ogv", ".ogm", ".vob", ".m2v", ".m1v", ".dv", ".rm", ".rmvb", ".f4v"),
-    *(".asf", ".3g2", ".y4m", ".yuv", ".264", ".265", ".h264", ".h265", ".hevc", ".ivf", ".insv"),
-    *(".divx", ".mod", ".tod"),
-)
+_UNREAD = tuple(read_json(Path(__file__).with_name("unread.json")))
 """Suffixes of pictures and videos that do not count as clips: a note reports that they are ignored."""
 
 RUN_FILES = ("config.json", "journal.jsonl")

@@ -51,8 +51,7 @@ def _open_archive(archive: Path, cache: Path, progress: Progress | None) -> Loca
     folder = unpack(archive, cache, progress)
     files, notes = read_folder(folder)
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), "")
-    name = archive.name[: len(archive.name) - len(suffix)]
-    return Location(folder, files, notes, name)
+    return Location(folder, files, notes, archive.name[: len(archive.name) - len(suffix)])
 
 
 def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:

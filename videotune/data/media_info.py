@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -141,9 +141,8 @@ def _unpack(text: str) -> list[int]:
         step, _, repeats = word.partition("x")
         if len(values) + int(repeats or 1) > MAX_FRAMES:
             raise ValueError(f"more than {MAX_FRAMES} frames")
-        for _ in range(int(repeats or 1)):
-            values.append(int(step) + (values[-1] if values else 0))
-    return values
+        values += [int(step)] * int(repeats or 1)
+    return list(accumulate(values))
 
 
 def probe(path: str | os.PathLike[str]) -> MediaInfo:
@@ -159,9 +158,8 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
             return _read(str(path), container)
     except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
         if type_of(head) != "video":
-            raise ClipProblem(
-                "not_a_video", "its bytes are not those of a video file, whatever its name says"
-            ) from error
+            what = "its bytes are not those of a video file, whatever its name says"
+            raise ClipProblem("not_a_video", what) from error
         detail = getattr(error, "strerror", None) or str(error)
         raise ClipProblem("unreadable", f"the container is damaged or cut short ({detail})") from error
 

@@ -139,16 +139,13 @@ def hold_out(
         note = f"validation and training share {videos} ({listed}): the validation loss will look better than it is"
         return [kind == "validation" for kind in kinds], [note] if both else []
     names = {source for source, kind in zip(sources, kinds, strict=True) if kind == "train"}
-    none = [False] * len(sources)
     if fraction == 0 or not names:
-        return none, []
+        return [False] * len(sources), []
     if len(names) < SOURCES_NEEDED:
-        videos = f"{len(names)} source video{'s' * (len(names) != 1)}, {SOURCES_NEEDED} are needed"
-        note = f"no clip is held out, so there is no verdict: {videos}"
-        clips = kinds.count("train")
-        if len(names) < clips:
-            note += f" ({clips} clips: some are cuts of one video, by their names or their pictures)"
-        return none, [note]
+        videos, clips = f"{len(names)} source video{'s' * (len(names) != 1)}", kinds.count("train")
+        note = f"no clip is held out, so there is no verdict: {videos}, {SOURCES_NEEDED} are needed"
+        cuts = f" ({clips} clips: some are cuts of one video, by their names or their pictures)"
+        return [False] * len(sources), [note + (cuts if len(names) < clips else "")]
     count = max(2, math.floor(fraction * len(names) + 0.5))
     chosen = set(sorted(names, key=lambda name: (key(seed, "held out", name), name))[:count])
     also = {source for source, kind in zip(sources, kinds, strict=True) if kind == "regularization"} & chosen
@@ -251,15 +248,11 @@ class _Frames:
     """
 
     def __init__(self, clips: Sequence[SourceClip]) -> None:
-        texts, owner, place = [], [], []
-        for i, clip in enumerate(clips):
-            for k, text in enumerate(clip.signatures):
-                texts.append(text)
-                owner.append(i)
-                place.append(k if len(clip.signatures) == 3 else 1)
-        cells = GRID * GRID
-        raw = np.frombuffer(base64.b64decode("".join(texts)), np.uint8).astype(np.float32)
-        raw = raw.reshape(len(texts), cells + cells // 2)
+        owner = [i for i, clip in enumerate(clips) for _ in clip.signatures]
+        place = [k if len(clip.signatures) == 3 else 1 for clip in clips for k in range(len(clip.signatures))]
+        texts, cells = "".join(text for clip in clips for text in clip.signatures), GRID * GRID
+        raw = np.frombuffer(base64.b64decode(texts), np.uint8).astype(np.float32)
+        raw = raw.reshape(len(owner), cells + cells // 2)
         structure, plain = _structure(raw[:, :cells])
         mean = raw[:, :cells].mean(1)
         order = np.argsort(mean, kind="stable")

@@ -68,14 +68,10 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
         if not container.streams.video:
             raise ValueError(f"{path} holds no video")
         stream = container.streams.video[0]
-        wide, high = stream.width, stream.height
-        shrink = min(1.0, widest / max(1, wide))
-        width, height = (max(2, round(side * shrink / 2) * 2) for side in (wide, high))
-        frames = [
-            frame.reformat(width=width, height=height, format="rgb24").to_ndarray()
-            for frame in container.decode(stream)
-        ]
-        rate = stream.average_rate
+        shrink = min(1.0, widest / max(1, stream.width))
+        width, height = (max(2, round(side * shrink / 2) * 2) for side in (stream.width, stream.height))
+        small = (frame.reformat(width=width, height=height, format="rgb24") for frame in container.decode(stream))
+        frames, rate = [frame.to_ndarray() for frame in small], stream.average_rate
     if not frames or not rate:
         raise ValueError(f"{path} holds no picture")
     return frames, Fraction(rate)
@@ -90,8 +86,7 @@ def side_by_side(videos: Sequence[Sequence[NDArray[Any]]], columns: int | None =
         raise ValueError("videos of different sizes cannot stand side by side")
     columns = columns or len(videos)
     height, width, _ = videos[0][0].shape
-    rows = -(-len(videos) // columns)
-    size = (rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3)
+    size = (-(-len(videos) // columns) * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3)
     out = [np.zeros(size, np.uint8) for _ in range(max(len(video) for video in videos))]
     for place, video in enumerate(videos):
         top, left = place // columns * (height + GAP), place % columns * (width + GAP)

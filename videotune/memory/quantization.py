@@ -181,10 +181,8 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x·Wᵀ + bias."""
-        kept = self.kept
         layer = (self.kind, self.shape, self.dtype)
-        out: Tensor = _Product.apply(input, self.bias, layer, self.names, *kept.values())
-        return out
+        return _Product.apply(input, self.bias, layer, self.names, *self.kept.values())
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         if name == "code":  # the same constants in every layer

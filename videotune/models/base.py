@@ -441,8 +441,7 @@ def tokenizer_of(part: str) -> str:
 
 def spec_of(family: str) -> ModelSpec:
     """The spec of a family's usual checkpoint, as its JSON file says."""
-    found: ModelSpec = checked(ModelSpec, json.dumps(facts(family)["spec"]))
-    return found
+    return checked(ModelSpec, json.dumps(facts(family)["spec"]))
 
 
 def key_names(family: str, layout: str) -> Names:

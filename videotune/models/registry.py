@@ -5,7 +5,6 @@ Modules of this package are imported all; another package names its modules as e
 """
 
 import difflib
-import json
 import pkgutil
 from functools import cache
 from importlib import import_module
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import read_json
 from videotune.types import Family
 
 GROUP = "videotune.models"
@@ -68,5 +68,4 @@ def of_pipeline(pipeline: str) -> type[Family] | None:
 
 def facts(family: str) -> dict[str, Any]:
     """What the family's JSON file beside its code says: "spec", "key_names" of other layouts, and "tiny" checkpoints."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{family}.json").read_text(encoding="utf-8"))
-    return found
+    return read_json(Path(__file__).with_name(f"{family}.json"))

@@ -5,16 +5,14 @@ Consumer cards sum in float32 at half the rate of their advertised one. What a s
 """
 
 import difflib
-import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
 from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import checked, user_cache
+from videotune.files import checked, read_json, user_cache
 
 REACHED = 0.4
 """Share of the dense rate that a training step of a video transformer is taken to reach on a card that was not measured."""
@@ -44,8 +42,7 @@ USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
 @lru_cache
 def cards() -> tuple[Card, ...]:
     """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
-    text = (resources.files("videotune") / "planner" / "cards.json").read_text(encoding="utf-8")
-    rows = json.loads(text)["cards"]
+    rows = read_json(Path(__file__).with_name("cards.json"))["cards"]
     names = [row[0] for row in rows]
     return tuple(
         Card(

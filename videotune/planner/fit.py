@@ -129,9 +129,8 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     streamed = training.choice.streamed
     way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.PLAIN
     phases: dict[str, tuple[str, Parts]] = {"training": (way, training.device[training.worst]), **away}
-    fits = (
-        None if vram is None else found is not None and all(memory.room(parts) <= vram for _, parts in phases.values())
-    )
+    most = max(memory.room(parts) for _, parts in phases.values())
+    fits = None if vram is None else found is not None and most <= vram
     given = config.layer_offload_fraction
     fraction = given if given is not None else training.choice.streamed / max(1, len(spec.blocks))
     result = Fit(fraction, training, phases, vram, card, fits)
@@ -194,11 +193,8 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
     if result.card is not None and result.card.timed:
         took = step_seconds(job, spec, training, result.card)
         hours = took * job.steps / 3600
-        times = {
-            "hours": round(hours, 3),
-            "hours_beside": round(hours * share_of_all(overhead(job)), 3),
-            "seconds_a_step": round(took, 4),
-        }
+        beside = round(hours * share_of_all(overhead(job)), 3)
+        times = {"hours": round(hours, 3), "hours_beside": beside, "seconds_a_step": round(took, 4)}
     return {
         "fits": result.fits,
         **times,

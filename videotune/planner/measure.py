@@ -56,12 +56,8 @@ class Reading:
 
         Phases are extrapolated apart because the maximum of several straight lines is no straight line.
         """
-        phases = {}
-        for name, parts in self.phases.items():
-            before, after = one.phases[name], other.phases[name]
-            phases[name] = plus(
-                parts, {part: after.get(part, 0) - before.get(part, 0) for part in {*before, *after}}, times
-            )
+        grown = {name: plus(other.phases[name], one.phases[name], -1) for name in self.phases}
+        phases = {name: plus(parts, grown[name], times) for name, parts in self.phases.items()}
         return Reading(phases, self.flops + (other.flops - one.flops) * times)
 
 
@@ -157,13 +153,10 @@ class Ledger(TorchDispatchMode):
 
 
 _ATEN = torch.ops.aten
-_FLOPS: dict[Any, Callable[..., float]] = {
-    **flop_registry,
-    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_flash_attention],
-    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        _ATEN._scaled_dot_product_flash_attention_backward
-    ],
-}
+_FLASH = "_scaled_dot_product_flash_attention"
+_FLOPS: dict[Any, Callable[..., float]] = dict(flop_registry)
+for _way in ("", "_backward"):
+    _FLOPS[getattr(_ATEN, f"{_FLASH}_for_cpu{_way}")] = flop_registry[getattr(_ATEN, f"{_FLASH}{_way}")]
 """torch's own counts, of matrix products, convolutions and attention; FlopCounterMode itself keeps activations alive."""
 
 

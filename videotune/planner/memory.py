@@ -154,9 +154,8 @@ def need(spec: StepSpec, choice: Choice) -> Need:
         here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
         updating = ("activations",) if name not in PASSES else ()  # float32 gradients of masters
         for part in ("trained", "optimizer", "ema", "gradients", *updating):
-            here[part] = round(
-                here.get(part, 0) * stays * (1 if part in ("gradients", "activations") else spec.experts)
-            )
+            copies = 1 if part in ("gradients", "activations") else spec.experts
+            here[part] = round(here.get(part, 0) * stays * copies)
         here["ring"] = slots
         return {part: size for part, size in here.items() if size > 0}
 
@@ -313,8 +312,7 @@ class PlanInputs:
         """Those of a job that names a base model."""
         assert job.base is not None
         config = job.config
-        previews = bool(config.sample_after != 0 and config.samples)
-        preview = preview_settings(job).shape if previews else None
+        preview = preview_settings(job).shape if config.sample_after != 0 and config.samples else None
         return cls(job.spec, job.base.folder, config, dtype, job.shapes, preview)
 
     def fake_run(self) -> FakeRun:
@@ -426,9 +424,8 @@ def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
 
     def more(reading: Reading, samples: int) -> Reading:
         waiting = {"activations": own.get("activations", 0) * samples}
-        phases = {
-            name: plus(parts, resident | (waiting if name in PASSES else {})) for name, parts in reading.phases.items()
-        }
+        there = {name: resident | (waiting if name in PASSES else {}) for name in reading.phases}
+        phases = {name: plus(parts, there[name]) for name, parts in reading.phases.items()}
         return Reading(phases, reading.flops + flops * samples)
 
     return spec.changed(more)

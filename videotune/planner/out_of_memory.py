@@ -28,18 +28,14 @@ def retry_settings(trainer: Trainer) -> tuple[str, ...]:
 
 def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
     """The bucket that did not fit, its tokens, and remedies; the state before the step is saved where it is whole."""
-    windows = {window.id: window for window in trainer.job.library.windows}
-    shape = windows[error.window_ids[0]].shape
+    shape = next(one.shape for one in trainer.job.library.windows if one.id == error.window_ids[0])
     tokens, samples = trainer.job.spec.tokens(shape), len(error.window_ids)
-    if error.intact and trainer.dist.size == 1:
-        kept = save_what_is_good(trainer, error.step - 1)
-    else:
-        kept = rescue_message(trainer.run)
+    intact = error.intact and trainer.dist.size == 1
+    kept = save_what_is_good(trainer, error.step - 1) if intact else rescue_message(trainer.run)
     text = f"out of memory in step {error.step}: bucket {shape}"
     trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
-    lines = "".join(
-        f"\n  {line}" for line in remedies(trainer.job.config, overlaps(next(trainer.net.parameters()).device))
-    )
+    on_gpu = overlaps(next(trainer.net.parameters()).device)
+    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, on_gpu))
     return (
         f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
         f"What would help, the first ones without changing what is learnt:{lines}"
@@ -51,18 +47,15 @@ def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
     found = []
     most = min(config.batch_size, config.micro_batch_size or config.batch_size)
     if most > 1 and not config.optimizer.step_in_backward:
-        what = f"the same steps, one sample at a time, about 1/{most} of the activations"
-        found.append(("micro_batch_size=1", what))
+        found.append(("micro_batch_size=1", f"the same steps, one sample at a time, about 1/{most} of the activations"))
     if config.gradient_checkpointing == "OFF":
-        what = "blocks are computed twice, activations of one block at a time"
-        found.append(("gradient_checkpointing=ON", what))
+        found.append(("gradient_checkpointing=ON", "blocks are computed twice, activations of one block at a time"))
     elif config.gradient_checkpointing == "ON" and gpu and config.sharding == "OFF":
         found.append(("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory"))
     fraction = config.layer_offload_fraction or 0.0
     if fraction < 1 and gpu and config.sharding == "OFF" and not cannot_wait(config):
-        share = min(1.0, fraction + 0.5)
-        what = "the weights of that share of the blocks wait in host memory"
-        found.append((f"layer_offload_fraction={share:g}", what))
+        setting = f"layer_offload_fraction={min(1.0, fraction + 0.5):g}"
+        found.append((setting, "the weights of that share of the blocks wait in host memory"))
     return found
 
 

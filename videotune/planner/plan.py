@@ -96,8 +96,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     views = {(window, variant if window.varies or noisy else 0) for window, variant in reads.samples}
     latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
     numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
-    texts = 4 * numbers * len(reads.captions)
-    out = {"latent_bytes": latents, "text_bytes_at_most": texts}
+    out = {"latent_bytes": latents, "text_bytes_at_most": 4 * numbers * len(reads.captions)}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
         out["checkpoints"] = checkpoints_at_most(job.config, job.steps)

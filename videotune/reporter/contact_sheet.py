@@ -185,7 +185,6 @@ def _places(job: Job) -> list[tuple[Clip, Path]]:
 
 def _write(path: Path, frames: Any) -> None:
     """uint8 frames (n, H, W, 3) in a row."""
-    import numpy as np
     from PIL import Image
 
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))

@@ -203,9 +203,8 @@ def validation(run: Run) -> dict[str, Any]:
     found = [(name, css, curve) for name, css, curve in curves if curve]
     if not found:
         return {"absent": run.absent("no validation has a number yet")}
-    notes = [
-        f"No {name} are measured{': none are held out' * (css == 'one')}." for name, css, curve in curves if not curve
-    ]
+    none = [(name, ": none are held out" * (css == "one")) for name, css, curve in curves if not curve]
+    notes = [f"No {name} are measured{why}." for name, why in none]
     if left := len(run.of_kind("validation")) - len(records):
         other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
         notes.append(f"{other}they do not compare with these.")

@@ -10,6 +10,7 @@ from typing import Any
 
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
+from videotune.files import read_json
 from videotune.records import read_record
 from videotune.reporter.read import Run, points, read_run
 from videotune.text import value_text
@@ -70,8 +71,7 @@ def _finding(name: str, **values: Any) -> Finding:
 
 @cache
 def _texts() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "findings.json").read_text(encoding="utf-8"))
-    return found
+    return read_json(Path(__file__).with_name("findings.json"))
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:

@@ -55,9 +55,8 @@ def settings(run: Run) -> dict[str, Any]:
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
-    rows = [
-        (key, value_text(value), _origin(key, origins)) for key, value in _flat(mapping(run.config.get("settings")))
-    ]
+    flat = _flat(mapping(run.config.get("settings")))
+    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat]
     rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
     own, defaults = ([row for row in rows if (row[2] == "default") == default] for default in (False, True))
     return {"absent": "", "own": own, "defaults": defaults}
@@ -88,9 +87,8 @@ def files(run: Run) -> dict[str, Any]:
         there = next((file for file in (run.folder / path, Path(path)) if isfile(file)), None)
         size = f"{getsize(there) / 1e6:.2f} MB" if there else "not found"
         verified = mapping(entry.get("verified"))
-        exports.append(
-            (entry.get("format", ""), _link(run, path), size, number(verified["max_error"]), verified["reader"])
-        )
+        error, reader = number(verified["max_error"]), verified["reader"]
+        exports.append((entry.get("format", ""), _link(run, path), size, error, reader))
     saves = [(plain(number(save.get("step"))), _link(run, str(save.get("path", "")))) for save in run.of_kind("save")]
     return {
         "absent": run.absent("exports.json, the exported files") if run.exports is None else "",

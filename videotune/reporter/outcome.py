@@ -38,10 +38,8 @@ def standing(run: Run, whole: bool) -> Standing:
     if doing == "ended":
         sentence = f"{who} ended {heard} without finishing: with an error, or stopped before its first step"
         return "failed", "bad", sentence
-    sentence = (
-        f"{who} is dead: last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
-    )
-    return "dead", "bad", f"{sentence}; --resume goes on from what was saved"
+    sentence = f"last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
+    return "dead", "bad", f"{who} is dead: {sentence}; --resume goes on from what was saved"
 
 
 def verdict(run: Run) -> dict[str, Any]:

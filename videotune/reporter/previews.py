@@ -46,13 +46,8 @@ class Media:
             steps = sorted({min(cells), max(cells)} | (exported_steps(run) & set(cells)))
             if len(steps) > 1:
                 paths = [str(cells[step].get("path") or "") for step in steps]
-                card = {
-                    "prompt": prompt,
-                    "seed": seed,
-                    "steps": steps,
-                    "paths": paths,
-                    **_in_one_video(run.folder, paths),
-                }
+                card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
+                card |= _in_one_video(run.folder, paths)
                 fits = self._take(len(card["uri"]))
                 self.cards.append(card if fits else card | {"uri": "", "why": "the page is full"})
         for path in dict.fromkeys(_wanted(run)):

@@ -70,7 +70,8 @@ def create(root: Path, words: Words) -> Answer:
 
 def rename(project: Project, words: Words) -> Answer:
     """Another title."""
-    return {"say": f"now called {projects.rename(project, words['title']).title}"}
+    title = projects.clean_title(words["title"])
+    return {"say": f"now called {projects.change(project, title=title).title}"}
 
 
 def archive(project: Project, words: Words) -> Answer:

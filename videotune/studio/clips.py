@@ -3,11 +3,12 @@
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import lint, read_caption
+from videotune.data.captions import lint, read_caption, variants
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
@@ -35,10 +36,8 @@ def files(project: Project) -> list[tuple[str, ClipFile]]:
     for part in (CLIPS, HELD_OUT):
         folder = project.folder / part
         if folder.is_dir() and any_file(folder):
-            try:
+            with suppress(VideotuneError):  # it holds texts alone, so far; the check says so
                 found += [(part, clip) for clip in read_folder(folder)[0]]
-            except VideotuneError:  # it holds texts alone, so far; the check says so
-                continue
     return found
 
 
@@ -87,29 +86,22 @@ def _row(
 
 
 def _changed(clip: ClipFile, since: float) -> bool:
-    for path in (clip.path, clip.caption):
-        if path is not None:
-            try:
-                about = os.stat(path)
-            except OSError:
-                return True
-            if max(about.st_mtime, about.st_ctime) > since:
-                return True
-    return False
+    try:
+        found = [os.stat(path) for path in filter(None, (clip.path, clip.caption))]
+    except OSError:
+        return True
+    return any(max(about.st_mtime, about.st_ctime) > since for about in found)
 
 
 def caption_of(clip: ClipFile) -> tuple[str, str]:
     """A clip's caption, a variant a line, and why it cannot be edited, where that is so."""
-    if clip.text is not None:
-        return "\n".join(clip.text), ""
-    if clip.caption is None:
-        return "", ""
+    if clip.text is not None or clip.caption is None:
+        return "\n".join(clip.text or ()), ""
     try:
         return "\n".join(read_caption(clip.caption)), ""
     except ClipProblem as problem:
-        if problem.reason == "undecodable_caption":
-            return clip.caption.read_bytes().decode("latin-1"), ""
-        return "", ""
+        undecodable = problem.reason == "undecodable_caption"
+        return clip.caption.read_bytes().decode("latin-1") if undecodable else "", ""
 
 
 def _of_account(path: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +132,7 @@ def save_caption(project: Project, relative: str, text: str) -> str:
     _, clip = find(project, relative)
     if clip.listed:
         raise VideotuneError(f"the caption of {relative} stands in {clip.listed}: change it there")
-    lines = [line.strip() for line in text.replace("\0", "").splitlines() if line.strip()]
+    lines = variants(text.replace("\0", ""))
     if not lines:
         raise VideotuneError("an empty caption was not saved: say what the clip shows")
     write_text(clip.caption or clip.expected, "\n".join(lines) + "\n")

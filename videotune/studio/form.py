@@ -10,6 +10,7 @@ from videotune.config.explain import advice, default, values
 from videotune.config.load import check_keys, flatten, merge, read_preset
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
+from videotune.data.captions import variants
 from videotune.errors import VideotuneError
 
 ELSEWHERE = ("cache_dir", "output_model_destination")
@@ -52,12 +53,8 @@ def fields() -> list[Field]:
 
 def _field(key: str, field: Any) -> Field:
     kind, choices = _kind(field.annotation)
-    bounds = {
-        name: getattr(item, name)
-        for item in _metadata(field)
-        for name in ("ge", "gt", "le", "lt")
-        if hasattr(item, name)
-    }
+    names, items = ("ge", "gt", "le", "lt"), _metadata(field)
+    bounds = {name: getattr(item, name) for item in items for name in names if hasattr(item, name)}
     units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
     advised, ours = guide.get(key, ("", ""))
     why = f": {reasons[key]}" if key in reasons else ""
@@ -125,8 +122,8 @@ def _loose(field: Field, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines if len(lines) > 1 or field.key == "samples" else text
+        lines = variants(text)
+        return list(lines) if len(lines) > 1 or field.key == "samples" else text
 
 
 def shown(value: Any) -> str:

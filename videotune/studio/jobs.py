@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,14 +73,11 @@ def start(
     home = project / "jobs"
     home.mkdir(exist_ok=True)
     taken = [int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)]
-    number = max(taken, default=0) + 1
-    while True:
+    for number in count(max(taken, default=0) + 1):
         folder = home / f"{number:06d}-{kind}"
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()
             break
-        except FileExistsError:
-            number += 1
     facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
     facts |= {"put_back": dict(put_back)} if put_back else {}
     write_json(folder / "job.json", facts)
@@ -186,12 +185,9 @@ def result(job: Job) -> Any:
 
 def why(job: Job) -> str:
     """How a job ended, in words; an error as the command told it, which may be several lines."""
-    if job.state == "running":
-        return "at work"
-    if job.state == "done":
-        return "done"
-    if job.state == "stopped":
-        return "stopped, as asked"
+    known = {"running": "at work", "done": "done", "stopped": "stopped, as asked"}
+    if job.state in known:
+        return known[job.state]
     if job.state == "dead":
         by = f" by signal {-job.code}" if job.code is not None and job.code < 0 else ""
         return f"its process was killed{by}, or the computer went off"

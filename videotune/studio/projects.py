@@ -4,6 +4,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
+from videotune.records import load_json
 
 BOOK = "project.json"
 """What a folder must hold to be a project."""
@@ -25,8 +27,7 @@ PRESET = "toy"
 @cache
 def texts() -> Mapping[str, Any]:
     """What codes are called on the pages (texts.json): reasons, states, ends, formats, parts of the form, its first keys."""
-    found: Mapping[str, Any] = read_json(Path(__file__).with_name("texts.json"))
-    return found
+    return read_json(Path(__file__).with_name("texts.json"))
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,10 @@ def named(root: Path, name: str) -> Project:
 
     Raises VideotuneError where there is none.
     """
-    if not name or "/" in name or "\\" in name:
+    if not name or "/" in name or "\\" in name or not (inside(root, name) / BOOK).is_file():
         raise VideotuneError(f"there is no project {name!r}: choose one on the page Project")
     folder = inside(root, name)
-    if not (folder / BOOK).is_file():
-        raise VideotuneError(f"there is no project {name!r}: choose one on the page Project")
-    try:
-        facts = read_json(folder / BOOK)
-    except ValueError as error:
-        raise VideotuneError(
-            f"{folder / BOOK} is not JSON ({error}): fix it, or remove it and create it again"
-        ) from error
+    facts = load_json(folder / BOOK, "fix it, or remove it and create it again")
     return Project(folder, facts if isinstance(facts, dict) else {})
 
 
@@ -111,15 +105,12 @@ def create(root: Path, title: str) -> Project:
     stem = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].strip("-") or "project"
     for number in range(1, 1000):
         folder = root / (stem if number == 1 else f"{stem}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        for part in (CLIPS, "runs", "jobs"):
-            (folder / part).mkdir()
-        facts = {"title": title, "created": round(time.time(), 3), "archived": False, "preset": PRESET}
-        write_json(folder / BOOK, facts)
-        return Project(folder, facts)
+            for part in (CLIPS, "runs", "jobs"):
+                (folder / part).mkdir()
+            facts = {"title": title, "created": round(time.time(), 3), "archived": False, "preset": PRESET}
+            return change(Project(folder, facts))
     raise VideotuneError(f"there are too many projects called {title!r}: give another name")
 
 
@@ -140,20 +131,10 @@ def change(project: Project, **facts: Any) -> Project:
     return Project(project.folder, kept)
 
 
-def rename(project: Project, title: str) -> Project:
-    """The project under another title; its folder and its address stay, so that nothing that runs loses its files."""
-    return change(project, title=clean_title(title))
-
-
 def draft(project: Project) -> dict[str, Any]:
     """The person's own keys, as they stand in the project's ``config.json``; empty where there is none yet."""
     path = project.folder / "config.json"
-    if not path.is_file():
-        return {}
-    try:
-        value = read_json(path)
-    except ValueError as error:
-        raise VideotuneError(f"{path} is not JSON ({error}): fix it, or remove it to start again") from error
+    value = load_json(path, "fix it, or remove it to start again") if path.is_file() else {}
     return value if isinstance(value, dict) else {}
 
 

@@ -44,6 +44,7 @@ OPEN = (CLIPS, HELD_OUT, "sheet", "runs", "tries")
 
 SHOWN = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp", ".html")
 GIVEN = (*SHOWN, ".safetensors", ".json", ".zip", ".mkv", ".avi")
+SANDBOX = {"Content-Security-Policy": "sandbox; default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'"}
 """Endings of files that a browser shows, and that it may download."""
 
 
@@ -89,14 +90,11 @@ def router(root: Path, may: Callable[[Request], bool], local: bool) -> APIRouter
         if path.split("/")[0] not in OPEN or suffix not in GIVEN or not found.is_file():
             raise HTTPException(404, "no such file")
         kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
-        headers = {
-            "Content-Security-Policy": "sandbox; default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'"
-        }
         if suffix == ".html":
-            return _page(found, project, headers)
-        headers = {} if suffix in SHOWN else headers
-        name = None if suffix in SHOWN else found.name
-        return FileResponse(found, media_type=kind, filename=name, headers=headers)
+            return _page(found, project)
+        if suffix in SHOWN:
+            return FileResponse(found, media_type=kind)
+        return FileResponse(found, media_type=kind, filename=found.name, headers=SANDBOX)
 
     @routes.get("/folder")
     def folder(project: str, path: str) -> Response:
@@ -110,9 +108,8 @@ def router(root: Path, may: Callable[[Request], bool], local: bool) -> APIRouter
     async def do(action: str, request: Request) -> JSONResponse:
         if action not in known:
             return JSONResponse({"error": "there is no such thing to ask for"}, 404)
-        if not request.headers.get("content-type", "").startswith(
-            "application/json"
-        ):  # no form of another site sends it
+        kind = request.headers.get("content-type", "")
+        if not kind.startswith("application/json"):  # no form of another site sends it
             return JSONResponse({"error": "ask in JSON"}, 415)
         try:
             words = await request.json()
@@ -163,8 +160,8 @@ def _tagged(request: Request, body: bytes, kind: str) -> Response:
     return Response(body, media_type=kind, headers={"ETag": tag, "Cache-Control": "no-store"})
 
 
-def _page(path: Path, project: str, headers: Mapping[str, str]) -> Response:
+def _page(path: Path, project: str) -> Response:
     """A page that a command has written, whose pictures are asked for by the same address; no script of it runs."""
     begin = f"/studio/file?project={quote(project)}&amp;path={path.parent.name}/clips/"
     text = path.read_text(encoding="utf-8").replace('src="clips/', f'src="{begin}')
-    return Response(text, media_type="text/html; charset=utf-8", headers=dict(headers))
+    return Response(text, media_type="text/html; charset=utf-8", headers=SANDBOX)

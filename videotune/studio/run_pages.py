@@ -161,10 +161,11 @@ def samples_part(root: Path, project: Project, query: Mapping[str, str]) -> str:
 def _nearest(project: Project, run: Run, prompt: str) -> dict[str, str] | None:
     """The training clip whose caption shares most words with the prompt."""
     used = [clip for clip in run.clips if clip["used"]]
-    near = max(
-        used, key=lambda clip: max((alike(prompt, one) for one in items(clip["captions"])), default=0), default=None
-    )
-    return None if near is None else _clip(project, near)
+
+    def likeness(clip: Mapping[str, Any]) -> float:
+        return max((alike(prompt, one) for one in items(clip["captions"])), default=0)
+
+    return _clip(project, max(used, key=likeness)) if used else None
 
 
 def _clip(project: Project, clip: Mapping[str, Any]) -> dict[str, str]:

@@ -54,9 +54,8 @@ class WrongPasswords:
     def begin(self, address: str) -> bool:
         """Count a try as wrong before its answer is known, so that many at once are not more; False: it has to wait."""
         now = self._clock()
-        self._when = {
-            name: late for name, times in self._when.items() if (late := [one for one in times if one > now - WHILE])
-        }
+        recent = {name: [one for one in times if one > now - WHILE] for name, times in self._when.items()}
+        self._when = {name: late for name, late in recent.items() if late}
         own = self._when.setdefault(address, [])
         if len(own) < TRIES:
             own.append(now)
@@ -78,11 +77,8 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     name = urlsplit(f"//{asked}").hostname or ""
     if is_local(host) and not is_local(name):
         return f"This studio answers to this computer alone, not to {name or 'no name'}."
-    origin = headers.get("origin")
-    if origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()):
-        return "A page of another site may not ask this studio for anything."
-    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and (
-        method not in SAFE or headers.get("sec-fetch-mode") != "navigate"
-    ):
+    origin, navigates = headers.get("origin"), method in SAFE and headers.get("sec-fetch-mode") == "navigate"
+    other = origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != asked.lower())
+    if other or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates):
         return "A page of another site may not ask this studio for anything."
     return None

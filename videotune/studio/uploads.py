@@ -59,14 +59,12 @@ def refusal(path: Path, name: str) -> str | None:
     if suffix in TEXT_SUFFIXES:
         if kind != "text":
             return "it is named like a text, but its content is none: save the caption as plain text (UTF-8)"
-        return (
-            None if path.stat().st_size <= MOST_TEXT else f"a text of more than {MOST_TEXT // 10**6} MB is no caption"
-        )
+        long = path.stat().st_size > MOST_TEXT
+        return f"a text of more than {MOST_TEXT // 10**6} MB is no caption" if long else None
     if kind == "archive":
         return None
     if kind in ("video", "image"):
-        known = ", ".join(CLIP_SUFFIXES[:6])
-        ending = suffix or "nothing"
+        known, ending = ", ".join(CLIP_SUFFIXES[:6]), suffix or "nothing"
         return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
     return "it is no video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
 
@@ -80,8 +78,7 @@ def safe_name(name: str) -> str:
     plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last).strip().strip(".")
     if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
         raise VideotuneError(f"{name!r} is not a valid file name")
-    plain = plain.lstrip(".")
-    stem, suffix = os.path.splitext(plain)
+    stem, suffix = os.path.splitext(plain.lstrip("."))
     return stem[:120] + suffix
 
 
@@ -129,14 +126,10 @@ def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
         refused, taken = [], 0
         for file in sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
             relative = file.relative_to(folder)
-            why = refusal(file, file.name)
+            why, told = refusal(file, file.name), f"{name}: {relative}"
             if why is None and sniff(file) == "archive":
                 why = "an archive within an archive is not unpacked"
-            got = (
-                Taken(f"{name}: {relative}", False, why)
-                if why
-                else _put(file, home / stem / relative, f"{name}: {relative}")
-            )
+            got = Taken(told, False, why) if why else _put(file, home / stem / relative, told)
             taken += got.taken
             refused += [] if got.taken else [got]
         return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}"), *refused]

@@ -110,9 +110,8 @@ def fill_cache(
         if own is None:
             for note in store.notes:
                 echo(f"note: {note}")
-            echo_truncated(
-                job, cut_captions(store, CacheKeys.of(family, seed), [text for text in reads.captions if text])
-            )
+            texts = [text for text in reads.captions if text]
+            echo_truncated(job, cut_captions(store, CacheKeys.of(family, seed), texts))
 
     try:
         fill_once()
@@ -143,11 +142,9 @@ def lacks(job: Job, family: Family, store: Store, reads: CacheItems) -> CacheIte
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
     """Say which texts are longer than the model reads."""
-    tokens = job.spec.text_tokens
     if cut:
-        echo(
-            f"warning: {len(cut)} captions are longer than the {tokens} tokens that {job.spec.title} reads and are cut,"
-        )
+        reads = f"the {job.spec.text_tokens} tokens that {job.spec.title} reads"
+        echo(f"warning: {len(cut)} captions are longer than {reads} and are cut,")
         echo(f"  the first begins {cut[0][:60]!r}")
 
 

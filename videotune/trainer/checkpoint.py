@@ -100,6 +100,10 @@ class Checkpoint:
         """Whether an average of the weights was kept."""
         return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
 
+    def result(self) -> dict[str, Tensor]:
+        """What a run gives away: the averages where there are any, else the weights."""
+        return self.load("ema" if self.has_ema else "weights")
+
 
 FOLDER = re.compile(r"step-(0|[1-9]\d*)")
 

@@ -27,11 +27,6 @@ from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, W
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
 
 
-def device_and_dtype(config: Config) -> tuple[torch.device, torch.dtype]:
-    """The device of this process, and the train dtype."""
-    return local_device(), DTYPES[dtype_name(config)]
-
-
 def dtype_name(config: Config) -> str:
     """The train dtype as the config says, or what suits the device."""
     return config.train_dtype or ("BFLOAT_16" if has_bf16(local_device()) else "FLOAT_32")
@@ -55,10 +50,10 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
     if base is None:
         raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
     folder = place(config.base_parts or base.name, files=own_files(config, spec)).folder
-    (device, dtype), weights = device_and_dtype(config), weights_of(config, dtype_name(config))
+    device, dtype, weights = local_device(), dtype_name(config), weights_of(config, dtype_name(config))
     if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {weights.transformer, weights.text_encoder}:
         raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4: set INT_8")
-    return find(spec.name)(folder, device, dtype, weights)
+    return find(spec.name)(folder, device, DTYPES[dtype], weights)
 
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:

@@ -14,7 +14,7 @@ from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
 from videotune.latent_cache.sampler import ExpertSchedule, exact
-from videotune.memory.accelerator import empty_cache
+from videotune.memory.accelerator import empty_cache, local_device
 from videotune.memory.attention import set_attention
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.compiling import compile_blocks
@@ -22,7 +22,7 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
 from videotune.memory.weight_streaming import Streams, stream_blocks
-from videotune.trainer.components import device_and_dtype, dtype_name
+from videotune.trainer.components import dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
 from videotune.trainer.experts import TEXT, trained
@@ -127,7 +127,7 @@ def open_pool(
 ) -> DenoiserPool:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
     dist = dist or DistributedContext()
-    mesh = dist.mesh(device_and_dtype(config)[0]) if sharded(config, dist) else None
+    mesh = dist.mesh(local_device()) if sharded(config, dist) else None
     fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
     homes: dict[str, HostWeights] = {}  # of streamed weights that train, which outlive the network
 
@@ -197,7 +197,7 @@ def arrange_blocks(
     if not fraction and mode != CPU_OFFLOADED:
         checkpoint_blocks(net, mode)
         return None
-    device = device_and_dtype(config)[0]
+    device = local_device()
     resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
     streams = stream_blocks(net, spec.blocks, device, fraction, mode, resident, home, echo)
     if first and streams.host_weights is not None:

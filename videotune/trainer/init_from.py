@@ -66,10 +66,8 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
 
     The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
     """
-    if source.is_dir():
-        found = of_expert(checkpoint_in(source).load("weights"), ROWS)
-    else:
-        found = read_embedding(family, source)[1]
+    is_run = source.is_dir()
+    found = of_expert(checkpoint_in(source).load("weights"), ROWS) if is_run else read_embedding(family, source)[1]
     odd = sorted({ROWS + name for name in found} ^ set(parameters))
     if odd:
         raise VideotuneError(f"init_from: {source} does not have the rows that train here: {odd[0]}")

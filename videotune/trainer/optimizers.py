@@ -103,9 +103,8 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
             part.step()
         else:
             waiting.append(part)
-    if waiting and bool(good):
-        for part in waiting:
-            part.step()
+    for part in waiting if waiting and bool(good) else ():
+        part.step()
 
 
 def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = None) -> Tensor:
@@ -218,6 +217,5 @@ def _paged(owner: Any, parameter: nn.Parameter, kept: dict[str, Any]) -> dict[st
     if not getattr(owner, "is_paged", False):
         return kept
     for key in {"state1", "state2"} & set(kept):
-        place = owner.get_state_buffer(parameter, dtype=kept[key].dtype)
-        kept[key] = place.copy_(kept[key])
+        kept[key] = owner.get_state_buffer(parameter, dtype=kept[key].dtype).copy_(kept[key])
     return kept

@@ -41,14 +41,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
     count += sum(prod(own.whole) for own in rows.values())
     if changes is not None:
-        more = {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
-        trainer.journal.event(
-            "resume",
-            from_step=trainer.first - 1,
-            versions=versions(),
-            **({"changes": changes} if changes else {}),
-            **more,
-        )
+        more: dict[str, Any] = {"changes": changes} if changes else {}
+        more |= {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
+        trainer.journal.event("resume", from_step=trainer.first - 1, versions=versions(), **more)
     if not trainer.journal.history.of_kind("start"):
         trainer.journal.event(
             "start",
@@ -100,8 +95,8 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         text = f"{WAITS}: {waits:.0%} of their time; a faster disk, or more dataloader_threads, would help"
         trainer.journal.warn(record.step, text)
     if trainer.dist.is_main:  # the others may not see the run directory
-        parts_ = progress_parts(trainer, record.step, line)
-        progress.update(record.step, trainer.job.steps, parts_, seconds_left(trainer, record.step))
+        shown = progress_parts(trainer, record.step, line)
+        progress.update(record.step, trainer.job.steps, shown, seconds_left(trainer, record.step))
 
 
 def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:

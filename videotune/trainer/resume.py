@@ -16,14 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
 from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
-from videotune.trainer.checkpoint import (
-    Checkpoint,
-    listed,
-    newest_checkpoint,
-    pick,
-    sweep,
-    why_not,
-)
+from videotune.trainer.checkpoint import Checkpoint, listed, newest_checkpoint, pick, sweep, why_not
 from videotune.trainer.experts import of_expert
 from videotune.trainer.logging.journal import History
 from videotune.trainer.logging.step_sums import regularization
@@ -90,7 +83,7 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
     step = checkpoint.step if checkpoint else 0
     facts = facts_at(run, resume.step)
     kept = read_facts(run, facts)
-    resolved, spec, base, changes = with_overrides(words, run, kept)
+    resolved, spec, base, changes = with_overrides(words, kept)
     judge(changes, run, resume.override)
     other = changed_around(run, kept, base, resume.override)
     for change in (*changes, *other):
@@ -139,7 +132,7 @@ def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequenc
         )
 
 
-def with_overrides(words: Overrides, run: Path, kept: Mapping[str, Any]) -> tuple[Resolved, Any, Any, list[Change]]:
+def with_overrides(words: Overrides, kept: Mapping[str, Any]) -> tuple[Resolved, Any, Any, list[Change]]:
     """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
 
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
@@ -187,8 +180,7 @@ def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
         read_record(path, name)
     if (run / "exports.json").is_file():
         read_record(run / "exports.json")
-    found: dict[str, Any] = read_record(facts["config"], "config")
-    return found
+    return read_record(facts["config"], "config")
 
 
 def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool) -> list[str]:
@@ -235,10 +227,7 @@ def told_change(account: Path, job: Job) -> str:
     was = {clip["id"]: clip for clip in read_record(account, "check")["clips"] if clip["used"] or clip["held_out"]}
     now = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
     both = [(clip, was[name]) for name, clip in now.items() if name in was]
-    added, places = (
-        [clip.path for name, clip in now.items() if name not in was],
-        {clip["path"] for clip in was.values()},
-    )
+    added, places = [clip.path for name, clip in now.items() if name not in was], {old["path"] for old in was.values()}
     gone = sorted(clip["path"] for name, clip in was.items() if name not in now)
     changes = {
         "added": [path for path in added if path not in places],
@@ -292,11 +281,9 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
-    where = str(checkpoint.folder)
-    rows, dist = trainer.rows, trainer.dist
-    share = (dist.rank, dist.size)
+    where, rows, share = str(checkpoint.folder), trainer.rows, (trainer.dist.rank, trainer.dist.size)
     weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
-    without = checkpoint.state()
+    without = checkpoint.state().get("without_state", ())
     averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
     try:
         for name, trainable in trainer.pool.trainables.items():
@@ -304,7 +291,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
             load_weights(trainable.parameters, of_expert(weights, begin), where)
             if trainable.masters:
                 trainable.masters.spread()
-            none = [key for key in trainable.parameters if f"{begin}{key}" in without.get("without_state", ())]
+            none = [key for key in trainable.parameters if f"{begin}{key}" in without]
             load_optimizer_state(trainable.optimizer, trainable.parameters, of_expert(moments, begin), none)
             if trainable.ema:
                 trainable.ema.load(of_expert(averages, begin))

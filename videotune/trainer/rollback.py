@@ -3,6 +3,7 @@
 import filecmp
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 from videotune.files import write_bytes, write_json, write_whole
@@ -47,7 +48,7 @@ def set_aside(run: Path, step: int, newest: int) -> Path | None:
             write_bytes(branch / f"{name}.json", (run / f"{name}.json").read_bytes())
     if (run / "exports.json").is_file() and not (branch / "exports.json").exists():
         write_bytes(branch / "exports.json", (run / "exports.json").read_bytes())
-    write_whole(branch / "journal.jsonl", lambda aside: _copy(run / "journal.jsonl", aside))
+    write_whole(branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl"))
     for folder in later:
         _move(folder, branch / "checkpoints")
     for name in ("samples", "sample_metrics", "probe"):  # the last one is of earlier versions
@@ -106,7 +107,3 @@ def _set_exports_aside(run: Path, branch: Path, step: int) -> None:
 def _move(path: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path.rename(folder / path.name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)

@@ -32,8 +32,7 @@ CONTROL_WORDS = ("stop", "save", "sample")
 @cache
 def versions() -> Mapping[str, str]:
     """What ran: for the journal and for bug reports."""
-    names = ("torch", "diffusers", "transformers", "peft", "av")
-    found = {name: version(name) for name in names}
+    found = {name: version(name) for name in ("torch", "diffusers", "transformers", "peft", "av")}
     return {"videotune": __version__, "python": platform.python_version(), **found}
 
 
@@ -113,15 +112,12 @@ def only_process(run: Path) -> Iterator[None]:
     Raises VideotuneError where another process trains there.
     """
     run.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run / LOCK)
     try:
-        lock.acquire(timeout=0)
+        held = FileLock(run / LOCK).acquire(timeout=0)
     except (Timeout, OSError, NotImplementedError) as error:
         raise VideotuneError(f"another process trains in {run}: stop it first, or give another --out") from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:
@@ -155,7 +151,7 @@ def write_config(
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
     if job.base is not None and (scheduler := scheduler_hash(job.base)):
         base["scheduler"] = scheduler
-    facts = {
+    whole = fit_settings | {
         "base": base,
         "data": job.data_digest(),
         "steps": job.steps,
@@ -164,7 +160,6 @@ def write_config(
         "asked": given,
         "versions": versions(),
     }
-    whole = fit_settings | facts
     write_json(run / "config.json", whole | {"digest": digest(whole)})
 
 
@@ -184,8 +179,7 @@ def read_run_config(run: Path) -> dict[str, Any]:
     """
     if not (run / "config.json").is_file():
         raise VideotuneError(f"{run} holds no run: it has no config.json")
-    found: dict[str, Any] = read_record(run / "config.json")
-    return found
+    return read_record(run / "config.json")
 
 
 def run_settings(run: Path) -> dict[str, Any]:

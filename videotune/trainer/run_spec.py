@@ -101,8 +101,8 @@ class Job:
     @cached_property
     def captions(self) -> dict[str, tuple[str, ...]]:
         """Each training window's captions, by the window's id."""
-        captions = {clip.id: clip.captions for clip in self.library.clips}
-        return {window.id: captions[window.clip_id] for window in self.library.windows}
+        captions, windows = {clip.id: clip.captions for clip in self.library.clips}, self.library.windows
+        return {window.id: captions[window.clip_id] for window in (*windows, *self.library.held_out_windows)}
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""

@@ -19,14 +19,7 @@ from videotune.files import is_disk_full
 from videotune.latent_cache.batches import quiet_pool
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
-from videotune.trainer.checkpoint import (
-    Checkpoint,
-    complete_checkpoints,
-    listed,
-    remove,
-    superfluous,
-    sweep,
-)
+from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, listed, remove, superfluous, sweep
 from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
@@ -212,12 +205,10 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
-    need = bytes_of(parts) + SPARE
-    free = shutil.disk_usage(run).free
+    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
     if free < need:
-        raise OSError(
-            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free", str(run)
-        )
+        what = f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free"
+        raise OSError(errno.ENOSPC, what, str(run))
 
 
 def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
@@ -277,8 +268,7 @@ def flush_or_wait(trainer: Trainer, step: int) -> None:
 
 def rescue_message(run: Path) -> str:
     """Where the run can go on from, in words."""
-    found = complete_checkpoints(run)
-    if not found:
+    if not complete_checkpoints(run):
         return "Nothing was saved before; a resume begins at step 0."
     return f"Checkpoints: {listed(run)}; go on with: videotune train --out {run} --resume"
 

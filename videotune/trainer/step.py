@@ -204,7 +204,7 @@ def train_step(
         if not of_memory(error):
             raise
         optimizer.zero_grad(set_to_none=True)
-        tokens = 0 if prepared.batch is None else _tokens(settings.family, prepared.batch)
+        tokens = 0 if prepared.batch is None else tokens_of(settings.family, prepared.batch)
         raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
@@ -357,7 +357,7 @@ def of_memory(error: BaseException) -> bool:
     return isinstance(error, Exception) and readable and should_reduce_batch_size(error)
 
 
-def _tokens(family: Family, batch: Batch) -> int:
+def tokens_of(family: Family, batch: Batch) -> int:
     """Tokens of one sample, by its latents."""
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -123,17 +123,13 @@ class Trainer:
         """Whether this process takes part in validation, previews and sample metrics."""
         return self.dist.is_main or self.together
 
-    @contextmanager
-    def in_step(self) -> Iterator[None]:
+    def in_step(self) -> AbstractContextManager[None]:
         """All processes run this block together where none has the whole network."""
-        with self.dist.together() if self.together else nullcontext():
-            yield
+        return self.dist.together() if self.together else nullcontext()
 
-    @contextmanager
-    def breaking(self) -> Iterator[None]:
+    def breaking(self) -> AbstractContextManager[None]:
         """This block raises Interrupted when the user asks to stop; not where other processes would wait for it."""
-        with nullcontext() if self.together else self.signals.breaking():
-            yield
+        return nullcontext() if self.together else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -165,8 +161,7 @@ class Trainer:
     def save(self, step: int, kind: str = "save") -> None:
         """Have the callbacks that save write a checkpoint of ``step``."""
         for callback in self.callbacks:
-            if callback.at_stop:
-                callback.save(self, step, kind)
+            callback.save(self, step, kind)
 
 
 class Callback:

@@ -125,11 +125,8 @@ class Validation(Callback):
         lines = trainer.journal.history.of_kind("validation")
         before: Mapping[str, Any] = next((line for line in lines if line.get("validation") == name), reading)
         if lines and before is reading:
-            what = f" ({self._differs} differ)" if self._differs else ""
-            text = (
-                f"the validation set changed{what}: validation losses from step {step} on compare with each other alone"
-            )
-            trainer.journal.warn(step, text)
+            what = f"the validation set changed{f' ({self._differs} differ)' if self._differs else ''}"
+            trainer.journal.warn(step, f"{what}: validation losses from step {step} on compare with each other alone")
         whose = owners(trainer.family, trainer.source.objective)
         fields = {part: related(value, before[part], whose) for part, value in reading.items()}
         if live is not None:
@@ -148,10 +145,8 @@ class Validation(Callback):
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether early_stopping readings in a row say OVERFITTING."""
-        patience = trainer.job.config.early_stopping
-        if patience is None or not trainer.dist.is_main:
-            return False
-        return in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+        patience, judged = trainer.job.config.early_stopping, trainer.dist.is_main
+        return judged and patience is not None and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
 
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""

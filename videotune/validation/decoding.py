@@ -66,12 +66,8 @@ class SamplingCallback(Callback):
         All processes that run the network in step take part; the main one alone has the frames.
         """
         # in this order: weights are put back whatever is given up
-        with (
-            trainer.averaged(),
-            trainer.breaking(),
-            trainer.in_step(),
-            bar(f"{self.what} at step {step}") as progress,
-        ):
+        title = f"{self.what} at step {step}"
+        with trainer.averaged(), trainer.breaking(), trainer.in_step(), bar(title) as progress:
             latents = draw(
                 trainer.family,
                 trainer.pool,

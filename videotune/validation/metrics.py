@@ -77,8 +77,7 @@ def edges(pictures: Tensor) -> Tensor:
 
     A picture without any edge, light or colour, a black one, would have length 0: all such are one unit vector.
     """
-    small = _shrunk(pictures, SIDE)
-    red, green, blue = small.unbind(1)
+    red, green, blue = _shrunk(pictures, SIDE).unbind(1)
     grey = 0.299 * red + 0.587 * green + 0.114 * blue
     padded = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
     across, down = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2], padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
@@ -160,7 +159,8 @@ def open_encoder(place: str) -> Embedding:
                 found.append(unit(_features(model, inputs, place).float().cpu()))
         return torch.cat(found)
 
-    name = digest([place.rstrip("/").rpartition("/")[2], weights_name(model)])[:8]
+    weights = digest([round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]])[:8]
+    name = digest([place.rstrip("/").rpartition("/")[2], weights])[:8]
     return Embedding(f"{model.config.model_type}-{name}", of_frames)
 
 
@@ -180,11 +180,6 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
             f"sample_metrics.encoder: {place!r} gives no features of an image; an image encoder is needed"
         )
     return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
-
-
-def weights_name(model: Any) -> str:
-    """A few numbers of the weights: two checkpoints of one kind are two embeddings."""
-    return digest([round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]])[:8]
 
 
 QUANTILE = 0.99
@@ -241,11 +236,9 @@ def similarities(seen: Tensor, views: Tensor) -> Tensor:
     """
     length = views.shape[2]
     cosines = torch.einsum("mtd,nvfd->mnvtf", seen[:, :length], views)
-    frames = cosines.shape[3]
-    starts = [
-        torch.stack([cosines[..., i, start + i] for i in range(frames)]).mean(0) for start in range(length - frames + 1)
-    ]
-    return torch.stack(starts).amax((0, 1, 3))
+    starts = range(length - cosines.shape[3] + 1)
+    means = [cosines.diagonal(start, 3, 4).mean(-1) for start in starts]
+    return torch.stack(means).amax((0, 1, 3))
 
 
 @dataclass(frozen=True)
@@ -313,11 +306,8 @@ def diversity(by_prompt: Sequence[Sequence[Tensor]]) -> float | None:
 
     Samples of different prompts are different anyway, so they are not compared. None where no prompt has two samples.
     """
-    scores = [
-        vendi(np.stack([one.flatten().double().numpy() for one in samples]))
-        for samples in by_prompt
-        if len(samples) > 1
-    ]
+    several = [torch.stack([one.flatten() for one in samples]) for samples in by_prompt if len(samples) > 1]
+    scores = [vendi(vectors.double().numpy()) for vectors in several]
     return sum(scores) / len(scores) if scores else None
 
 

@@ -7,6 +7,7 @@ trusted. docs/monitor.md has the formulas, and what the constants rest on.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import ceil, sqrt
 from typing import Any
 
@@ -47,9 +48,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
-        names = ("step", "reason", "best_step", "best", "as_good", "turned", "quantile")
-        found = {name: getattr(self, name) for name in names} | {"validation": self.validation}
-        return {"verdict": self.word} | {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+        found = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        return {"verdict": found.pop("word")} | found
 
 
 def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -92,13 +92,8 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
 def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:
     """At how many of the latest readings, one after another, the verdict was ``word``."""
     readings = readings_of(lines)
-    count = 0
-    for end in range(len(readings), 0, -1):
-        found = judge(readings[:end])
-        if found is None or found.word != word:
-            break
-        count += 1
-    return count
+    verdicts = (judge(readings[:end]) for end in range(len(readings), 0, -1))
+    return sum(1 for _ in takewhile(lambda found: found is not None and found.word == word, verdicts))
 
 
 def _unable(readings: Sequence[Mapping[str, Any]]) -> str:
@@ -196,10 +191,8 @@ def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) 
     if measured := [step for step in saved if step in held_out]:
         found = min(measured, key=lambda step: (held_out[step], step))
         under = "" if best else "; held-out clips were best under the base model itself"
-        return (
-            found,
-            "" if found == best else f"it is the best of those saved: there is no checkpoint of step {best}{under}",
-        )
+        why = f"it is the best of those saved: there is no checkpoint of step {best}{under}"
+        return found, "" if found == best else why
     near = f"it is the nearest to step {best}, where held-out clips were best: no saved step was validated"
     return min(saved, key=lambda step: (abs(step - best), step)), near
 

@@ -101,8 +101,7 @@ def _affordable_windows(job: Job) -> int:
 
 
 def _preview_passes(job: Job, steps: int, prompts: int) -> int:
-    settings = selection.preview_settings(job)
-    return steps * prompts * passes_of(job.spec, settings.guidance)
+    return steps * prompts * passes_of(job.spec, selection.preview_settings(job).guidance)
 
 
 def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None) -> float:

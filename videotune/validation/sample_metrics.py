@@ -78,9 +78,8 @@ def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
     """At most 256 training windows, fewer of long ones: first those with a prompt as caption, then others evenly."""
     longest = max(window.shape.frames for window in job.training_windows)
     most = min(MOST_WINDOWS, max(8, MOST_IN_ALL // -(-longest // every_of(job, plan))))
-    captions = {clip.id: clip.captions for clip in job.library.clips}
     prompts = set(plan.prompts)
-    own = [window for window in job.training_windows if prompts & set(captions[window.clip_id])]
+    own = [window for window in job.training_windows if prompts & set(job.captions[window.id])]
     first = spread(own, most // 2)
     return tuple(dict.fromkeys([*first, *spread(job.training_windows, most - len(first))]))
 
@@ -173,9 +172,8 @@ class SampleMetricsCallback(SamplingCallback):
 
     def before(self, trainer: Trainer) -> None:
         """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
-        if not trainer.participates:
-            return
-        if of_main(trainer, trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)):
+        lacks = trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)
+        if trainer.participates and of_main(trainer, lacks):
             self.run(trainer, trainer.first - 1)
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
@@ -267,9 +265,7 @@ class SampleMetricsCallback(SamplingCallback):
                 **usual.to_json(),
             },
             "diversity": beside(now.diversity, base=base.diversity),
-            "motion": {
-                key: beside(now.motion[key], base=base.motion[key], data=old["data"][key]) for key in now.motion
-            },
+            "motion": {k: beside(value, base=base.motion[k], data=old["data"][k]) for k, value in now.motion.items()},
         }
 
 
@@ -296,12 +292,11 @@ def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> No
 
 def measured(plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
-    every = clips.every
-    seen = [metrics.both_ways(embedding, frames[::every]) for frames in films]
+    seen = [metrics.both_ways(embedding, frames[:: clips.every]) for frames in films]
     nearest = [clips.gallery.nearest(one) for one in seen]
-    by_prompt = [
-        [one[0] for (j, _), one in zip(plan.pairs, seen, strict=True) if j == i] for i in range(len(plan.prompts))
-    ]
+    by_prompt: list[list[Any]] = [[] for _ in plan.prompts]
+    for (number, _), one in zip(plan.pairs, seen, strict=True):
+        by_prompt[number].append(one[0])
     return Measured(
         tuple(one for one in nearest if one is not None),
         metrics.diversity(by_prompt),

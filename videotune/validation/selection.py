@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, TypeVar
 
 from videotune.config.schema import Config
@@ -27,9 +28,7 @@ MOST_WINDOWS, LEAST_WINDOWS = 24, 6
 
 def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
     """At most ``count`` items, evenly over the sequence."""
-    if len(items) <= count:
-        return tuple(items)
-    return tuple(items[i * len(items) // count] for i in range(count))
+    return tuple(items) if len(items) <= count else tuple(items[i * len(items) // count] for i in range(count))
 
 
 def validation_windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
@@ -100,14 +99,11 @@ def first_frames_of(job: Job) -> dict[str, Window]:
             f"no window is {wanted} as the preview is (frames, height, width); there are {there}. Leave both out, or name "
             "one of those."
         )
-    captions = {clip.id: clip.captions for clip in job.library.clips}
-    found, others = {}, 0
-    for prompt in prompts:
-        own = next((window for window in alike if prompt in captions[window.clip_id]), None)
-        if own is None:
-            own, others = alike[others % len(alike)], others + 1
-        found[prompt] = own
-    return found
+    others = cycle(alike)
+    return {
+        prompt: next((one for one in alike if prompt in job.captions[one.id]), None) or next(others)
+        for prompt in prompts
+    }
 
 
 def conditions_on_first_frame(job: Job) -> bool:
@@ -227,13 +223,9 @@ def metric_conditioning(job: Job) -> tuple[Window, ...]:
         [window for window in windows if str(window.shape) == shape]
         for windows in (job.library.held_out_windows, job.training_windows)
     )
-    captions = {clip.id: clip.captions for clip in job.library.clips}
-    found = []
-    for i, prompt in enumerate(prompts):
-        pool = held or trained
-        own = [window for window in pool if prompt in captions[window.clip_id]]
-        found.append((own or [pool[i % len(pool)]])[0])
-    return tuple(found)
+    pool = held or trained
+    own = (next((one for one in pool if prompt in job.captions[one.id]), None) for prompt in prompts)
+    return tuple(one or pool[i % len(pool)] for i, one in enumerate(own))
 
 
 def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:

@@ -8,7 +8,6 @@ with its own fixed noise; plain v-MSE, no caption dropout. It draws nothing from
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import draws
 from videotune.trainer.components import plain_batch
+from videotune.trainer.step import tokens_of
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch, Expert, Family, Window
 from videotune.validation.selection import QUANTILES, levels_of
@@ -79,12 +79,6 @@ def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> 
     """The fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed: with another word every run would be validated with other noise
     return torch.from_numpy(draws(seed, "ruler", window.id, number).standard_normal(shape, "float32"))
-
-
-def tokens_of(family: Family, batch: Batch) -> int:
-    """How many tokens a sample of the batch is."""
-    sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
-    return prod(-(-side // patch) for side, patch in sides)
 
 
 def _together(numbers: Sequence[int], tokens: int) -> list[list[int]]:
@@ -161,15 +155,9 @@ def _has(expert: Expert, t: float) -> bool:
 
 def _ratio(now: Sequence[float | None], before: Sequence[float | None], places: Collection[int]) -> float | None:
     """The mean of the ratios at the quantiles that were read; None where the first reading was not finite."""
-    ratios = []
-    for i in places:
-        value, then = now[i], before[i]
-        if value is None:
-            continue
-        if then is None:
-            return None
-        ratios.append(value / max(then, 1e-12))
-    return sum(ratios) / len(ratios)
+    pairs = [(value, before[i]) for i in places if (value := now[i]) is not None]
+    ratios = [value / max(then, 1e-12) for value, then in pairs if then is not None]
+    return sum(ratios) / len(ratios) if len(ratios) == len(pairs) else None
 
 
 FILE = "validation.json"
@@ -184,25 +172,22 @@ PARTS = {
 def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
     """Noise levels, seed, a hash of the noise, and each window with hashes of its latents and its text."""
     source = trainer.source
-    rows: dict[str, list[dict[str, str]]] = {"held_out": [], "train": []}
-    first: Batch | None = None
-    for part, windows in (("held_out", validation.held_out), ("train", validation.train)):
-        for window in windows:
-            batch = plain_batch(source, window)
-            first = first or batch
-            latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
-            row = {"window": window.id, "latents": hashed(*latents), "text": hashed(batch.cond.text, batch.captions[0])}
-            rows[part].append(row)
-    whole = [*validation.held_out, *validation.train]
-    noise = hashed(noise_of(validation.seed, whole[0], 0, tuple(first.x0.shape))) if first is not None else None
-    levels = source.objective.timesteps.quantiles(QUANTILES).tolist()
+
+    def row(window: Window) -> dict[str, str]:
+        batch = plain_batch(source, window)
+        latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
+        return {"window": window.id, "latents": hashed(*latents), "text": hashed(batch.cond.text, batch.captions[0])}
+
+    first = next(iter((*validation.held_out, *validation.train)), None)
+    shape = tuple(plain_batch(source, first).x0.shape) if first is not None else ()
     # "mean": a set of an earlier version, which read each clip at all levels, is another one
     return {
-        "levels": levels,
+        "levels": source.objective.timesteps.quantiles(QUANTILES).tolist(),
         "mean": "clips, each at a third of the levels",
         "seed": validation.seed,
-        "noise": noise,
-        **rows,
+        "noise": None if first is None else hashed(noise_of(validation.seed, first, 0, shape)),
+        "held_out": [row(window) for window in validation.held_out],
+        "train": [row(window) for window in validation.train],
     }
 
 
@@ -242,8 +227,7 @@ def differing(path: Path, facts: dict[str, Any]) -> str:
         return "its file could not be read"
     if kept.get("name") != digest({key: value for key, value in kept.items() if key != "name"})[:8]:
         echo(f"warning: {path} was changed by another program; it is written anew")
-    words = [_what(part, kept.get(part), facts[part]) for part in PARTS if kept.get(part) != facts[part]]
-    return ", ".join(words)
+    return ", ".join(_what(part, kept.get(part), facts[part]) for part in PARTS if kept.get(part) != facts[part])
 
 
 def _what(part: str, kept: Any, now: Any) -> str:

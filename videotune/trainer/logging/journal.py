@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -245,6 +246,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
-    if isinstance(value, float) and (value != value or abs(value) == float("inf")):
-        return None
-    return value
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -95,9 +95,8 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float | None] = {}
     match line["kind"]:
         case "step":
-            found = {"train/loss": line["loss"], "train/mse": line["mse"], "train/grad_norm": line["grad_norm"]}
-            bands = enumerate(line["by_t"])
-            found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in bands}
+            found = {f"train/{key}": line[key] for key in ("loss", "mse", "grad_norm")}
+            found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in enumerate(line["by_t"])}
             found |= {f"lr/{group}": value for group, value in line["lr"].items()}
             found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
         case "validation":
@@ -111,12 +110,9 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
         case "views":
             found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
         case "sample_metrics" if "samples" in line:
-            found = {
-                "sample_metrics/replication": line["replication"]["mean"],
-                "sample_metrics/copies": line["replication"]["copies"],
-            }
-            found |= {"sample_metrics/diversity": line["diversity"]["value"]}
-            found |= {f"sample_metrics/{key}": measure["value"] for key, measure in line["motion"].items()}
+            values = {"replication": line["replication"]["mean"], "copies": line["replication"]["copies"]}
+            values |= {key: one["value"] for key, one in ({"diversity": line["diversity"]} | line["motion"]).items()}
+            found = {f"sample_metrics/{key}": value for key, value in values.items()}
         case "save" | "sample":
             found = {f"seconds/{line['kind']}": line["seconds"]}
     return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
