@@ -160,9 +160,8 @@ def _size(value: Any, _: Path) -> Any:
 
 
 def _is_weights(path: Path) -> bool:
-    return path.suffix == ".safetensors" and os.path.isfile(
-        path
-    )  # Path.is_file raises OSError for a name that is too long
+    # Path.is_file raises OSError for a name that is too long
+    return path.suffix == ".safetensors" and os.path.isfile(path)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -211,9 +210,8 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
     wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
     spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
     inner = sorted((key for key in wanted if key not in spread), key=lambda key: (len(key), key))
-    folders = {
-        str(wanted[key]): key.split(".")[1] for key in reversed(inner) if key.endswith(".path")
-    }  # each folder once
+    paths = [key for key in reversed(inner) if key.endswith(".path")]
+    folders = {str(wanted[key]): key.split(".")[1] for key in paths}  # each folder once
     for path in sorted(folders.values(), key=lambda place: (len(place), place)):
         for key in inner:  # what is said of all datasets, or of some, is said of each
             _, place, name = key.split(".")
