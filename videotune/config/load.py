@@ -88,9 +88,7 @@ def _unreadable(value: Any) -> str | None:
         return "holds a character that no file name can hold"
     if isinstance(value, str) and len(value) > MOST_LETTERS:
         return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
-    if isinstance(value, int) and abs(value) > 2**63:
-        return "is a number of more than 64 bits"
-    return None
+    return "is a number of more than 64 bits" if isinstance(value, int) and abs(value) > 2**63 else None
 
 
 def parsed(text: str, path: Path) -> Any:
@@ -105,9 +103,8 @@ def parsed(text: str, path: Path) -> Any:
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
-        raise VideotuneError(
-            f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-        ) from error
+        place = f"line {error.lineno}, column {error.colno}"
+        raise VideotuneError(f"{path} is not valid JSON: {error.msg} in {place}") from error
     except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
         raise VideotuneError(f"{path} is not valid {kind}: {shortened(str(error))}") from error
 
@@ -178,18 +175,14 @@ def preset_named(name: str) -> str:
     """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
     classed = {known: memory_class(known) for known in preset_names()}
-    for known in classed:
-        if known.lower() == wanted:
-            return known
-    same = [known for known, gb in classed.items() if gb and known.lower().removesuffix(f" {gb}gb") == wanted]
+    same = [known for known, gb in classed.items() if wanted in (known.lower(), known.lower().removesuffix(f" {gb}gb"))]
     if same:
-        return max(same, key=lambda known: classed[known] or 0)
+        return max(same, key=lambda known: (known.lower() == wanted, classed[known] or 0))
     words = re.findall(r"[a-z]+|[\d.]+", wanted)
     holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
     near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
-    raise VideotuneError(
-        f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows them all."
-    )
+    hint = did_you_mean(near[:6])
+    raise VideotuneError(f"there is no preset {name!r}{hint}  `videotune presets list` shows them all.")
 
 
 def memory_class(preset: str) -> int | None:
@@ -234,10 +227,7 @@ def parse_sets(words: Iterable[str]) -> dict[str, Any]:
             if not isinstance(place, dict):
                 raise VideotuneError(f"--set {word}: {section} is already a value")
         place[last] = value
-    refuse_unreadable(out, "--set")
-    out = renamed(out, "--set", warn)
-    check_keys(out, "--set")
-    return out
+    return checked_keys(out, "--set")
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,8 @@ TORCH = ("2.11", "2.13")
 def refuse_other_torch(version: str) -> None:
     """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
     if version.rsplit(".", 1)[0] not in TORCH:
-        raise VideotuneError(
-            f"torch {version}: videotune runs with torch {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
-        )
+        runs = f"videotune runs with torch {' or '.join(TORCH)}"
+        raise VideotuneError(f"torch {version}: {runs}: pip install 'torch==2.13.*'")
 
 
 refuse_other_torch(torch.__version__.partition("+")[0])
@@ -160,8 +159,7 @@ class DeviceBuffers:
             done += len(part)
 
     def _release(self, block: int) -> None:
-        before = self._bound.pop(block)
-        now = zip(self.pairs(block), before, strict=True)
+        now = zip(self.pairs(block), self._bound.pop(block), strict=True)
         changed = [entry.name for (tensor, entry), version in now if tensor._version != version]
         self.unbind(block)
         slot = self._slot_of(block)

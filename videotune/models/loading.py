@@ -142,13 +142,10 @@ def load_model(
     elif hasattr(cls, "load_config"):
         net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
     else:  # transformers streams by itself, and ties weights that stand in a file once
-        host = torch.device("cpu")
-        start = host if stream or packed else device
-        net = (
-            _load_by_transformers(cls, folder, dtype, start)
-            if packed is None
-            else _load_packed(cls, folder, dtype, device, packed)
-        )
+        if packed is None:
+            net = _load_by_transformers(cls, folder, dtype, torch.device("cpu") if stream else device)
+        else:
+            net = _load_packed(cls, folder, dtype, device, packed)
         net = _streamed(net, device, stream) if stream else net.to(device)
     return net.eval().requires_grad_(False)
 
@@ -305,9 +302,8 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
         there, mine = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
         fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
         pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
-        raise VideotuneError(
-            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ, as {pair}"
-        )
+        misfit = f"{shown(files)} does not fit {shown([folder / 'config.json'])}"
+        raise VideotuneError(f"{misfit}: {fault} differ, as {pair}")
     eight = sum(source.stored.dtype in FP8 for source in sources.values())
     if eight and echo:
         echo(f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give")

@@ -222,9 +222,7 @@ def without_safetensors(names: Iterable[str]) -> str:
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     if variants:
         return f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
-    if pickled:
-        return f" in safetensors; {some(pickled)} can run code when it is read, and is not"
-    return ""
+    return f" in safetensors; {some(pickled)} can run code when it is read, and is not" if pickled else ""
 
 
 def some(names: Sequence[str]) -> str:
