@@ -16,13 +16,7 @@ from videotune.files import read_json
 SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
 WORDS = {bool: "true, false", int: "integer", float: "number", str: "text"}
 
-ON_RESUME = {
-    "safe": "may change: nothing that was learnt depends on it",
-    "override": "may change with --override: it changes what is learnt from there on",
-    "data": "may change with --allow-data-change where it changes what is trained on",
-    "fatal": "may not change: the saved state means nothing under another value",
-    "checked": "depends on the values",
-}
+ON_RESUME: dict[str, str] = read_json(Path(__file__).with_name("on_resume.json"))
 
 
 @lru_cache

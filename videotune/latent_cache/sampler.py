@@ -40,8 +40,9 @@ class Schedule:
             )
         assert len(self.batches) == len(self.sizes), f"{len(self.batches)} batches for {len(self.sizes)} buckets"
         if min(self.batches) < 1:
-            samples = f"The samples of a step are {list(self.batches)}, bucket by bucket"
-            raise VideotuneError(f"{samples}; batch_size must be at least 1.")
+            raise VideotuneError(
+                f"The samples of a step are {list(self.batches)}, bucket by bucket; batch_size must be at least 1."
+            )
 
 
 def steps_per_epoch(schedule: Schedule) -> Fraction:
