@@ -49,8 +49,7 @@ def by_module(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """An adapter's tensors by module path and PEFT's name; what is of no adapter is left out."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
-        place = split(name)
-        if place:
+        if place := split(name):
             found.setdefault(place[0], {})[place[1]] = value
     return found
 

@@ -7,6 +7,7 @@ does it.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,11 +56,7 @@ def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str)
 
 def grouped(paths: Sequence[str]) -> dict[str, int]:
     """How many paths there are of each kind, a block's number written as *, in the model's order."""
-    groups: dict[str, int] = {}
-    for path in paths:
-        kind = re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1)
-        groups[kind] = groups.get(kind, 0) + 1
-    return groups
+    return dict(Counter(re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths))
 
 
 def layers_of(names: Iterable[str], patterns: Sequence[str] | None, of_text: bool = False) -> list[str]:
@@ -149,9 +146,8 @@ class Overlay(nn.Module):
 
 def add_rows(parts: Mapping[str, TextPart], settings: Embedding, seed: int) -> dict[str, nn.Parameter]:
     """Give each text encoder the new tokens; their rows (n, D), float32, by the encoder's name."""
-    return {
-        name: lay_rows(part, settings.tokens, first_rows(part, settings, seed, name)) for name, part in parts.items()
-    }
+    rows = {name: first_rows(part, settings, seed, name) for name, part in parts.items()}
+    return {name: lay_rows(part, settings.tokens, rows[name]) for name, part in parts.items()}
 
 
 def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Parameter:
@@ -160,7 +156,7 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
     T5's ``shared`` and its encoder's ``embed_tokens`` are one table, and so have one overlay. Raises VideotuneError for a
     token that the tokenizer knows already or takes apart, and for rows of another width.
     """
-    encoder = _model(part)
+    encoder: Any = part.encoder
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
         theirs = f"the text encoder reads {table.weight.shape[1]}: it is for another one"
@@ -195,7 +191,7 @@ def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text
     tokens are the tokens' own, and fewer tokens than rows stand in several. Without a text: a usual row of the table, drawn
     about their mean with their deviation, by (seed, encoder). Raises VideotuneError for a text without a token.
     """
-    table = _model(part).get_input_embeddings().weight.detach()
+    table = part.encoder.get_input_embeddings().weight.detach()  # type: ignore[operator]
     if settings.init_text is None:
         usual = table[:: max(1, len(table) // SAMPLED)].float().cpu()
         noise = draws(seed, "embedding", name).standard_normal((settings.vectors, table.shape[1]), "float32")
@@ -206,8 +202,3 @@ def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text
     words, count = table[torch.tensor(numbers, device=table.device)].float().cpu(), settings.vectors
     bounds = [i * len(words) // count for i in range(count + 1)]
     return torch.stack([words[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)])
-
-
-def _model(part: TextPart) -> Any:
-    """The encoder, as transformers' methods are not known to every module."""
-    return part.encoder

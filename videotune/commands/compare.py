@@ -11,17 +11,16 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from videotune.commands.sample import SampleOptions, open_sampler, render, shape_of
-from videotune.config.resolve import resolve
 from videotune.console import bar, echo
 from videotune.data.video_writer import read_video, side_by_side, write_sheet, write_video
 from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json
-from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.sampling.pipeline import SampleSettings
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
 from videotune.trainer.logging.journal import History
+from videotune.trainer.resolve_config import reopened
 from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.validation.selection import sample_settings
 
@@ -85,9 +84,8 @@ def compare(
 
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     """How the run draws, and the seed: what is given, or the run's own."""
-    settings = run_settings(run)
-    spec = spec_for(settings.get("family"), place_of(settings))
-    config = resolve(settings, {}, spec).config
+    resolved, spec, _ = reopened(run_settings(run))
+    config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed
 
@@ -117,8 +115,9 @@ def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[
     try:
         videos = [read_video(cell.path, 512)[0] for cell in cells]
     except (OSError, ValueError) as problem:
-        why = f"a video in {folder} cannot be read ({problem})"
-        raise VideotuneError(f"{why}: remove it, and videotune generates it again") from None
+        raise VideotuneError(
+            f"a video in {folder} cannot be read ({problem}): remove it, and videotune generates it again"
+        ) from None
     titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)

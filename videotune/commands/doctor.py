@@ -10,6 +10,7 @@ from pathlib import Path
 
 from videotune._version import __version__
 from videotune.console import size
+from videotune.files import read_json
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
 
 
@@ -50,14 +51,7 @@ def _devices() -> list[list[str]]:
     return rows
 
 
-COLUMNS = ("device", "here", "trains", "bf16", "streams", "weights", "several", "ran on")
-KINDS = {
-    "CUDA": ("yes", "yes", "yes", "8, 4 bit", "NCCL", "one H100"),
-    "ROCm": ("yes", "yes", "yes", "8, 4 bit", "RCCL", "never"),
-    "XPU": ("yes", "yes", "yes", "8, 4 bit", "XCCL", "never"),
-    "MPS": ("yes", "no", "no", "INT_8", "no", "never"),
-    "CPU": ("yes", "slow", "no", "8, 4 bit", "gloo", "each test"),
-}
+COLUMNS, KINDS = read_json(Path(__file__).with_name("devices.json")).values()
 """By kind of device: training, bfloat16, weight streaming, weight_dtype, several processes, what the project has run."""
 
 

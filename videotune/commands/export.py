@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.files import hash_path
-from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
+from videotune.trainer.resolve_config import reopened
 from videotune.trainer.run_dir import run_settings
 from videotune.trainer.run_export import export_run
 
@@ -30,10 +29,7 @@ def export(
     Raises VideotuneError where there is nothing to merge, or a format is named for it.
     """
     run = Path(run)
-    settings = run_settings(run)
-    base = place_of(settings)
-    spec = spec_for(settings["family"], base)
-    resolved = resolve(settings, {}, spec)
+    resolved, spec, base = reopened(run_settings(run))
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
     if merge:

@@ -14,7 +14,6 @@ from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import ADAPTER, lora_parameters
 from videotune.config.load import merge, parse_sets
-from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.console import bar, echo
 from videotune.data.decode import decode as decode_frames
@@ -26,14 +25,13 @@ from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
-from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
 from videotune.trainer.denoisers import DenoiserPool, attach
 from videotune.trainer.experts import of_expert, prefix, trained
-from videotune.trainer.resolve_config import absolute_paths
+from videotune.trainer.resolve_config import absolute_paths, reopened
 from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
@@ -124,9 +122,8 @@ def open_sampler(words: SampleOptions) -> Sampler:
     refuse(words)
     settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
     settings = absolute_paths(merge(settings, parse_sets(words.sets)))
-    base = place_of(settings)
-    spec = spec_for(settings.get("family"), base)
-    config = resolve(settings, {}, spec).config
+    resolved, spec, base = reopened(settings)
+    config = resolved.config
     refuse_images(words, spec)
     files = by_expert(words.loras, spec)
     shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))

@@ -60,11 +60,7 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """
     old, new = flatten(before), flatten(after)
     changed = [key for key in new if old.get(key) != new[key] and not (key == "steps" and new["epochs"] is not None)]
-    changes = []
-    for key in changed:
-        kind, why = _class_here(key, old, new)
-        changes.append(Change(key, old.get(key), new[key], kind, why))
-    return changes
+    return [Change(key, old.get(key), new[key], *_class_here(key, old, new)) for key in changed]
 
 
 def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
@@ -74,22 +70,16 @@ def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tup
                 return "safe", "the rate is constant"
             return "override", f"the rate of a {old['learning_rate_scheduler']} schedule depends on the number of steps"
         case "batch_size" | "gradient_accumulation_steps":
-            one, other = (_product(values) for values in (old, new))
+            one, other = (values["batch_size"] * values["gradient_accumulation_steps"] for values in (old, new))
             if one == other:
                 return "safe", "a step has the same samples"
-            return (
-                "fatal",
-                f"a step would have {other} samples instead of {one}: which windows it shows follows from that",
-            )
+            many = f"a step would have {other} samples instead of {one}"
+            return "fatal", f"{many}: which windows it shows follows from that"
         case "base_model_name" | "base_parts":
             return "safe", "the same bytes in another place"
         case "datasets":
             return "data", ""
     return class_of(key), ""
-
-
-def _product(values: Mapping[str, Any]) -> int:
-    return values["batch_size"] * values["gradient_accumulation_steps"]
 
 
 def of_class(changes: Sequence[Change], kind: str) -> list[Change]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,23 +11,18 @@ from videotune.config.drift import class_of
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import read_json
 
 SIGNS = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"), ("min_length", "length ≥"))
 WORDS = {bool: "true, false", int: "integer", float: "number", str: "text"}
 
-ON_RESUME = {
-    "safe": "may change: nothing that was learnt depends on it",
-    "override": "may change with --override: it changes what is learnt from there on",
-    "data": "may change with --allow-data-change where it changes what is trained on",
-    "fatal": "may not change: the saved state means nothing under another value",
-    "checked": "depends on the values",
-}
+ON_RESUME: dict[str, str] = read_json(Path(__file__).with_name("on_resume.json"))
 
 
 @lru_cache
 def advice() -> dict[str, dict[str, Any]]:
     """By key: "units", "reasons" (why a default is what it is), "guide" (what a training guide says; our reading of it)."""
-    return dict(json.loads((resources.files("videotune") / "config" / "advice.json").read_text(encoding="utf-8")))
+    return read_json(Path(__file__).with_name("advice.json"))
 
 
 def kinds(annotation: Any) -> Iterator[str]:

@@ -88,9 +88,7 @@ def _unreadable(value: Any) -> str | None:
         return "holds a character that no file name can hold"
     if isinstance(value, str) and len(value) > MOST_LETTERS:
         return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
-    if isinstance(value, int) and abs(value) > 2**63:
-        return "is a number of more than 64 bits"
-    return None
+    return "is a number of more than 64 bits" if isinstance(value, int) and abs(value) > 2**63 else None
 
 
 def parsed(text: str, path: Path) -> Any:
@@ -178,12 +176,9 @@ def preset_named(name: str) -> str:
     """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
     classed = {known: memory_class(known) for known in preset_names()}
-    for known in classed:
-        if known.lower() == wanted:
-            return known
-    same = [known for known, gb in classed.items() if gb and known.lower().removesuffix(f" {gb}gb") == wanted]
+    same = [known for known, gb in classed.items() if wanted in (known.lower(), known.lower().removesuffix(f" {gb}gb"))]
     if same:
-        return max(same, key=lambda known: classed[known] or 0)
+        return max(same, key=lambda known: (known.lower() == wanted, classed[known] or 0))
     words = re.findall(r"[a-z]+|[\d.]+", wanted)
     holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
     near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
@@ -234,10 +229,7 @@ def parse_sets(words: Iterable[str]) -> dict[str, Any]:
             if not isinstance(place, dict):
                 raise VideotuneError(f"--set {word}: {section} is already a value")
         place[last] = value
-    refuse_unreadable(out, "--set")
-    out = renamed(out, "--set", warn)
-    check_keys(out, "--set")
-    return out
+    return checked_keys(out, "--set")
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,18 +96,9 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     matrices = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim == 2])]
     others = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim != 2])]
     parts: list[torch.optim.Optimizer] = _adamw(others, settings) if others else []
-    if matrices:
-        parts.insert(
-            0,
-            torch.optim.Muon(
-                matrices,
-                lr=0.0,
-                weight_decay=settings.weight_decay,
-                momentum=settings.beta1,
-                adjust_lr_fn="match_rms_adamw",
-            ),
-        )
-    return parts
+    how: dict[str, Any] = {"momentum": settings.beta1, "adjust_lr_fn": "match_rms_adamw"}
+    muon = [torch.optim.Muon(matrices, lr=0.0, weight_decay=settings.weight_decay, **how)] if matrices else []
+    return [*muon, *parts]
 
 
 OPTIMIZERS = {

@@ -157,7 +157,5 @@ def total_steps(config: Config, windows: int, a_pass: Fraction) -> tuple[int, st
     if config.epochs is None:
         return config.steps, None
     steps = max(1, math.ceil(Fraction(str(config.epochs)) * a_pass))
-    return (
-        steps,
-        f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows in {float(a_pass):g} steps a pass = {steps} steps",
-    )
+    each = f"{config.epochs:g} × {windows} windows in {float(a_pass):g} steps a pass"
+    return steps, f"epochs {config.epochs:g}: {each} = {steps} steps"

@@ -67,9 +67,8 @@ def missing(store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambd
     found = entries_of(keys, items)
     store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
     lacking = [one for name, one in found.items() if not store.has(*name)]
-    return CacheItems(
-        tuple(one for one in lacking if isinstance(one, str)), tuple(one for one in lacking if not isinstance(one, str))
-    )
+    captions = tuple(one for one in lacking if isinstance(one, str))
+    return CacheItems(captions, tuple(one for one in lacking if not isinstance(one, str)))
 
 
 def fits_of(family: Family, some: ClipShape) -> Fits:
@@ -131,7 +130,8 @@ def fill(
             for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
                 clip, window = media[sample.window.clip_id], sample.window
                 tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
-                about = {"clip": _printable(clip.path), "window": window.id, "variant": sample.variant}
+                path = os.fsencode(clip.path).decode("utf-8", "replace")
+                about = {"clip": path, "window": window.id, "variant": sample.variant}
                 store.put("latents", keys.latents(sample), tensors, about | {"encoder": keys.vae})
                 waited += wait
                 progress(_rate("windows", done, begun), done, len(left))
@@ -225,11 +225,6 @@ def _finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not tensor.isfinite().all():
             raise RuntimeError(f"the encoder's {name} holds infinite or undefined numbers")
     return tensors
-
-
-def _printable(path: str) -> str:
-    """A path that any JSON can hold, also where its bytes are no UTF-8."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def cut_captions(store: Store, keys: CacheKeys, captions: Sequence[str]) -> list[str]:

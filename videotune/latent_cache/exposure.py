@@ -131,6 +131,5 @@ def advice(views: float, learning_rate: float) -> str:
         "high": "50 to 100 views a window: watch the previews for copies of the clips",
         "risky": "100 views a window or more: likely to copy the clips; more clips or fewer steps would help",
     }[band(views)]
-    if learning_rate <= LOW_RATE:
-        words += f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
-    return words
+    slow = f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
+    return words + (slow if learning_rate <= LOW_RATE else "")

@@ -97,10 +97,8 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
 @lru_cache(maxsize=64)
 def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
     """The windows of a bucket in the order of one of its epochs (from 0): a permutation drawn for (seed, bucket, epoch)."""
-    num = schedule.sizes[bucket]
-    if not schedule.shuffle:
-        return np.arange(num)
-    return draws(schedule.seed, "stream", bucket, epoch).random(num).argsort(kind="stable")
+    num, shuffled = schedule.sizes[bucket], draws(schedule.seed, "stream", bucket, epoch)
+    return shuffled.random(num).argsort(kind="stable") if schedule.shuffle else np.arange(num)
 
 
 @lru_cache(maxsize=64)

@@ -125,8 +125,7 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """What makes an entry: the libraries whose versions may change its bits."""
-    libraries = {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
-    return {"videotune": __version__} | libraries
+    return {"videotune": __version__} | {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
 
 
 def read_entry(folder: Path, kind: str, key: str) -> Entry:
@@ -292,9 +291,8 @@ class Store:
                     "or set cache_dir elsewhere."
                 ) from error
             except NotImplementedError:
-                self.notes.append(
-                    f"{self.folder} is on a file system without locks: let no two runs fill this cache at a time"
-                )
+                no_locks = f"{self.folder} is on a file system without locks"
+                self.notes.append(f"{no_locks}: let no two runs fill this cache at a time")
         try:
             with self._writing():
                 since = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -160,8 +160,7 @@ class DeviceBuffers:
             done += len(part)
 
     def _release(self, block: int) -> None:
-        before = self._bound.pop(block)
-        now = zip(self.pairs(block), before, strict=True)
+        now = zip(self.pairs(block), self._bound.pop(block), strict=True)
         changed = [entry.name for (tensor, entry), version in now if tensor._version != version]
         self.unbind(block)
         slot = self._slot_of(block)

@@ -103,8 +103,7 @@ class HostWeights:
     def _at(self, number: int) -> Tensor:
         found = self._pieces[number]
         if found is None:
-            found = self._new(min(self.piece, self.size - number * self.piece))
-            self._pieces[number] = found
+            found = self._pieces[number] = self._new(min(self.piece, self.size - number * self.piece))
         return found
 
     def _new(self, size: int) -> Tensor:

@@ -67,8 +67,7 @@ class Shards:
             cut = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=kept)
             cut.set_gradient_divide_factor(1.0)  # summed: each process has divided by the samples of the whole step
             cut.set_force_sum_reduction_for_comms(True)
-        now = dict(net.named_parameters())
-        self._cut = {name: now[name] for name in shapes}
+        self._cut = {name: parameter for name, parameter in net.named_parameters() if name in shapes}
         for name, shape in shapes.items():
             self._hold(name, shape, mesh)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
-from videotune.files import digest, size_text, user_cache, write_text
+from videotune.files import digest, read_json, size_text, user_cache, write_text
 from videotune.hub_errors import hub_problem
 from videotune.lazy import diffusers, torch
 from videotune.lazy import huggingface_hub as hub
@@ -42,9 +41,8 @@ def published(name: str) -> Path | None:
 
     With them a plan needs no network.
     """
-    known: dict[str, str] = json.loads((CONFIGS / "index.json").read_text(encoding="utf-8"))
-    folder = CONFIGS / known.get(name, name)
-    return folder if name in {*known, *known.values()} else None
+    known: dict[str, str] = read_json(CONFIGS / "index.json")
+    return CONFIGS / known.get(name, name) if name in {*known, *known.values()} else None
 
 
 def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None = None, echo: Say = note) -> BasePlace:
@@ -382,7 +380,7 @@ def _near(name: str) -> str:
 
 def _no_layout(name: str, listed: Collection[str]) -> str:
     weights = [file for file in sorted(listed) if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))]
-    holds = f"it holds {model_files.some(weights)}" if weights else f"it holds {model_files.some(sorted(listed))}"
+    holds = f"it holds {model_files.some(weights or sorted(listed))}"
     remedy = f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
     return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -264,9 +265,7 @@ def _scattered(noise: Tensor) -> Tensor:
     """
     flat = noise.flatten(1)
     size = flat.shape[1]
-    step = int(size / 1.618) | 1
-    while math.gcd(step, size) > 1:
-        step += 2
+    step = next(step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1)
     # step is odd and size even, so that i·step + 1 = i has no solution
     places = (torch.arange(size, device=noise.device) * step + 1) % size
     return flat[:, places].view_as(noise)

@@ -11,20 +11,13 @@ from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.loading import read_tokenizer
+from videotune.models.registry import facts
 from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TEMPLATE = (
-    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
-    "1. The main content and theme of the video."
-    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
-    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
-    "4. background environment, light, style and atmosphere."
-    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
-)
+TEMPLATE = str(facts("hunyuan_video")["template"])
 """What Llama reads around a caption. A fact of the checkpoint, and the pipeline's own; here for counting without torch."""
 
 CROP = 95

@@ -142,13 +142,10 @@ def load_model(
     elif hasattr(cls, "load_config"):
         net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
     else:  # transformers streams by itself, and ties weights that stand in a file once
-        host = torch.device("cpu")
-        start = host if stream or packed else device
-        net = (
-            _load_by_transformers(cls, folder, dtype, start)
-            if packed is None
-            else _load_packed(cls, folder, dtype, device, packed)
-        )
+        if packed is None:
+            net = _load_by_transformers(cls, folder, dtype, torch.device("cpu") if stream else device)
+        else:
+            net = _load_packed(cls, folder, dtype, device, packed)
         net = _streamed(net, device, stream) if stream else net.to(device)
     return net.eval().requires_grad_(False)
 

@@ -155,10 +155,8 @@ class LTXVideo(DiffusersModel):
                 places[key] = coords  # the pipeline copies its factors to the device, for which the host would wait
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
         # the count of frames is not read where positions are given, but by isolated frames
-        return {
-            "num_frames": frames,
-            "video_coords": torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1),
-        }
+        coords = torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1)
+        return {"num_frames": frames, "video_coords": coords}
 
     def token_frames(
         self, hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any
@@ -247,8 +245,7 @@ def _start(first: Tensor, size: tuple[int, int, int], generators: Sequence[torch
     for frame, generator in zip(first, generators, strict=True):
         torch.randn(frame[None].shape, generator=generator)  # the pipeline draws the image's latents first
         drawn.append(torch.randn((1, frame.shape[0], *size), generator=generator))
-    noise = torch.cat(drawn).to(first)
-    return torch.cat([first, noise[:, :, 1:]], dim=2)
+    return torch.cat([first, torch.cat(drawn).to(first)[:, :, 1:]], dim=2)
 
 
 @contextmanager

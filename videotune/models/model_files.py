@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.errors import VideotuneError
-from videotune.files import walk_json
+from videotune.files import read_json, walk_json
 
 MOST_BYTES, DEEPEST = 64 << 20, 32
 """The largest file and the deepest nesting that are read; published indices of shards have some MB."""
@@ -43,12 +43,7 @@ _NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "Processo
 _VOCABULARIES = (("T5", ("spiece.model",)), ("Llama", ("tokenizer.model",)), ("CLIP", ("vocab.json", "merges.txt")))
 """The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
 
-_SAME = (
-    ("transformer", ("out_channels",), "vae", ("z_dim", "latent_channels"), "latent channels"),
-    ("transformer", ("text_dim", "text_embed_dim", "caption_channels"), "text_encoder", ("d_model", "hidden_size"),
-     "numbers a text token"),
-    ("transformer", ("image_dim",), "image_encoder", ("hidden_size",), "numbers an image token"),
-)  # fmt: skip
+_SAME = read_json(Path(__file__).with_name("same_sizes.json"))
 """What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it is. Either may be silent."""
 
 
@@ -222,9 +217,7 @@ def without_safetensors(names: Iterable[str]) -> str:
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     if variants:
         return f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
-    if pickled:
-        return f" in safetensors; {some(pickled)} can run code when it is read, and is not"
-    return ""
+    return f" in safetensors; {some(pickled)} can run code when it is read, and is not" if pickled else ""
 
 
 def some(names: Sequence[str]) -> str:

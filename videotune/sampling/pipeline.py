@@ -7,7 +7,7 @@ all transformer passes, and freed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import ref
@@ -53,7 +53,7 @@ def draw(
     none); ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
     """
     out: list[Tensor] = []
-    with torch.no_grad(), in_evaluation(family, nets, settings, isolated) as ready:
+    with torch.no_grad(), closing(_Ready(family, nets, isolated, not settings.temporal_attention)) as ready:
         for place, (prompt, seed) in enumerate(samples):
             image = first[place] if first else None
             extras = {} if image is None else image.extras
@@ -67,18 +67,6 @@ def draw(
             if on_done:
                 on_done(len(out))
     return out
-
-
-@contextmanager
-def in_evaluation(
-    family: Family, nets: Mapping[str, nn.Module], settings: SampleSettings, isolated: bool
-) -> Iterator[Mapping[str, nn.Module]]:
-    """The networks as they sample, made so as each is looked up; afterwards all are as they were."""
-    ready = _Ready(family, nets, isolated, not settings.temporal_attention)
-    try:
-        yield ready
-    finally:
-        ready.put_back()
 
 
 class _Ready(Mapping[str, "nn.Module"]):
@@ -106,7 +94,7 @@ class _Ready(Mapping[str, "nn.Module"]):
     def __len__(self) -> int:
         return len(self.nets)
 
-    def put_back(self) -> None:
+    def close(self) -> None:
         """Those that still live are as they were."""
         for known, training in self.met:
             net = known()

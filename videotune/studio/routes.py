@@ -17,7 +17,7 @@ from videotune.errors import VideotuneError
 from videotune.studio import clips, pages, run_pages, uploads
 from videotune.studio.actions import ACTIONS, Action, perform, source
 from videotune.studio.downloads import is_exported, zipped
-from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside, named
+from videotune.studio.projects import CLIPS, HELD_OUT, inside, named
 
 STATIC = Path(__file__).parent / "static"
 
@@ -32,11 +32,6 @@ _FIRST = pages.html("empty", words="Choose or make a project first, on the page 
 WITHOUT_PROJECT = dict.fromkeys(("plan", "charts", "tries"), "")
 WITHOUT_PROJECT |= dict.fromkeys(("data", "setup", "train", "samples", "export"), _FIRST)
 """What stands in a part of a page that needs a project while none is open."""
-
-
-def render_part(root: Path, name: str, project: Project | None, query: Mapping[str, str]) -> str:
-    """A part of a page as HTML."""
-    return WITHOUT_PROJECT[name] if project is None and name in WITHOUT_PROJECT else PARTS[name](root, project, query)
 
 
 OPEN = (CLIPS, HELD_OUT, "sheet", "runs", "tries")
@@ -67,7 +62,9 @@ def router(root: Path, may: Callable[[Request], bool], local: bool) -> APIRouter
             raise HTTPException(404, "there is no such part of a page")
         query = dict(request.query_params)
         chosen = named(root, query["project"]) if query.get("project") else None
-        return _tagged(request, render_part(root, name, chosen, query).encode(), "text/html; charset=utf-8")
+        empty = WITHOUT_PROJECT.get(name) if chosen is None else None
+        text = PARTS[name](root, chosen, query) if empty is None else empty
+        return _tagged(request, text.encode(), "text/html; charset=utf-8")
 
     @routes.get("/clips")
     def table(project: str, request: Request) -> Response:

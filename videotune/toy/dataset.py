@@ -53,10 +53,9 @@ def write_dataset(
 
 def _refuse_others(folder: Path, ours: set[Path]) -> None:
     """A folder that holds other clips would become a mixture that nobody asked for."""
-    for part in ("videos", "captions"):
-        for path in sorted((folder / part).glob("*")):
-            if path not in ours and not path.name.startswith("."):
-                raise VideotuneError(f"{path} is not part of this dataset: name an empty folder, or remove it")
+    there = (path for part in ("videos", "captions") for path in sorted((folder / part).glob("*")))
+    for path in (path for path in there if path not in ours and not path.name.startswith(".")):
+        raise VideotuneError(f"{path} is not part of this dataset: name an empty folder, or remove it")
 
 
 def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:

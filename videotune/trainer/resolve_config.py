@@ -111,12 +111,8 @@ def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
     """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
     out = dict(layer)
     if isinstance(out.get("datasets"), list):
-        out["datasets"] = [
-            {**row, "path": local_or_id(row["path"])}
-            if isinstance(row, dict) and isinstance(row.get("path"), str)
-            else row
-            for row in out["datasets"]
-        ]
+        rows = [(row, isinstance(row, dict) and isinstance(row.get("path"), str)) for row in out["datasets"]]
+        out["datasets"] = [{**row, "path": local_or_id(row["path"])} if named else row for row, named in rows]
     for name in ("base_model_name", "base_parts", "cache_dir", "init_from", "output_model_destination"):
         value = out.get(name)
         if isinstance(value, str) and (not name.startswith("base_") or expand_user(value).exists()):
@@ -126,12 +122,9 @@ def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
         many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
         out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
     metrics = out.get("sample_metrics")
-    if (
-        isinstance(metrics, dict)
-        and isinstance(metrics.get("encoder"), str)
-        and expand_user(metrics["encoder"]).is_dir()
-    ):
-        out["sample_metrics"] = {**metrics, "encoder": absolute(metrics["encoder"])}
+    encoder = metrics.get("encoder") if isinstance(metrics, dict) else None
+    if isinstance(encoder, str) and expand_user(encoder).is_dir():
+        out["sample_metrics"] = out["sample_metrics"] | {"encoder": absolute(encoder)}
     return out
 
 
@@ -164,6 +157,13 @@ def _base(named: Mapping[str, Any], planning: bool) -> BasePlace:
             raise
         note(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
         return BasePlace(named["base_model_name"], folder)
+
+
+def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlace]:
+    """The config of settings that name their base model, such as a run's, with its model and the place of its base."""
+    base = place_of(settings)
+    spec = spec_for(settings.get("family"), base)
+    return resolve(settings, {}, spec), spec, base
 
 
 def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, ModelSpec, BasePlace | None]:

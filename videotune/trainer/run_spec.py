@@ -61,10 +61,8 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
-        turns = float(steps_per_epoch(self.schedule))
-        return tuple(
-            len(bucket) / batch / turns for bucket, batch in zip(self.buckets, self.schedule.batches, strict=True)
-        )
+        pairs, turns = zip(self.buckets, self.schedule.batches, strict=True), float(steps_per_epoch(self.schedule))
+        return tuple(len(bucket) / batch / turns for bucket, batch in pairs)
 
     @property
     def effective_batch(self) -> int:
@@ -142,9 +140,8 @@ def open_job(
     named = resolved.origins.get("micro_batch_size") != "plan"
     if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
         notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
-    notes += [
-        f"{dataset.path} is left out: its loss_weight is 0" for dataset in config.datasets if dataset not in weighing
-    ]
+    left_out = (dataset.path for dataset in config.datasets if dataset not in weighing)
+    notes += [f"{path} is left out: its loss_weight is 0" for path in left_out]
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
     notes += epoch_notes(library, shaped, schedule, steps)
@@ -318,9 +315,6 @@ def holding_the_token(library: Library, config: Config) -> tuple[Library, list[s
     lacking = sum(token not in caption for caption in before)
     if lacking:
         told.append(f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them")
-    changed = replace(
-        library,
-        clips=tuple(replace(clip, captions=tuple(held(clip.captions))) for clip in library.clips),
-        accounts=tuple(row | {"captions": held(row["captions"])} for row in library.accounts),
-    )
-    return changed, told
+    clips = tuple(replace(clip, captions=tuple(held(clip.captions))) for clip in library.clips)
+    accounts = tuple(row | {"captions": held(row["captions"])} for row in library.accounts)
+    return replace(library, clips=clips, accounts=accounts), told

@@ -37,9 +37,8 @@ def live_text(config: Config) -> LiveText | None:
 def refuse_text(family: Family, config: Config) -> None:
     """Before anything is encoded: VideotuneError for patterns that name no weight, and a token that is none."""
     if config.text_encoder.train and config.text_encoder.layers is not None:
-        named = [
-            f"{part}.{path}" for part, net in family.text_skeletons().items() for path, _ in net.named_parameters()
-        ]
+        nets = family.text_skeletons().items()
+        named = [f"{part}.{path}" for part, net in nets for path, _ in net.named_parameters()]
         layers_of(named, config.text_encoder.layers, of_text=True)
     if config.training_method == "EMBEDDING":
         for tokenizer in family.tokenizers().values():
