@@ -137,7 +137,10 @@ def written(folder: Path) -> list[Path]:
     return [script]
 
 
-def test_the_command_prints_and_gives_json(small_clips: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_the_command_prints_and_gives_json(
+    small_clips: Path, tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
     files = written(tmp_path)
     assert run("autopsy", *files, data=small_clips, as_json=True) == DONE
     found = json.loads(capsys.readouterr().out)
