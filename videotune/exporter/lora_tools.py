@@ -4,6 +4,7 @@ No file takes its name before ΔW of every module that it gives, read as any fil
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,9 @@ from videotune.models.model_files import Header, headers, weight_files
 STALE = ("lora_adapter_metadata", "lora_config", "adapter_config", "videotune", "format", "sshs_", "modelspec.hash")
 """How keys of a header begin that would not be true of another file's tensors."""
 
+NOTHING = 1e-12
+"""The share of the summands' norms at which a sum is what rounding leaves of zero."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -43,7 +47,8 @@ class Target:
     def check(self, *sources: Path) -> None:
         """Raise VideotuneError for a name that is taken."""
         there, form = self.path.exists(), self.form
-        fault = "is one of the sources" if any(self.path.resolve() == source.resolve() for source in sources) else ""
+        real = os.path.realpath(self.path)  # Path.resolve raises RuntimeError for a link to itself
+        fault = "is one of the sources" if real in map(os.path.realpath, sources) else ""
         fault = fault or ("is there already: --overwrite replaces it" if there and not self.overwrite else "")
         if form == "peft" and there and not (self.path / "adapter_config.json").is_file():
             fault = "is no folder of PEFT's: it is not replaced"
@@ -67,7 +72,8 @@ def convert(path: Path, target: Target) -> list[str]:
 def merge(paths: Sequence[Path], weights: Sequence[float], rank: int | None, target: Target) -> list[str]:
     """The sum of several LoRAs, each times its weight: exactly, their ranks added; or the nearest of a rank."""
     if len(weights) not in (0, 1, len(paths)) or not all(math.isfinite(weight) for weight in weights):
-        raise VideotuneError(f"--weight: {len(weights)} for {len(paths)} files: give one for each, or one for all")
+        told = f"{', '.join(map(str, weights))} for {len(paths)} files"
+        raise VideotuneError(f"--weight: {told}: give a finite number for each, or one for all")
     target.check(*paths)
     strengths = list(weights) if len(weights) == len(paths) else [*weights, 1.0][:1] * len(paths)
     first, base, modules = open_modules(paths[0], target.base, target.family)
@@ -80,7 +86,10 @@ def merge(paths: Sequence[Path], weights: Sequence[float], rank: int | None, tar
         refuse_kind(file.path, own)
         for name, module in own.items():
             sums.setdefault(name, []).append(maths.factors(module, strength))
-    pairs = {name: maths.total(*many) for name, many in sums.items()}
+    whole = {name: (maths.total(*many), sum(map(maths.norm_of, many))) for name, many in sums.items()}
+    pairs = {name: pair for name, (pair, size) in whole.items() if not maths.norm_of(pair) <= NOTHING * size < math.inf}
+    if not pairs:
+        raise VideotuneError(f"--weight: with these, {len(paths)} files add up to nothing: give others")
     cut, notes = of_rank(pairs, None if rank is None else lambda sigma: rank, "merge")
     return save(base, cut, target, facts_of(files, base, "merge"), notes)
 
@@ -192,7 +201,8 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
     base, spec = (found := next(bases(base_name))), found.family.spec
     known = [own.name for own in spec.experts]
     if expert not in (known if len(known) > 1 else (None, *known)):
-        raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: name the one to extract")
+        remedy = "name the one to extract" if len(known) > 1 else "leave it out"
+        raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: {remedy}")
     part = spec.part_of(expert)
     tuned = folder / part if (folder / "model_index.json").is_file() else folder
     before, after = (where_in(own) for own in (place(base_name).folder / part, tuned))
