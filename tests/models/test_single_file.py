@@ -21,9 +21,9 @@ from tests.models.test_loading import PEAK
 from tests.shell import Patch, run
 from videotune.errors import FAILED, VideotuneError
 from videotune.models.loading import CONFIGS, load_model, on_meta
-from videotune.models.model_files import Header
+from videotune.models.model_files import Header, headers
 from videotune.models.registry import find, names
-from videotune.models.single_file import PREFIXES, find_sources, kind_of, renamed
+from videotune.models.single_file import PREFIXES, find_sources, kind_of, renamed, tensors
 
 CPU, WEIGHTS = torch.device("cpu"), "transformer/diffusion_pytorch_model.safetensors"
 State = dict[str, torch.Tensor]
