@@ -1,6 +1,7 @@
 """``videotune lora``: every form of every family, and what is written does what its source did."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -218,3 +219,65 @@ def test_nothing_is_written_where_something_is_wrong(family: Any, tiny_bases: Ba
         convert(first, kit.target(family, out, "comfyui"))
     with safe_open(out, "pt") as file:
         assert "lora convert" in file.metadata()["videotune"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"), [([0.0], "nothing"), ([1e-320], "nothing"), ([1.0, -1.0], "nothing"), ([math.nan], "finite")]
+)
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_sum_of_nothing_is_one_sentence(
+    weights: list[float], told: str, rank: int | None, tiny_family: Open, tmp_path: Path
+) -> None:
+    family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", kit.target
+    kit.plain(family, source)
+    with pytest.raises(VideotuneError, match=told):
+        merge([source, source], weights, rank, out(family, tmp_path / "out.safetensors"))
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path) -> None:
+    family, one, other = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = kit.plain(family, one)
+    tensors = load_file(one)
+    first = next(key for key in tensors if "lora_B" in key)
+    save_file(tensors | {first: -tensors[first]}, other)
+    merge([one, other], (), None, kit.target(family, tmp_path / "sum.safetensors"))
+    gone = first.removeprefix("transformer.").removesuffix(".lora_B.weight")
+    kit.same(kit.deltas_of(family, tmp_path / "sum.safetensors"), {n: 2 * x for n, x in wanted.items() if n != gone})
+
+
+@pytest.mark.parametrize("name", ["loop.safetensors", "loop.safetensors/x.safetensors"])
+def test_a_link_to_itself_as_out_is_no_crash(name: str, tiny_family: Open, tmp_path: Path) -> None:
+    family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / name
+    kit.plain(family, source)
+    (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
+    if out.parent == tmp_path:
+        convert(source, kit.target(family, out))
+        kit.same(kit.deltas_of(family, out), kit.deltas_of(family, source))
+    else:
+        with pytest.raises(OSError, match="loop"):
+            convert(source, kit.target(family, out))
+
+
+@pytest.mark.parametrize("how", ["float4", "float64", "alpha", "surrogate"])
+def test_what_numbers_and_texts_cannot_hold(how: str, tiny_family: Open, tmp_path: Path) -> None:
+    """Refused by the source's name; half a letter in our header's texts is kept."""
+    family, source = tiny_family("wan"), tmp_path / "a.safetensors"
+    kit.plain(family, source)
+    tensors, head = load_file(source), {}
+    key = next(iter(tensors))
+    if how == "float64":
+        tensors[key] = tensors[key].double() * 1e300
+    elif how == "float4":
+        tensors[key] = torch.zeros(4, 12, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    else:
+        head = (
+            {"lora_config": f'{{"lora_alpha": {"9" * 400}}}'} if how == "alpha" else {"videotune": r'{"a": "\ud800"}'}
+        )
+    save_file(tensors, source, metadata=head)
+    target = kit.target(family, tmp_path / "out.safetensors")
+    if how == "surrogate":
+        convert(source, target)
+        return
+    with pytest.raises(VideotuneError, match=r"a\.safetensors.*(no weights|infinite|no finite)"):
+        convert(source, target)

@@ -174,3 +174,13 @@ def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_p
 def test_values_that_no_trainer_takes_are_one_sentence(small_clips: Path, tmp_path: Path, odd: str) -> None:
     with pytest.raises(VideotuneError):
         run("autopsy", *written(tmp_path), "--set", "timestep_sampling=sigmoid", data=small_clips, set=odd)
+
+
+def test_nothing_is_written_where_their_config_says(small_clips: Path, tmp_path: Path) -> None:
+    script, elsewhere = written(tmp_path)[0], tmp_path / "elsewhere"
+    data = script.with_name("data.toml")
+    data.write_text(data.read_text() + f'\ncache_directory = "{elsewhere}"')
+    assert run("autopsy", script, data=small_clips) == DONE
+    assert not elsewhere.exists()
+    with pytest.raises(VideotuneError, match="--set network_dim: give KEY=VALUE"):
+        run("autopsy", script, data=small_clips, set="network_dim")

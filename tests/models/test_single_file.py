@@ -21,9 +21,9 @@ from tests.models.test_loading import PEAK
 from tests.shell import Patch, run
 from videotune.errors import FAILED, VideotuneError
 from videotune.models.loading import CONFIGS, load_model, on_meta
-from videotune.models.model_files import Header
+from videotune.models.model_files import Header, headers
 from videotune.models.registry import find, names
-from videotune.models.single_file import PREFIXES, find_sources, kind_of, renamed
+from videotune.models.single_file import PREFIXES, find_sources, kind_of, renamed, tensors
 
 CPU, WEIGHTS = torch.device("cpu"), "transformer/diffusion_pytorch_model.safetensors"
 State = dict[str, torch.Tensor]
@@ -263,3 +263,10 @@ def test_what_does_not_go_together(how: str, lab: Lab, tiny_bases: Bases) -> Non
         command(lab, *sets, **words)
     assert caught.value.exit_code == FAILED
     assert not (lab.tmp / "run").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
+    save_file({"x.weight": torch.ones(2, 2), "x.scale_weight": torch.tensor(value)}, path := tmp_path / "a.safetensors")
+    with pytest.raises(VideotuneError, match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite"):
+        list(tensors(find_sources("", ["x.weight"], {path: headers([path])})))

@@ -27,13 +27,19 @@ def autopsy(
     model is named or no clip can be read.
     """
     theirs = read_theirs([Path(file) for file in files])
+    if odd := [one for one in sets if not one.partition("=")[0] or "=" not in one]:
+        raise VideotuneError(f"--set {odd[0]}: give KEY=VALUE, by the keys of {theirs.trainer}")
     given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
     theirs = replace(theirs, values={**theirs.values, **given})
-    config = translate(theirs).config | ({"base_model_name": base} if base else {})
+    imported = translate(theirs)
+    if odd := [row.key for row in imported.rows if row.key in given and row.verdict == "unknown"]:
+        raise VideotuneError(f"--set {odd[0]}: no rule of {theirs.trainer} knows this key")
+    config = imported.config | ({"base_model_name": base} if base else {})
     if not {"base_model_name", "family"} & set(config):
         raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
     first = next(iter(config.get("datasets") or [{}]))
-    result = check({**config, "datasets": [{**first, "path": str(data)}]}, allow_skips="all")
+    config |= {"datasets": [{**first, "path": str(data)}], "cache_dir": None}  # nothing is written where a file says
+    result = check(config, allow_skips="all")
     job = result.job
     if not result.account["clips"]:
         raise VideotuneError(f"{data} has no clips")

@@ -107,7 +107,7 @@ def parsed(text: str, path: Path) -> Any:
             f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
     except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
-        raise VideotuneError(f"{path} is not valid {kind}: {shortened(str(error))}") from error
+        raise VideotuneError(f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}") from error
 
 
 class _SaidTwice(ValueError):

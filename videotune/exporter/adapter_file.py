@@ -63,11 +63,12 @@ class AdapterFile:
         if digest is not None and digest != digest_of(self.tensors):
             raise VideotuneError(f"{path} is damaged: its tensors are not those of its export. Copy or export it again")
         for key, value in self.tensors.items():
-            if not value.is_floating_point():
-                raise VideotuneError(f"{path}: {key} holds {str(value.dtype).removeprefix('torch.')}, no weights")
+            dtype = str(value.dtype).removeprefix("torch.")
+            if not value.is_floating_point() or dtype.startswith("float4"):
+                raise VideotuneError(f"{path}: {key} holds {dtype}, no weights")
             if value.dtype.itemsize == 1:  # nothing can be calculated in 8 bits; bfloat16 holds each such number
                 value = self.tensors[key] = value.bfloat16()
-            if finite and not bool(torch.isfinite(value).all()):
+            if finite and not bool(torch.isfinite(value.float()).all()):  # float64 beyond float32 too
                 raise VideotuneError(f"{path}: {key} holds NaN or infinite weights")
 
     def object_in(self, key: str) -> dict[str, Any]:

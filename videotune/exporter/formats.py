@@ -62,7 +62,7 @@ def write_verified(
 
     ``verify`` reads the file back before it takes its name, and answers with the largest error and the reader.
     """
-    own = json.dumps({**facts, "digest": digest_of(tensors)}, ensure_ascii=False)
+    own = json.dumps({**facts, "digest": digest_of(tensors)})  # ASCII: a file's name may hold what is no letter
     found: list[tuple[float, str]] = []
 
     def write(aside: Path) -> None:

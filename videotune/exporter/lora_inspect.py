@@ -184,7 +184,10 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:
     """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
     values = list(module.parts.values())
-    odd = {"NaN": any(bool(x.isnan().any()) for x in values), "infinite": any(bool(x.isinf().any()) for x in values)}
+    odd = {
+        "NaN": any(bool(x.isnan().any()) for x in values),
+        "infinite": any(bool(x.float().isinf().any()) for x in values),
+    }
     state = next((name for name, so in (odd | {"zero": not files.changes(module)}).items() if so), "ok")
     path = module.paths[0] if module.paths else module.name
     targets = base.family.spec.lora_targets if base else {}

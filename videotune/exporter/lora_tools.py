@@ -4,6 +4,7 @@ No file takes its name before ΔW of every module that it gives, read as any fil
 """
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,9 @@ STALE = ("lora_adapter_metadata", "lora_config", "adapter_config", "videotune", 
 OWN = ("digest", "use", "alpha", "rank", "variant")
 """Facts of a file of ours that are of its tensors and its form."""
 
+NOTHING = 1e-12
+"""The share of the summands' norms at which a sum is what rounding leaves of zero."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -46,7 +50,8 @@ class Target:
     def check(self, *sources: Path) -> None:
         """Raise VideotuneError for a name that is taken."""
         there, form = self.path.exists(), self.form
-        fault = "is one of the sources" if any(self.path.resolve() == source.resolve() for source in sources) else ""
+        real = os.path.realpath(self.path)  # Path.resolve raises RuntimeError for a link to itself
+        fault = "is one of the sources" if real in map(os.path.realpath, sources) else ""
         fault = fault or ("is there already: --overwrite replaces it" if there and not self.overwrite else "")
         if form == "peft" and there and not (self.path / "adapter_config.json").is_file():
             fault = "is no folder of PEFT's: it is not replaced"
@@ -87,7 +92,8 @@ def combine(paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made:
     Raises VideotuneError for other kinds of adapter, whose update is no product of two factors.
     """
     if len(weights) not in (0, 1, len(paths)) or not all(math.isfinite(weight) for weight in weights):
-        raise VideotuneError(f"--weight: {len(weights)} for {len(paths)} files: give one for each, or one for all")
+        told = f"{', '.join(map(str, weights))} for {len(paths)} files"
+        raise VideotuneError(f"--weight: {told}: give a finite number for each, or one for all")
     target.check(*paths)
     first, base, modules = open_modules(paths[0], target.base, target.family)
     files = [first, *map(open_file, paths[1:])]
@@ -100,7 +106,11 @@ def combine(paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made:
             raise VideotuneError(f"{file.path} is {kind}: merge and resize take LoRA alone, a product of A and B")
         for name, module in own.items():
             sums.setdefault(name, []).append(maths.factors(module, strength))
-    cut, notes = of_rank({name: maths.total(*many) for name, many in sums.items()}, ranks, made)
+    whole = {name: (maths.total(*many), sum(map(maths.norm_of, many))) for name, many in sums.items()}
+    pairs = {name: pair for name, (pair, size) in whole.items() if not maths.norm_of(pair) <= NOTHING * size < math.inf}
+    if not pairs:
+        raise VideotuneError(f"--weight: with these, {len(paths)} files add up to nothing: give others")
+    cut, notes = of_rank(pairs, ranks, made)
     return save(base, cut, target, facts_of(files, base, made), notes)
 
 
@@ -181,7 +191,8 @@ def extract(folder: Path, base_name: str, rank: int, expert: str | None, target:
     base, spec = (found := next(bases(base_name))), found.family.spec
     known = [own.name for own in spec.experts]
     if expert not in (known if len(known) > 1 else (None, *known)):
-        raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: name the one to extract")
+        remedy = "name the one to extract" if len(known) > 1 else "leave it out"
+        raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: {remedy}")
     part = spec.part_of(expert)
     tuned = folder / part if (folder / "model_index.json").is_file() else folder
     before, after = opened(place(base_name).folder / part), opened(tuned)

@@ -94,8 +94,8 @@ def _check(value: Any, where: str) -> None:
         key = next((part for part in reversed(path) if isinstance(part, str)), "")
         if len(path) > DEEPEST:
             raise VideotuneError(f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model")
-        if isinstance(one, float) and not math.isfinite(one):
-            raise VideotuneError(f"{where}: {key} is {one}, no finite number")
+        if isinstance(one, int | float) and not abs(one) <= sys.float_info.max:
+            raise VideotuneError(f"{where}: {key} is {str(one)[:40]}, no finite number")
         if isinstance(one, str) and _KERNELS.fullmatch(key) and "/" in one:
             raise VideotuneError(f"{where}: {key} names code of the Hub ({one[:80]!r}), which videotune never runs")
         bounds = ((least, most) for pattern, least, most in _BOUNDS if re.fullmatch(pattern, key))

@@ -138,6 +138,8 @@ def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
         with safe_open(path, "pt") as file:  # opened anew, as all pages that were read stay while it is open
             whole = file.get_tensor(stored)
             factor = file.get_tensor(scale).float() if scale else torch.ones(1)
+        if not bool(torch.isfinite(factor).all()):
+            raise VideotuneError(f"{path} is damaged: {scale} is NaN or infinite. Fetch it again")
         if scale or whole.dtype.itemsize == 1:
             whole = whole.float() * factor.view(-1, *[1] * (whole.dim() - 1))
         for *_, name in own:
