@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Base, Offline
+from videotune.cli.options import AsJson, Offline
 from videotune.console import out, print_table
 from videotune.text import counted, plain, shape_words
 
@@ -18,7 +18,9 @@ def autopsy(
     files: Annotated[list[Path], typer.Argument(help="the other trainer's config; its dataset's config beside it")],
     data: Annotated[Path, typer.Option("--data", help="a folder of clips")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
-    base: Base = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="the base model's folder or Hub id, if the config names none")
+    ] = None,
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
