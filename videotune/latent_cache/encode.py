@@ -130,6 +130,7 @@ def fill(
             for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
                 clip, window = media[sample.window.clip_id], sample.window
                 tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
+                # a path that any JSON can hold, also where its bytes are no UTF-8
                 path = os.fsencode(clip.path).decode("utf-8", "replace")
                 about = {"clip": path, "window": window.id, "variant": sample.variant}
                 store.put("latents", keys.latents(sample), tensors, about | {"encoder": keys.vae})

@@ -43,7 +43,7 @@ _NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "Processo
 _VOCABULARIES = (("T5", ("spiece.model",)), ("Llama", ("tokenizer.model",)), ("CLIP", ("vocab.json", "merges.txt")))
 """The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
 
-_SAME = read_json(Path(__file__).with_name("same_sizes.json"))
+_SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(Path(__file__).with_name("same_sizes.json"))
 """What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it is. Either may be silent."""
 
 

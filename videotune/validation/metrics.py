@@ -159,6 +159,7 @@ def open_encoder(place: str) -> Embedding:
                 found.append(unit(_features(model, inputs, place).float().cpu()))
         return torch.cat(found)
 
+    # a few numbers of the weights: two checkpoints of one kind are two embeddings
     weights = digest([round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]])[:8]
     name = digest([place.rstrip("/").rpartition("/")[2], weights])[:8]
     return Embedding(f"{model.config.model_type}-{name}", of_frames)
