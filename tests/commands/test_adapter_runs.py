@@ -416,6 +416,17 @@ def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> N
     assert not (work.run / "config.json").exists()
 
 
+@pytest.mark.parametrize("sets", [(), ("training_method=EMBEDDING",), ("lora.variant=DORA",)])
+def test_a_file_that_cannot_begin_a_run_is_refused_before_anything_is_encoded(
+    sets: tuple[str, ...], work: Work
+) -> None:
+    file, cache = work.tmp / "other.safetensors", work.tmp / "own cache"
+    save_file({"x": torch.zeros(1), "y": torch.zeros(2)}, file)
+    with pytest.raises(VideotuneError, match=r"init_from|other"):
+        train(work.overrides("steps=2", f"init_from={file}", f"cache_dir={cache}", *sets), work.run)
+    assert not list(cache.rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
 def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -> None:
     folder = place(work.finished("steps=3", *WHOLE, f"train_dtype={dtype}"), "checkpoint")

@@ -93,10 +93,8 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
     Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
     VideotuneError where they are of another kind, have a higher rank, another size, or are of modules that do not train.
     """
-    theirs, scales = found
-    kind, ours = kind_of([f"{path}.{part}" for path, own in theirs.items() for part in own]), by_module(parameters)
-    if kind != settings.variant:
-        raise VideotuneError(f"init_from: {source} is {kind}, and lora.variant is {settings.variant}")
+    (theirs, scales), ours = found, by_module(parameters)
+    check_kind(source, theirs, settings)
     odd = sorted(set(theirs) - set(ours))
     if odd:
         raise VideotuneError(
@@ -104,7 +102,7 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
             "that they do"
         )
     for path, parts in theirs.items():
-        refuse_shapes(source, path, parts, ours[path], settings.rank)
+        refuse_shapes(source, path, parts, ours[path])
         for part, value in parts.items():
             target = ours[path][part].data
             if part in ZERO and part != "oft_R":
@@ -120,12 +118,33 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
     return f"{len(theirs)} modules" + (f"; {rest} others begin at zero" if rest else "")
 
 
-def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], rank: int) -> None:
+def check_source(source: Path, family: Family, config: Config) -> None:
+    """Look at what init_from names before anything is encoded or loaded.
+
+    Raises VideotuneError where it is missing, is no adapter or embedding of this family, or does not go with the config.
+    """
+    if not source.exists():
+        raise VideotuneError(f"init_from: no such file or folder: {source}")
+    if config.training_method == "LORA" and is_adapter(source):
+        check_kind(source, read_adapter(source, family, "")[0], config.lora)
+    if config.training_method == "EMBEDDING" and source.is_file():
+        read_embedding(family, source)
+
+
+def check_kind(source: Path, theirs: Mapping[str, Mapping[str, Tensor]], settings: Lora) -> None:
+    """Raise VideotuneError for an adapter of another kind, or of a higher rank, than the one that trains."""
+    kind = kind_of([f"{path}.{part}" for path, own in theirs.items() for part in own])
+    if kind != settings.variant:
+        raise VideotuneError(f"init_from: {source} is {kind}, and lora.variant is {settings.variant}")
+    for path, parts in theirs.items():
+        if "lora_A" in parts and (rank := parts["lora_A"].shape[0]) > settings.rank:
+            raise VideotuneError(f"init_from: {source} has rank {rank} in {path}: set lora.rank to it, or higher")
+
+
+def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
     """Raise VideotuneError where a module's tensors have no place in ours."""
     if "lora_A" in theirs:
         a, b = theirs["lora_A"], theirs["lora_B"]
-        if a.shape[0] > rank:
-            raise VideotuneError(f"init_from: {source} has rank {a.shape[0]} in {path}: set lora.rank to it, or higher")
         if a.shape[1] != ours["lora_A"].shape[1] or b.shape[0] != ours["lora_B"].shape[0]:
             raise VideotuneError(f"init_from: {source} was made for another base: {path} differs in size")
         return

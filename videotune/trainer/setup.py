@@ -11,7 +11,7 @@ from videotune.trainer.cache_filling import echo_truncated_live, fill_distribute
 from videotune.trainer.components import dtype_name, make_objective, make_source, open_models
 from videotune.trainer.denoisers import make_expert_schedule, open_pool
 from videotune.trainer.distributed import DistributedContext, sharded
-from videotune.trainer.init_from import init_from
+from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.logging.heartbeat import Heartbeat
 from videotune.trainer.logging.journal import Journal
 from videotune.trainer.logging.tensorboard import refuse_missing
@@ -61,6 +61,8 @@ def prepare(
         if config.sharding == "FULL" and dist.size == 1:
             echo("note: sharding FULL has nothing to share out: this is one process, which has all weights")
     refuse_text(family, config)
+    if config.init_from and first == 1:
+        check_source(Path(config.init_from).expanduser(), family, config)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
     prompts = [prompt for one in callbacks for prompt in one.prompts()]
