@@ -1,4 +1,4 @@
-"""`videotune import`, in a process as a person starts it."""
+"""`videotune import`, run as a subprocess."""
 
 import json
 import os

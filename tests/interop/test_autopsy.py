@@ -1,4 +1,4 @@
-"""videotune autopsy: what other trainers make of clips, on synthetic clips whose fate is known and on real ones."""
+"""videotune autopsy: what other trainers make of clips, on synthetic clips whose outcome is known and on real ones."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 
 from tests.shell import Printed, run
 from videotune.errors import DONE, VideotuneError
-from videotune.interop.autopsy import dissect, fates, steps_of
-from videotune.interop.practices import practice_of
+from videotune.interop.autopsy import build_autopsy, outcomes, steps_of
+from videotune.interop.trainer_rules import rules_of
 from videotune.models.registry import find
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "autopsy.schema.json"
@@ -46,7 +46,7 @@ OURS = {"steps_per_epoch": 1.0, "noise": [0.1, 0.3, 0.5, 0.7, 0.9], "scale": 1.0
 
 
 def result(trainer: str, values: dict[str, Any], *clips: dict[str, Any]) -> dict[str, Any]:
-    return dissect(trainer, practice_of(trainer, values, WAN), WAN, account(*clips), OURS, [])
+    return build_autopsy(trainer, rules_of(trainer, values, WAN), WAN, account(*clips), OURS, [])
 
 
 def kinds(found: dict[str, Any]) -> set[str]:
@@ -113,19 +113,21 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
     ],
 )  # fmt: skip
 def test_steps_of_an_epoch_are_those_of_their_batches(trainer: str, values: dict[str, Any], steps: int) -> None:
-    practice = practice_of(trainer, values, WAN)
+    applied = rules_of(trainer, values, WAN)
     clips = [clip(f"{i}.mp4", 41, 16.0) for i in range(3)]
-    found = {row["path"]: [fate for one in practice.datasets for fate in fates(one, row, 16.0)] for row in clips}
-    assert steps_of(practice, found) == steps
+    found = {
+        row["path"]: [outcome for one in applied.datasets for outcome in outcomes(one, row, 16.0)] for row in clips
+    }
+    assert steps_of(applied, found) == steps
 
 
 def test_a_config_without_clips_and_a_value_that_is_none_are_refused() -> None:
     with pytest.raises(VideotuneError, match="no dataset of clips"):
-        practice_of("musubi", {"network_dim": 32}, WAN)
+        rules_of("musubi", {"network_dim": 32}, WAN)
     with pytest.raises(VideotuneError, match="network_dim"):
-        practice_of("musubi", MUSUBI | {"network_dim": "many"}, WAN)
+        rules_of("musubi", MUSUBI | {"network_dim": "many"}, WAN)
     with pytest.raises(VideotuneError, match="kohya"):
-        practice_of("kohya", {}, WAN)
+        rules_of("kohya", {}, WAN)
 
 
 def written(folder: Path) -> list[Path]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from videotune.interop import rules
-from videotune.interop.practices import practice_of
 from videotune.interop.rules import Noise, Source
+from videotune.interop.trainer_rules import rules_of
 from videotune.models.registry import find
 from videotune.types import ModelSpec
 
@@ -113,7 +113,7 @@ LTX: ModelSpec = find("ltx_video").spec
 
 def noise_of(trainer: str, values: dict[str, Any], bucket: tuple[int, int, int] = (1, 480, 832)) -> list[float]:
     spec = LTX if trainer == "ltx-trainer" else WAN
-    found = practice_of(trainer, values | DATASETS[trainer], spec).noise(bucket)
+    found = rules_of(trainer, values | DATASETS[trainer], spec).noise(bucket)
     assert isinstance(found, Noise), found
     return found.quantiles(0.05, 0.25, 0.5, 0.75, 0.95)
 

@@ -40,8 +40,8 @@ def show(found: dict[str, Any]) -> None:
     )
     rows = [
         [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
-         "\n".join(dict.fromkeys(fate_text(fate) for fate in row["theirs"])),
-         fate_text({**row["ours"], "dropped": row["ours"]["reason"], "samples": row["ours"]["windows"]})]
+         "\n".join(dict.fromkeys(outcome_text(outcome) for outcome in row["theirs"])),
+         outcome_text({**row["ours"], "dropped": row["ours"]["reason"], "samples": row["ours"]["windows"]})]
         for row in found["clips"]
     ]  # fmt: skip
     print_table("clips", ["clip", "source", trainer, "videotune"], rows)
@@ -59,11 +59,11 @@ def show(found: dict[str, Any]) -> None:
         out("Both do the same with these clips, but for rounding.")
 
 
-def fate_text(fate: dict[str, Any]) -> str:
+def outcome_text(outcome: dict[str, Any]) -> str:
     """What becomes of a clip: why it is dropped, or its samples with the speed at which they play."""
-    if fate["dropped"]:
-        return f"dropped: {fate['dropped']}"
-    return f"{counted(fate['samples'], 'sample')}, {shape_words(fate['shape'])}, {fate['speed']:.2f} x"
+    if outcome["dropped"]:
+        return f"dropped: {outcome['dropped']}"
+    return f"{counted(outcome['samples'], 'sample')}, {shape_words(outcome['shape'])}, {outcome['speed']:.2f} x"
 
 
 def buckets_text(buckets: dict[str, int]) -> str:

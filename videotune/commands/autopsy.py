@@ -7,10 +7,10 @@ from typing import Any
 
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
-from videotune.interop.autopsy import SHARES, dissect
+from videotune.interop.autopsy import SHARES, build_autopsy
 from videotune.interop.command_line import typed
-from videotune.interop.practices import practice_of
 from videotune.interop.theirs import read_theirs
+from videotune.interop.trainer_rules import rules_of
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.loading import explained
@@ -50,5 +50,8 @@ def autopsy(
     }
     roots = [Path(data).absolute()]
     with explained(f"{files[0]} has values that {theirs.trainer} would not take either"):
-        practice = practice_of(theirs.trainer, theirs.values, job.spec)
-        return {"model": job.spec.title, **dissect(theirs.trainer, practice, job.spec, result.account, ours, roots)}
+        applied = rules_of(theirs.trainer, theirs.values, job.spec)
+        return {
+            "model": job.spec.title,
+            **build_autopsy(theirs.trainer, applied, job.spec, result.account, ours, roots),
+        }

@@ -147,7 +147,7 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def matrix_rate(sizes: Sizes, load: float, device: torch.device) -> float:
-    """Operations a second of products of matrices in the dtype of a training, after so many seconds of them."""
+    """Floating-point operations per second of matrix products in the training dtype, after a warm-up in seconds."""
     side, dtype = sizes.matrix, torch.bfloat16 if has_bf16(device) else torch.float32
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     begun, first = time.perf_counter(), True

@@ -244,6 +244,18 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names -> nested dicts."""
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        *sections, last = name.split(".")
+        place = out
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return out
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict by dotted names; lists are values."""
     out: dict[str, Any] = {}

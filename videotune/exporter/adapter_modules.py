@@ -163,7 +163,7 @@ def modules_in(family: Family, net: nn.Module, file: AdapterFile) -> dict[str, M
 def apart(net: nn.Module, module: Module) -> list[Module]:
     """A module as it is in diffusers; where it is several there, each has its rows.
 
-    Raises VideotuneError for a Kronecker product, which has no rows of its own.
+    Raises VideotuneError for LoKr, whose factors cannot be split by rows.
     """
     if len(module.paths) == 1:
         return [module]

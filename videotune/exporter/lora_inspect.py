@@ -88,7 +88,7 @@ def misfits(base: Base, modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str
 
 
 def fitting(file: AdapterFile, base: str | None, family: str | None) -> tuple[list[Base], Base, dict[str, str]]:
-    """The bases that every module of a file fits, that of its own header first; the nearest one; and its misfits."""
+    """The bases that fit every module of a file, the base of its header first; the nearest base; and that base's misfits."""
     modules, _ = keys_of(file)
     expert, own = expert_of(file)[0], file.facts.get("family")
 
@@ -249,7 +249,9 @@ def summary(found: dict[str, Any]) -> list[str]:
     rows, others, form = found["modules"], found["other_tensors"], found["form"]
     lines = [f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"]
     lines += [
-        f"form: {form['prefix'] or 'nothing'} before {form['names']} names" + ", in a PEFT folder" * form["peft_folder"]
+        f"form: {form['names']} names"
+        + f", prefix {form['prefix']}" * bool(form["prefix"])
+        + ", in a PEFT folder" * form["peft_folder"]
     ]
     base = f"base: {found['family']}"
     if found["family"] is None:

@@ -99,7 +99,7 @@ def combine(paths: Sequence[Path], weights: Sequence[float], ranks: Ranks, made:
     files = [first, *map(open_file, paths[1:])]
     found = [modules, *(modules_in(base.family, base.net, file) for file in files[1:])]
     if len({expert_of(file)[0] for file in files}) > 1:
-        raise VideotuneError(f"{paths[0]} and the others are of several experts: each expert has a LoRA of its own")
+        raise VideotuneError(f"{paths[0]} and the others belong to different experts: merge the files of one expert")
     sums: dict[str, list[maths.Factors]] = {}
     for file, own, strength in zip(files, found, list(weights) * len(paths) or [1.0] * len(paths), strict=False):
         if (kind := kind_in(own)) != "LORA":
@@ -129,7 +129,8 @@ def of_rank(pairs: Mapping[str, maths.Factors], ranks: Ranks, doing: str) -> tup
             kept[name] = maths.cut(svd, rank := ranks(svd[1]) if ranks is not None else 0)
             lost, whole = lost + float(svd[1][rank:].square().sum()), whole + float(svd[1].square().sum())
     found = [len(pair[1]) for pair in kept.values()]
-    words = f"rank {min(found)} to {max(found)}; relative error of ΔW {math.sqrt(lost / (whole or 1.0)):.2e}"
+    span = f"{min(found)} to {max(found)}" if min(found) < max(found) else f"{min(found)}"
+    words = f"rank {span}; relative error of ΔW {math.sqrt(lost / (whole or 1.0)):.2e}"
     return {name: module_of(name, pair) for name, pair in kept.items()}, [words]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.data.buckets import kept_share
-from videotune.interop.practices import PRACTICES, DatasetRules, Practice
 from videotune.interop.rules import Source
+from videotune.interop.trainer_rules import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.text import short_path
 from videotune.types import ModelSpec
 
@@ -20,7 +20,7 @@ SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 OFF = 0.05
 """The least difference of a speed, a share of the picture or a median noise level that is named."""
 
-Fate = Mapping[str, Any]
+Outcome = Mapping[str, Any]
 """What becomes of a clip in a dataset of theirs: why it is ``dropped`` (None: it is not), or its ``samples`` of one shape.
 
 ``speed``: at which a sample plays for the model, 1.0 being that of the clip. Shares: ``seen`` of the clip's frames that lie
@@ -29,7 +29,7 @@ within a sample; ``held`` of a sample's frames that repeat the clip's last one; 
 """
 
 
-def fates(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None) -> Iterator[Fate]:
+def outcomes(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None) -> Iterator[Outcome]:
     """What a dataset's rules make of a clip (a row of ``videotune check --json``), one for each count of frames.
 
     ``model_fps`` None: the model is told the clip's own rate.
@@ -54,21 +54,21 @@ def fates(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None)
         }  # fmt: skip
 
 
-def steps_of(practice: Practice, found: Mapping[str, Sequence[Fate]]) -> int:
-    """Optimizer steps of one epoch, from each clip's fates. Where the rest is dropped, datasets share their buckets."""
-    rules, counts = {one.name: one for one in practice.datasets}, Counter[tuple[str, str]]()
-    for one in (fate for fates in found.values() for fate in fates if fate["dropped"] is None):
+def steps_of(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
+    """Optimizer steps of one epoch, from each clip's outcomes. Where the rest is dropped, datasets share their buckets."""
+    rules, counts = {one.name: one for one in applied.datasets}, Counter[tuple[str, str]]()
+    for one in (outcome for outcomes in found.values() for outcome in outcomes if outcome["dropped"] is None):
         own = rules[one["dataset"]]
         counts["" if own.drops_rest else own.name, one["shape"]] += int(one["samples"] * own.repeats)
     batches = 0
     for (name, _), count in counts.items():
-        own = rules.get(name, practice.datasets[0])
+        own = rules.get(name, applied.datasets[0])
         batches += count // own.batch if own.drops_rest else math.ceil(count / own.batch)
-    return math.ceil(batches / practice.accumulation)
+    return math.ceil(batches / applied.accumulation)
 
 
-def dissect(
-    trainer: str, practice: Practice, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any],
+def build_autopsy(
+    trainer: str, applied: TrainerRules, spec: ModelSpec, account: Mapping[str, Any], ours: Mapping[str, Any],
     roots: Sequence[Path],
 ) -> dict[str, Any]:  # fmt: skip
     """Their account of the clips beside ours, and the differences by what they cost.
@@ -77,18 +77,20 @@ def dissect(
     datasets' folders, from which clips are named.
     """
     clips = [clip for clip in account["clips"] if (clip.get("source_frames") or 0) > 1]
-    rate = None if PRACTICES[trainer].get("tells_fps") else spec.rules.fps
-    found = {clip["path"]: [fate for one in practice.datasets for fate in fates(one, clip, rate)] for clip in clips}
+    rate = None if TRAINER_FACTS[trainer].get("tells_fps") else spec.rules.fps
+    found = {
+        clip["path"]: [outcome for one in applied.datasets for outcome in outcomes(one, clip, rate)] for clip in clips
+    }
     shapes: Counter[str] = Counter()
-    for fate in (fate for own in found.values() for fate in own if fate["dropped"] is None):
-        shapes[fate["shape"]] += fate["samples"]
-    used = sum(any(fate["dropped"] is None for fate in own) for own in found.values())
+    for outcome in (outcome for own in found.values() for outcome in own if outcome["dropped"] is None):
+        shapes[outcome["shape"]] += outcome["samples"]
+    used = sum(any(outcome["dropped"] is None for outcome in own) for own in found.values())
     common = shapes.most_common(1)[0][0] if shapes else "x".join(["1", *[str(spec.default_resolution)] * 2])
     frames, height, width = map(int, common.split("x"))
-    noise = practice.noise((frames, height, width))
+    noise = applied.noise((frames, height, width))
     theirs = {
         "used": used, "dropped": len(found) - used, "buckets": dict(shapes.most_common()),
-        "steps_per_epoch": steps_of(practice, found), "scale": practice.scale, "read_scale": practice.read_scale,
+        "steps_per_epoch": steps_of(applied, found), "scale": applied.scale, "read_scale": applied.read_scale,
         "noise": noise if isinstance(noise, str) else noise.quantiles(*SHARES),
     }  # fmt: skip
     rows = [
@@ -101,7 +103,7 @@ def dissect(
     ]  # fmt: skip
     buckets = {bucket["shape"]: bucket["windows"] for bucket in account["buckets"]}
     mine = {"used": account["used"] + account["held_out"], "dropped": account["skipped"], "buckets": buckets, **ours}
-    facts = {key: PRACTICES[trainer][key] for key in ("repository", "commit", "sources")}
+    facts = {key: TRAINER_FACTS[trainer][key] for key in ("repository", "commit", "sources")}
     named = [{"kind": kind, "text": text} for kind, text in findings(rows, theirs, mine, rate)]
     return {"trainer": trainer, **facts, "clips": rows, "theirs": theirs, "ours": mine, "findings": named}
 
@@ -110,21 +112,21 @@ def findings(
     rows: Sequence[Mapping[str, Any]], theirs: Mapping[str, Any], ours: Mapping[str, Any], rate: float | None
 ) -> Iterator[tuple[str, str]]:
     """The differences that change what is learnt, each a kind and a sentence; what costs most comes first."""
-    kept = [(row, fate) for row in rows for fate in row["theirs"] if fate["dropped"] is None]
-    if lost := [row for row in rows if row["theirs"] and all(fate["dropped"] for fate in row["theirs"])]:
+    kept = [(row, outcome) for row in rows for outcome in row["theirs"] if outcome["dropped"] is None]
+    if lost := [row for row in rows if row["theirs"] and all(outcome["dropped"] for outcome in row["theirs"])]:
         used, why = sum(row["ours"]["used"] for row in lost), f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}"
         yield "dropped", f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them."
-    if off := [(row, fate) for row, fate in kept if abs(fate["speed"] - 1) > OFF]:
-        row, fate = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
+    if off := [(row, outcome) for row, outcome in kept if abs(outcome["speed"] - 1) > OFF]:
+        row, outcome = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
         own = f"{row['source']['fps']:g} fps" + (f", the model's are {rate:g}" if rate else "")
         clips = f"{len({row['path'] for row, _ in off})} of {len(rows)} clips at another speed"
-        yield "speed", f"{clips}: {row['path']} plays at {fate['speed']:.2f} x ({own}); in videotune at 1 x."
+        yield "speed", f"{clips}: {row['path']} plays at {outcome['speed']:.2f} x ({own}); in videotune at 1 x."
     for kind, what in (("held", "a sample's frames repeat the clip's last one"), ("cut", "the picture is cut off")):
-        if (share := max((fate[kind] for _, fate in kept), default=0.0)) > OFF:
+        if (share := max((outcome[kind] for _, outcome in kept), default=0.0)) > OFF:
             yield kind, f"Up to {share:.0%} of {what}."
-    if (stretch := max((abs(math.log(fate["stretch"])) for _, fate in kept), default=0.0)) > OFF:
+    if (stretch := max((abs(math.log(outcome["stretch"])) for _, outcome in kept), default=0.0)) > OFF:
         yield "stretch", f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops."
-    seen = {row["path"]: max(fate["seen"] for own, fate in kept if own is row) for row, _ in kept}
+    seen = {row["path"]: max(outcome["seen"] for own, outcome in kept if own is row) for row, _ in kept}
     if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > OFF:
         yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
     scale, read = theirs["scale"], theirs["read_scale"]

@@ -1,7 +1,7 @@
 """The rules by which other trainers choose frames, sizes and noise levels: each a function of a clip's facts.
 
 The last argument of a frame rule is the clip; those of a size rule are the clip and the frames of its samples. Which trainer
-has which rule stands in ``practices.py``; where a rule is known from, in ``practices.json``.
+has which rule stands in ``trainer_rules.py``; where a rule is known from, in ``trainer_rules.json``.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from videotune.config.load import unflatten
 from videotune.config.resolve import resolve
 from videotune.config.suggestions import other_values, plain
 from videotune.errors import VideotuneError
@@ -245,11 +246,5 @@ def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, last = key.split(".")
-        place = out
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+    out = unflatten(flat)
     return out | ({"datasets": list(out["datasets"].values())} if "datasets" in out else {})

@@ -153,7 +153,7 @@ def part_files(
             fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
             raise VideotuneError(f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}.")
         if path.resolve() in {other.resolve() for other in found.values()}:
-            raise VideotuneError(f"{key}: {path.name} is given for two experts; each has weights of its own")
+            raise VideotuneError(f"{key}: {path.name} is given for two experts: give a file for each")
         if what := kind_of(model_files.headers([path]), spec.name):
             raise VideotuneError(f"{key}: {path} is {what}, not the transformer of a {spec.title}")
         found[spec.part_of(expert)] = path.absolute()

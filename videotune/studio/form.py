@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from videotune.config.explain import advice, default, values
-from videotune.config.load import check_keys, flatten, merge, read_preset
+from videotune.config.load import check_keys, flatten, merge, read_preset, unflatten
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.captions import variants
@@ -153,18 +153,6 @@ def put(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, 
     check_keys(nested, "the form")
     parse(merge(read_preset(preset), nested))
     return nested
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names -> nested dicts."""
-    out: dict[str, Any] = {}
-    for name, value in flat.items():
-        *sections, last = name.split(".")
-        place = out
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return out
 
 
 def standing(preset: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What each trainer does with a dataset, read from its config: the rules of ``rules.py`` with that config's numbers.
 
-``practices.json`` has the keys that are read, with their defaults, and where each rule is known from.
+``trainer_rules.json`` has the keys that are read, with their defaults, and where each rule is known from.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from videotune.interop import rules
 from videotune.interop.rules import Bucket, Noise, Samples, Size, Source
 from videotune.types import ModelSpec
 
-PRACTICES: Mapping[str, Any] = read_json(Path(__file__).with_name("practices.json"))
+TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_rules.json"))
 """By trainer: where its rules are known from, its keys with their defaults, and numbers that hang on the model."""
 
-PREPROCESSED = next(name for name, facts in PRACTICES.items() if facts.get("preprocessed"))
-"""The trainer whose clips another command turns into latents first, by buckets of its own."""
+PREPROCESSED = next(name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed"))
+"""The trainer that encodes clips in a separate command, whose options hold the buckets."""
 
 LARGE = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
 """A number in a value that is larger than any that a dataset can mean."""
@@ -53,7 +53,7 @@ class DatasetRules:
 
 
 @dataclass(frozen=True)
-class Practice:
+class TrainerRules:
     """A trainer's rules for a run. ``noise`` answers for a bucket (frames, height, width); a text says why it cannot.
 
     ``scale`` is alpha / rank in training; ``read_scale`` what readers apply of the file that it saves.
@@ -66,19 +66,19 @@ class Practice:
     accumulation: int = 1
 
 
-def practice_of(trainer: str, values: Mapping[str, Any], spec: ModelSpec) -> Practice:
+def rules_of(trainer: str, values: Mapping[str, Any], spec: ModelSpec) -> TrainerRules:
     """The rules of a trainer with its config's numbers; ``values`` as ``theirs.read_theirs`` gives them.
 
     Raises VideotuneError for a trainer of pictures, for a value of another type, and where no dataset of clips is named.
     """
     if trainer not in TRAINERS:
         raise VideotuneError(f"the rules of {trainer} for clips are not known; known are {', '.join(TRAINERS)}")
-    table = PRACTICES[trainer]
+    table = TRAINER_FACTS[trainer]
     run = _section(values, table["run"]["prefix"], table["run"].get("general"), table["run"]["defaults"])
-    practice = TRAINERS[trainer](run, list(_datasets(values, table.get("dataset"))), spec)
-    if not practice.datasets:
+    applied = TRAINERS[trainer](run, list(_datasets(values, table.get("dataset"))), spec)
+    if not applied.datasets:
         raise VideotuneError(f"this {trainer} config names no dataset of clips: give its dataset's config too")
-    return practice
+    return applied
 
 
 def _datasets(values: Mapping[str, Any], table: Mapping[str, Any] | None) -> Iterator[Section]:
@@ -110,7 +110,7 @@ def _section(values: Mapping[str, Any], prefix: str, general: str | None, defaul
 
 def _number(trainer: str, table: str, spec: ModelSpec, default: float) -> Any:
     """A number of a trainer that hangs on the model family, or on its spatial stride too."""
-    numbers = PRACTICES[trainer][table]
+    numbers = TRAINER_FACTS[trainer][table]
     return numbers.get(f"{spec.name}/{spec.rules.spatial_stride}", numbers.get(spec.name, default))
 
 
@@ -122,7 +122,7 @@ def _area_shift(spec: ModelSpec, bucket: Bucket) -> float:
     return rules.shift_of_area(bucket[1] * bucket[2] / (2 * spec.rules.spatial_stride) ** 2)
 
 
-def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     def dataset(one: Section) -> DatasetRules:
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
@@ -151,10 +151,10 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Pract
         return Noise(Timesteps(distribution, moved, **numbers, **cut), *((0, 1) if cut else (low, high)))
 
     scale = run.network_alpha / run.network_dim
-    return Practice([dataset(one) for one in datasets], noise, scale, scale, run.gradient_accumulation_steps)
+    return TrainerRules([dataset(one) for one in datasets], noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     batch, step = run.micro_batch_size_per_gpu * run.gradient_accumulation_steps, spec.rules.frame_step
 
     def ratios(one: Section) -> list[float]:
@@ -175,15 +175,15 @@ def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) 
 
     def noise(bucket: Bucket) -> Noise | str:
         shift = run.model_shift or (_area_shift(spec, bucket) if run.model_flux_shift else 1.0)
-        shift = 1.0 if spec.name in PRACTICES["diffusion-pipe"]["no_shift"] else shift
+        shift = 1.0 if spec.name in TRAINER_FACTS["diffusion-pipe"]["no_shift"] else shift
         uniform = run.model_timestep_sample_method == "uniform"
         own = {} if uniform else {"std": run.model_sigmoid_scale}
         return _flow("UNIFORM" if uniform else "LOGIT_NORMAL", shift, lo=run.model_min_t, hi=run.model_max_t, **own)
 
-    return Practice([own for one in datasets for own in all_rules(one)], noise)
+    return TrainerRules([own for one in datasets for own in all_rules(one)], noise)
 
 
-def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     found = []
     for one in (one for one in datasets if one.num_frames > 1 or one.auto_frame_count):
         how = one.shrink_video_to_frames, one.auto_frame_count, one.trim_auto_frame_count_tail
@@ -196,14 +196,14 @@ def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> P
     why = f"timestep_type {run.timestep_type} with content_or_style {run.content_or_style} is not calculated here"
     noise = known.get(run.timestep_type, why) if run.content_or_style == "balanced" else why
     accumulation = max(run.gradient_accumulation_steps, run.gradient_accumulation)
-    return Practice(found, lambda _: noise, accumulation=accumulation)
+    return TrainerRules(found, lambda _: noise, accumulation=accumulation)
 
 
-def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     found = [_spread(one.name, one.video_resolution_buckets, run, one.reshape_mode) for one in datasets]
     noise = _weighted(run, run.flow_weighting_scheme if spec.path == "flow" else "none")
     # alpha stands in the file's header under a key that other readers do not know
-    return Practice(found, lambda _: noise, run.lora_alpha / run.rank, 1.0, run.gradient_accumulation_steps)
+    return TrainerRules(found, lambda _: noise, run.lora_alpha / run.rank, 1.0, run.gradient_accumulation_steps)
 
 
 def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> DatasetRules:
@@ -219,15 +219,17 @@ def _weighted(run: Section, scheme: str) -> Noise | str:
     return _flow("LOGIT_NORMAL", **own) if scheme == "logit_normal" else _flow("UNIFORM")
 
 
-def _video_model_studio(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
-    facts = PRACTICES["videomodelstudio"]
+def _video_model_studio(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+    facts = TRAINER_FACTS["videomodelstudio"]
     height, width = facts["resolutions"].get(run.resolution, next(iter(facts["resolutions"].values())))
     dataset = _spread("session", [(count, height, width) for count in facts["frames"]], run, "bicubic")
     noise = _weighted(run, "none" if spec.name in facts["uniform"] else "logit_normal")
-    return Practice([dataset], lambda _: noise, run.lora_alpha / run.lora_rank, 1.0, run.gradient_accumulation_steps)
+    return TrainerRules(
+        [dataset], lambda _: noise, run.lora_alpha / run.lora_rank, 1.0, run.gradient_accumulation_steps
+    )
 
 
-def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     step = _number("simpletuner", "frame_step", spec, 1)
 
     def dataset(one: Section) -> DatasetRules:
@@ -249,10 +251,10 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
         noise = _flow("LOGIT_NORMAL", run.flow_schedule_shift, std=run.flow_sigmoid_scale)
     clips = [dataset(one) for one in datasets if one.dataset_type == "video" and not one.disabled]
     scale = (run.lora_alpha or run.lora_rank) / run.lora_rank
-    return Practice(clips, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
+    return TrainerRules(clips, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     frames, found = partial(rules.following, run.frames), []
     for one in datasets:
         repeats = one.balancing if one.balancing_strategy == "REPEATS" else 1
@@ -271,10 +273,10 @@ def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> P
     if plain and kind in known:
         noise = _flow("MODE" if kind == "HEAVY_TAIL" else kind, run.timestep_shift, **known[kind])
     scale = run.lora_alpha / run.lora_rank
-    return Practice(found, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
+    return TrainerRules(found, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Practice:
+def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
     dims = run.validation_video_dims
     entries = [entry.split("x") for entry in run.resolution_buckets.split(";") if entry] or ([dims] if dims else [])
     buckets = [(int(count), int(height), int(width)) for width, height, count in entries]
@@ -290,12 +292,12 @@ def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
         return _flow("LOGIT_NORMAL", mean=mean, std=run.flow_matching_timestep_sampling_params_std)
 
     found = [DatasetRules("preprocess_dataset.py", frames, size, batch, drops_rest=True)] if buckets else []
-    return Practice(found, noise, run.lora_alpha / run.lora_rank, 1.0, run.optimization_gradient_accumulation_steps)
+    return TrainerRules(found, noise, run.lora_alpha / run.lora_rank, 1.0, run.optimization_gradient_accumulation_steps)
 
 
-TRAINERS: Mapping[str, Callable[[Section, Sequence[Section], ModelSpec], Practice]] = {
+TRAINERS: Mapping[str, Callable[[Section, Sequence[Section], ModelSpec], TrainerRules]] = {
     "musubi": _musubi, "diffusion-pipe": _diffusion_pipe, "ai-toolkit": _ai_toolkit, "finetrainers": _finetrainers,
     "videomodelstudio": _video_model_studio, "simpletuner": _simpletuner, "onetrainer": _onetrainer,
     PREPROCESSED: _preprocessed,
 }  # fmt: skip
-"""A trainer's name -> its practice."""
+"""A trainer's name -> the function of its rules."""
