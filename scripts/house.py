@@ -41,6 +41,9 @@ GPU_TESTS = 1_500
 INTEROP = 1_500
 """Code lines that files of other programs (LoRA tools, import, autopsy, single files) may add to the rest; tests alike."""
 
+AROUND = 1_500
+"""Code lines that what stands around a run (captions, trackers, Hub, queue, recipes) may add to the rest; tests alike."""
+
 DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -191,7 +194,7 @@ def figures() -> list[Figure]:
     long = [f"{path.relative_to(ROOT)} {code_lines(path)}" for path in package if code_lines(path) > 400]
     families = [PACKAGE / "models" / f"{name}.py" for name in FAMILIES]
     return [
-        Figure("code lines of the package", total(package), 21_500 + INTEROP),
+        Figure("code lines of the package", total(package), 21_500 + INTEROP + AROUND),
         Figure("code lines of the core", total(path for path in package if in_core(path)), 3_500),
         Figure("code lines of commands/", total(files(PACKAGE / "commands")), 1_300),
         Figure(
@@ -203,7 +206,7 @@ def figures() -> list[Figure]:
         Figure("import circles", len(rings), 0, tuple(rings)),
         Figure("modules of one training step", len(step := step_modules()), 9, tuple(step)),
         Figure("imports inside functions", len(inner), 100, tuple(inner)),
-        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000 + GPU_TESTS + INTEROP),
+        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000 + GPU_TESTS + INTEROP + AROUND),
     ]
 
 
