@@ -15,7 +15,8 @@ import pytest
 from tests.journal_lines import step_line
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import actions, jobs, projects, run_pages, status
+from videotune.queue import jobs
+from videotune.studio import actions, projects, run_pages, status
 
 
 def until(true: Callable[[], object], seconds: float = 60) -> None:

@@ -11,7 +11,8 @@ import pytest
 from tests.studio.test_jobs import steps
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import actions, jobs, projects, run_pages, status
+from videotune.queue import jobs
+from videotune.studio import actions, projects, run_pages, status
 
 
 def ended_job(project: projects.Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:

@@ -12,7 +12,8 @@ from videotune.config.load import preset_named
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
-from videotune.studio import clips, form, jobs, projects
+from videotune.queue import jobs
+from videotune.studio import clips, form, projects
 from videotune.studio.projects import Project, inside, named
 
 Answer = Mapping[str, str | bool]

@@ -13,7 +13,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
 from videotune.files import write_text
-from videotune.studio.jobs import Job, all_jobs, result
+from videotune.queue.jobs import Job, all_jobs, result
 from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside, texts
 
 

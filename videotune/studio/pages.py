@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from videotune.config.load import flatten, preset_about, preset_names
+from videotune.queue.jobs import all_jobs, latest, log_tail, result, why
 from videotune.reporter.build import environment, fill
 from videotune.reporter.curves import COLOURS
 from videotune.reporter.read import mapping
 from videotune.studio import actions, clips, form
-from videotune.studio.jobs import all_jobs, latest, log_tail, result, why
 from videotune.studio.projects import BOOK, CLIPS, Project, datasets, draft, projects, seen_files, texts
 from videotune.text import duration, plain, shape_words
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from videotune.queue.jobs import Job, all_jobs, latest, result, why
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure, loss, validation
 from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping, number
 from videotune.studio.actions import run_folder
-from videotune.studio.jobs import Job, all_jobs, latest, result, why
 from videotune.studio.pages import html
 from videotune.studio.projects import Project, texts
 from videotune.studio.status import Progress, progress, read_live

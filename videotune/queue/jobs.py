@@ -33,6 +33,9 @@ BEGINNING = 20.0
 LONGEST_WORD = 100_000
 """Bytes of one argument; Linux takes 128 kB."""
 
+WHOLE = ("split", "train")
+"""Kinds whose exit code 2 says that nothing was done: the video is not split, the run is refused."""
+
 KEPT = 40
 """Folders of ended jobs that stay, of one kind."""
 
@@ -41,7 +44,8 @@ KEPT = 40
 class Job:
     """A command that was started: its kind (check, plan, train …), what it is about, and how it stands.
 
-    ``code`` is the exit code, None while it runs and where it died without one; times are seconds since 1970.
+    ``code`` is the exit code, None while it runs and where it died without one; times are seconds since 1970; ``env``:
+    environment variables that it was given beside the starting process's.
     """
 
     folder: Path
@@ -52,6 +56,7 @@ class Job:
     code: int | None
     started: float
     ended: float | None
+    env: Mapping[str, str]
 
     @property
     def running(self) -> bool:
@@ -60,12 +65,17 @@ class Job:
 
 
 def start(
-    project: Path, kind: str, words: Sequence[str], about: str = "", put_back: Mapping[str, str] | None = None
+    project: Path,
+    kind: str,
+    words: Sequence[str],
+    about: str = "",
+    put_back: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Job:
     """Start ``videotune WORDS`` apart from this process.
 
-    ``put_back``: files to move, from where to where, if the command does not end with success.
-    Raises VideotuneError for a word that no process can be given.
+    ``put_back``: files to move, from where to where, if the command does not end with success; ``env``: environment
+    variables beside this process's own. Raises VideotuneError for a word that no process can be given.
     """
     for word in words:
         if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
@@ -80,12 +90,14 @@ def start(
             break
     facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
     facts |= {"put_back": dict(put_back)} if put_back else {}
+    facts |= {"env": dict(env)} if env else {}
     write_json(folder / "job.json", facts)
     process = subprocess.Popen(
-        [sys.executable, "-m", "videotune.studio.runner", str(folder)],
+        [sys.executable, "-m", "videotune.queue.runner", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=(folder / "runner-log").open("wb"),
+        env={**os.environ, **(env or {})},
         start_new_session=os.name != "nt",
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
@@ -100,13 +112,12 @@ def read(folder: Path) -> Job:
     end = None if alive else _json(folder / "rc.json")  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (int(end["code"]), float(end["ended"]))
     state = "running" if alive else "dead" if code is None else _how(code, facts["kind"])
-    return Job(
-        folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, float(facts["started"]), ended
-    )
+    times = float(facts["started"]), ended
+    return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
 
 
 def _how(code: int, kind: str) -> State:
-    if code == DONE or (code == SKIPPED and kind != "split"):  # a video that was not split is the whole of that job
+    if code == DONE or (code == SKIPPED and kind not in WHOLE):
         return "done"
     if code in (INTERRUPTED, -15, -2):
         return "stopped"

@@ -1,4 +1,4 @@
-"""One job, from its beginning to its end: ``python -m videotune.studio.runner FOLDER``.
+"""One job, from its beginning to its end: ``python -m videotune.queue.runner FOLDER``.
 
 It is a process of its own group, so neither a page that is closed nor a server that ends takes a job with it; what the job
 said and how it ended lies in the folder.

@@ -1,0 +1,120 @@
+"""``videotune queue`` and ``videotune sweep``: trainings one after the other, or one a card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from videotune.cli.options import AsJson, Skips, takes_config
+from videotune.console import echo, print_table
+
+if TYPE_CHECKING:
+    from videotune.queue.entries import Entry
+    from videotune.trainer.resolve_config import Overrides
+
+queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
+
+Place = Annotated[
+    Path | None, typer.Option("--queue", help="the queue's folder (default: $VIDEOTUNE_QUEUE, or videotune-queue)")
+]
+Name = Annotated[str, typer.Argument(help="an entry of the queue")]
+Cards = Annotated[str | None, typer.Option("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
+Priority = Annotated[int, typer.Option("--priority", help="the highest runs first")]
+
+
+def _place(queue: Path | None) -> Path:
+    from videotune.queue.entries import default_queue
+
+    return queue or default_queue()
+
+
+def _cards(gpus: str | None) -> list[str | None]:
+    return [part.strip() for part in gpus.split(",") if part.strip()] if gpus else [None]
+
+
+@queue_app.command("add")
+@takes_config
+def add(
+    overrides: Overrides,
+    name: Annotated[str | None, typer.Option("--name", help="its name (default: of --out, or the config file)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
+    priority: Priority = 0,
+    queue: Place = None,
+    allow_skips: Skips = None,
+) -> None:
+    """Add a training; its settings are checked at once."""
+    from videotune.queue.entries import add as put
+    from videotune.queue.sweep import standalone
+
+    source = overrides.config if isinstance(overrides.config, Path) else None
+    own = name or (out.name if out else source.stem if source else "run")
+    print(put(_place(queue), own, standalone(overrides), out, priority, allow_skips))
+
+
+@queue_app.command("ls")
+def ls(queue: Place = None, as_json: AsJson = False) -> None:
+    """List the queue in the order in which it runs."""
+    from videotune.files import life
+    from videotune.queue.entries import entries
+
+    found = entries(_place(queue))
+    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in found]
+    if as_json:
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    shown = [[row["name"], row["state"], row["priority"], row["step"], row["why"] or ""] for row in rows]
+    print_table("queue", ["name", "state", "priority", "step", "why"], shown)
+
+
+@queue_app.command("run")
+def run(
+    queue: Place = None,
+    gpus: Cards = None,
+    watch: Annotated[bool, typer.Option("--watch", help="when nothing waits, wait for more")] = False,
+) -> None:
+    """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
+    from videotune.queue.entries import work
+
+    raise typer.Exit(work(_place(queue), _cards(gpus), watch, _tell))
+
+
+@queue_app.command("rm")
+def rm(name: Name, queue: Place = None) -> None:
+    """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
+    from videotune.queue.entries import remove
+
+    echo(f"{name} is out of the queue; its run folder stays: {remove(_place(queue), name)}")
+
+
+@takes_config
+def sweep(
+    overrides: Overrides,
+    out: Annotated[Path, typer.Option("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
+    vary: Annotated[
+        list[str], typer.Option("--vary", help="KEY=V1,V2,…; several: every combination", show_default=False)
+    ],
+    gpus: Cards = None,
+    allow_skips: Skips = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="queue only; `videotune queue run --queue OUT` trains")
+    ] = False,
+) -> None:
+    """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
+    from videotune.queue.sweep import plan_sweep, run_sweep
+
+    names = plan_sweep(out, overrides, vary, allow_skips)
+    echo(f"{len(names)} runs in {out}")
+    if not no_run:
+        code, page = run_sweep(out, _cards(gpus), _tell)
+        print(page)
+        raise typer.Exit(code)
+
+
+def _tell(entry: Entry) -> None:
+    """Print an entry's new state."""
+    if entry.state != "waiting":
+        why = entry.to_json()["why"]
+        echo(f"{entry.name}: {entry.state}{f' ({why})' if why else ''}  {entry.run}")

@@ -1,0 +1,1 @@
+"""Work that waits: trainings in a folder, by priority and card, and the processes that they run in."""

@@ -1,0 +1,221 @@
+"""The queue: a folder of configs, each a training that waits, runs or has ended.
+
+``queue.json`` holds what was asked of each beside its config, ``jobs/`` what became of it: a worker that is killed leaves
+nothing that the next one does not read there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
+from videotune.files import checked, read_json, write_json
+from videotune.queue import jobs
+from videotune.queue.jobs import Job
+
+State = Literal["waiting", "running", "done", "failed", "stopped"]
+
+CONFIGS = (".json", ".yaml", ".yml")
+LISTED = "queue.json"
+TRIES = 2
+"""Times in a row that a training may fail before the queue leaves it."""
+
+CARD = "CUDA_VISIBLE_DEVICES"
+NAME = re.compile(r"[\w][\w.,=+-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A training of the queue: its config file, its run folder, and how it stands.
+
+    The highest ``priority`` runs first, then the one that was added first. ``tries``: how often it failed in a row;
+    ``job``: its last process, None where it has not begun.
+    """
+
+    name: str
+    config: Path
+    run: Path
+    priority: int
+    added: float
+    skips: str | None
+    state: State
+    tries: int
+    job: Job | None
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``queue ls --json`` prints of it."""
+        why = jobs.why(self.job) if self.job is not None and self.state in ("failed", "stopped") else None
+        card = None if self.job is None else self.job.env.get(CARD)
+        facts = {"name": self.name, "state": self.state, "priority": self.priority, "run": str(self.run)}
+        return facts | {"config": str(self.config), "tries": self.tries, "card": card, "why": why}
+
+
+def entries(queue: Path) -> list[Entry]:
+    """The trainings of a queue in the order in which they run; none where there is no such folder."""
+    rows, ran = _rows(queue), jobs.all_jobs(queue, "train")
+    files = [path for path in queue.glob("[!.]*") if path.suffix in CONFIGS and path.name != LISTED]
+    found = [_entry(queue, path, rows.get(path.stem, {}), [j for j in ran if j.about == path.stem]) for path in files]
+    return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
+
+
+def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
+    run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
+    tries = next((i for i, job in enumerate(ran) if job.code is None or job.state in ("done", "stopped")), len(ran))
+    last = ran[0].state if ran else "waiting"
+    state: State = (
+        last if last in ("waiting", "running", "done", "stopped") else "waiting" if tries < TRIES else "failed"
+    )
+    added = float(row.get("added") or path.stat().st_mtime)
+    return Entry(
+        path.stem, path, run, row.get("priority") or 0, added, row.get("skips"), state, tries, next(iter(ran), None)
+    )
+
+
+def _rows(queue: Path) -> dict[str, Any]:
+    """What ``queue.json`` says of each; VideotuneError where it is damaged."""
+    listed = queue / LISTED
+    row = {"run": str | None, "priority": int | None, "added": float | None, "skips": str | None}
+    try:
+        rows = read_json(listed) if listed.is_file() else {}
+        for values in checked(dict[str, dict[str, Any]], rows).values():
+            for key, kind in row.items():
+                checked(kind, values.get(key))
+        return dict(rows)
+    except ValueError as error:
+        raise VideotuneError(
+            f"{listed} is damaged ({error}): mend it, or delete it to queue the configs anew"
+        ) from error
+
+
+def add(
+    queue: Path,
+    name: str,
+    config: Mapping[str, Any],
+    run: Path | None = None,
+    priority: int = 0,
+    skips: str | None = None,
+) -> Path:
+    """Put a config into the queue; returns its file. ``skips``: as ``train --allow-skips`` takes it.
+
+    Raises VideotuneError where the name is taken, or is none for a file.
+    """
+    if not NAME.fullmatch(name) or name == Path(LISTED).stem:
+        raise VideotuneError(f"--name {name!r}: letters, digits and . , = + - _, at most 100, and not queue")
+    queue.mkdir(parents=True, exist_ok=True)
+    with FileLock(queue / ".list-lock"):
+        if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
+            raise VideotuneError(
+                f"{queue} has an entry {name} already: give another --name, or `videotune queue rm {name}`"
+            )
+        row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
+        write_json(queue / LISTED, _rows(queue) | {name: row})
+        write_json(queue / f"{name}.json", config)
+    return queue / f"{name}.json"
+
+
+def named(queue: Path, name: str) -> Entry:
+    """An entry by its name; VideotuneError that lists them where there is none."""
+    found = entries(queue)
+    for entry in found:
+        if entry.name == name:
+            return entry
+    there = ", ".join(one.name for one in found) or "nothing"
+    raise VideotuneError(f"{queue} has no entry {name}; it holds {there}")
+
+
+def remove(queue: Path, name: str) -> Path:
+    """Stop an entry if it runs, wait until it has saved, and take its config out; returns its run folder, which stays."""
+    entry = named(queue, name)
+    while (entry := named(queue, name)).job is not None and entry.job.running:
+        jobs.stop(entry.job)
+        time.sleep(0.5)
+    with FileLock(queue / ".list-lock"):
+        write_json(queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name})
+        entry.config.unlink(missing_ok=True)
+    for job in jobs.all_jobs(queue, "train"):
+        if job.about == name:
+            shutil.rmtree(job.folder)
+    return entry.run
+
+
+def start(queue: Path, entry: Entry, card: str | None) -> None:
+    """Train an entry in a process of its own, on the card of this number; a run that began before is resumed."""
+    begun = (entry.run / "config.json").is_file()
+    how = ["--resume"] if begun else ["--config", str(entry.config.absolute())]
+    skips = ["--allow-skips", entry.skips] if entry.skips and not begun else []
+    words = ["train", "--out", str(entry.run), *how, *skips]
+    jobs.start(queue, "train", words, entry.name, env={} if card is None else {CARD: card})
+
+
+def work(
+    queue: Path, cards: Sequence[str | None] = (None,), watch: bool = False, tell: Callable[[Entry], None] = print
+) -> int:
+    """Train what waits, one training a card, until nothing waits (``watch``: and then wait for more); the exit code.
+
+    What was stopped before this worker began is resumed. ``tell`` hears of each entry whose state changes. Ctrl-C asks the
+    trainings to save and end, and waits for that; a worker that is killed leaves them at work, and the next one waits for
+    them. Raises VideotuneError where another worker has the queue.
+    """
+    if not queue.is_dir():
+        raise VideotuneError(f"{queue} is no queue: `videotune queue add` makes one")
+    begun, told = time.time(), dict[str, State]()
+    with ExitStack() as held:
+        try:
+            held.enter_context(FileLock(queue / ".lock").acquire(timeout=0))
+        except Timeout as error:
+            raise VideotuneError(f"another `videotune queue run` works on {queue}") from error
+        try:
+            while _turn(queue, cards, begun, partial(_news, told, tell)) or watch:
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            return _stop_all(queue)
+    return FAILED if any(entry.state == "failed" for entry in entries(queue)) else DONE
+
+
+def _turn(queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[Entry], None]) -> bool:
+    """Start what there is a free card for; whether anything runs or waits."""
+    found = entries(queue)
+    for entry in found:
+        tell(entry)
+    running = [entry for entry in found if entry.state == "running"]
+    ready = [one for one in found if one.state == "waiting" or (one.state == "stopped" and _ended_before(one, begun))]
+    busy = [entry.job.env.get(CARD) for entry in running if entry.job]
+    free = [card for card in cards if card not in busy][: max(0, len(cards) - len(busy))]
+    for entry, card in zip(ready, free, strict=False):
+        start(queue, entry, card)
+    return bool(running or ready)
+
+
+def _ended_before(entry: Entry, begun: float) -> bool:
+    return entry.job is not None and (entry.job.ended or entry.job.started) < begun
+
+
+def _news(told: dict[str, State], tell: Callable[[Entry], None], entry: Entry) -> None:
+    if told.get(entry.name) != entry.state:
+        told[entry.name] = entry.state
+        tell(entry)
+
+
+def _stop_all(queue: Path) -> int:
+    """Ask all trainings to save and end, and wait until they have."""
+    while running := [entry.job for entry in entries(queue) if entry.job is not None and entry.job.running]:
+        for job in running:
+            jobs.stop(job)
+        time.sleep(0.5)
+    return INTERRUPTED
+
+
+def default_queue() -> Path:
+    """The queue of commands that name none: $VIDEOTUNE_QUEUE, or ``videotune-queue`` here."""
+    return Path(os.environ.get("VIDEOTUNE_QUEUE") or "videotune-queue")
