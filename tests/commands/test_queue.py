@@ -1,0 +1,196 @@
+"""The queue: what runs when, what is tried again, and what a kill leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.safety_kit import Make
+from tests.read_runs import assert_same_run, complete, steps_of
+from tests.shell import options_of, run
+from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
+from videotune.files import write_json
+from videotune.queue import entries as queue
+from videotune.queue import jobs
+from videotune.queue.entries import CARD, add, entries, named, remove, work
+from videotune.queue.sweep import combinations
+
+Queue = Callable[..., Path]
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Queue:
+    """A queue with entries of these names and priorities, whose configs nobody reads."""
+
+    def make(**priorities: int) -> Path:
+        for name, priority in priorities.items():
+            add(tmp_path / "queue", name, {"steps": 1}, priority=priority)
+        return tmp_path / "queue"
+
+    return make
+
+
+def ended(home: Path, name: str, code: int | None, started: float | None = None, **env: str) -> None:
+    """A process of an entry as the runner leaves it; without a code the machine went off under it."""
+    number = len(list((home / "jobs").glob("*"))) + 1 if (home / "jobs").is_dir() else 1
+    folder = home / "jobs" / f"{number:06d}-train"
+    folder.mkdir(parents=True)
+    begun = time.time() - 100 if started is None else started
+    write_json(
+        folder / "job.json", {"kind": "train", "about": name, "words": [], "cwd": ".", "started": begun, "env": env}
+    )
+    if code is not None:
+        write_json(folder / "rc.json", {"code": code, "ended": begun + 1})
+
+
+def states(home: Path) -> dict[str, str]:
+    return {one.name: one.state for one in entries(home)}
+
+
+def test_the_highest_priority_is_first_and_then_what_was_added_first(filled: Queue) -> None:
+    home = filled(a=0, b=5, c=0)
+    (home / "by-hand.yaml").write_text("steps: 1  # a file that was put there is an entry too\n")
+    assert [one.name for one in entries(home)] == ["b", "a", "c", "by-hand"]
+
+
+OUTCOMES = [
+    ([1], "waiting", 1), ([1, 1], "failed", 2), ([2, 1], "failed", 2), ([-9, -9], "failed", 2), ([0], "done", 0),
+    ([1, 0], "done", 0), ([130], "stopped", 0), ([None], "waiting", 0), ([1, None], "waiting", 0), ([None, 1], "waiting", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("codes", "state", "tries"), OUTCOMES)
+def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
+    filled: Queue, codes: list[int | None], state: str, tries: int
+) -> None:
+    home = filled(a=0)
+    for code in codes:
+        ended(home, "a", code)
+    assert (named(home, "a").state, named(home, "a").tries) == (state, tries)
+
+
+def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, started = filled(a=3, b=2, c=1), []
+    monkeypatch.setattr(queue, "start", lambda _, entry, card: started.append((entry.name, card)))
+    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    assert started == [("a", "0"), ("b", "1")]
+    started.clear()
+    ended(home, "a", None, started=time.time(), **{CARD: "1"})  # begun a moment ago: it runs
+    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    assert started == [("b", "0")]
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", "", ".hidden", "queue", "x" * 200, "a b"])
+def test_a_name_that_is_no_file_of_the_queue_is_refused(filled: Queue, name: str) -> None:
+    with pytest.raises(VideotuneError):
+        add(filled(a=0), name, {})
+
+
+def test_a_taken_name_and_a_damaged_list_are_refused(filled: Queue) -> None:
+    home = filled(a=0)
+    with pytest.raises(VideotuneError):
+        add(home, "a", {})
+    for content in ("{", '{"a": 3}', '{"a": {"priority": "high"}}', "[]"):
+        (home / "queue.json").write_text(content)
+        with pytest.raises(VideotuneError):
+            entries(home)
+
+
+def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: Path) -> None:
+    words = options_of(overrides("steps=2"))
+    with pytest.raises(VideotuneError):
+        run("queue", "add", **words | {"set": [*words["set"], "stepz=3"]}, name="a", queue=tmp_path / "queue")
+    assert entries(tmp_path / "queue") == []
+
+
+def command(*words: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "videotune", *map(str, words)])
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it did not become true"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
+    overrides: Make, finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The worker is killed, then the training that outlived it; the next worker resumes that, and runs what waits."""
+    home, sets = tmp_path / "queue", ("steps=60", "save_every=20")
+    words = options_of(overrides(*sets))
+    assert run("queue", "add", **words, name="first", queue=home, priority=1) == DONE
+    (home / "second.json").write_text('{"steps": 3, "base_model_name": "nowhere-at-all"}')
+    worker = command("queue", "run", "--queue", home)
+    first = home / "runs" / "first"
+    until(lambda: (first / "checkpoints").is_dir() and complete(first))
+    worker.kill()
+    worker.wait()
+    job = named(home, "first").job
+    assert job is not None
+    assert job.running, "the training outlives its worker"
+    pids = json.loads((job.folder / "pid.json").read_text())
+    os.kill(pids["runner"], signal.SIGKILL)
+    os.kill(pids["command"], signal.SIGKILL)
+    until(lambda: named(home, "first").state == "waiting")
+    assert work(home, tell=lambda _: None) == FAILED
+    assert states(home) == {"first": "done", "second": "failed"}
+    assert named(home, "second").tries == 2
+    assert_same_run(first, finished(*sets), 60)
+
+
+@pytest.mark.slow
+def test_an_interrupt_saves_and_the_next_worker_resumes(overrides: Make, tmp_path: Path) -> None:
+    home = tmp_path / "queue"
+    run("queue", "add", **options_of(overrides("steps=400")), name="a", queue=home)
+    worker = command("queue", "run", "--queue", home)
+    a = home / "runs" / "a"
+    until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
+    with pytest.raises(VideotuneError):
+        work(home)  # another worker has it
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(60) == INTERRUPTED
+    assert states(home) == {"a": "stopped"}
+    reached = complete(a)
+    assert reached
+    again = command("queue", "run", "--queue", home)
+    until(lambda: len(steps_of(a)) > reached[-1])
+    assert remove(home, "a") == a
+    assert again.wait(60) == DONE
+    assert entries(home) == []
+    assert jobs.all_jobs(home) == []
+    assert (a / "config.json").is_file()
+
+
+def test_combinations_of_values() -> None:
+    assert combinations(["learning_rate=1e-4,3e-4", "seed=0"]) == [
+        {"learning_rate": "1e-4", "seed": "0"}, {"learning_rate": "3e-4", "seed": "0"},
+    ]  # fmt: skip
+    assert [one["a"] for one in combinations(['a=[1,2],{"b":3,"c":4},5'])] == ["[1,2]", '{"b":3,"c":4}', "5"]
+    for wrong in (["a"], ["a="], ["a=1,,2"], ["a=1", "a=2"], ["=1"], ["a=" + ",".join(map(str, range(300)))]):
+        with pytest.raises(VideotuneError):
+            combinations(wrong)
+
+
+def test_a_sweep_trains_each_value_and_compares_them(overrides: Make, tmp_path: Path) -> None:
+    words = options_of(overrides("steps=2", "validation_fraction=0.3", "validate_every=1", "validation_windows=3"))
+    out = tmp_path / "sweep"
+    assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE
+    runs = [out / "runs" / f"learning_rate={rate}" for rate in ("0.001", "0.1")]
+    losses = [steps_of(one)[-1]["loss"] for one in runs]
+    assert losses[0] != losses[1]
+    page = (out / "sweep.html").read_text()
+    assert all(f"{one.name}/report.html" in page.replace("%3D", "=") for one in runs)
+    assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE, (
+        "given again, nothing is left to do"
+    )
+    assert len(jobs.all_jobs(out)) == 2
