@@ -20,6 +20,7 @@ from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
 from videotune.cli.export import export, report
 from videotune.cli.import_config import import_config
+from videotune.cli.init import init
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app
@@ -35,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, plan, train, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
+for command in (init, check, plan, train, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
     app.command()(command)
 app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}
