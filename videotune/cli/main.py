@@ -21,9 +21,10 @@ from videotune.cli.doctor import doctor
 from videotune.cli.export import export, report
 from videotune.cli.import_config import import_config
 from videotune.cli.init import init
+from videotune.cli.json_output import with_json
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
-from videotune.cli.presets import config_app, presets_app
+from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.tiny import tiny
@@ -65,6 +66,12 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"videotune {__version__}")
         raise typer.Exit
+
+
+for group in (app, *GROUPS.values()):
+    for one in group.registered_commands:
+        if one.callback not in (studio, show_schema):  # one serves, the other prints JSON anyway
+            one.callback = with_json(one.callback)  # type: ignore[arg-type]
 
 
 @app.callback()

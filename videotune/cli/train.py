@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,7 +42,7 @@ def train(
         typer.Option("--init-from", help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
     ] = None,
     allow_skips: Skips = None,
-) -> None:
+) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     if init_from:
         overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
@@ -52,7 +52,7 @@ def train(
     result = commands.train.train(overrides, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
     if result.report is not None:  # of several processes the main one's
         show_training(result)
-    raise typer.Exit(result.exit_code)
+    return result.to_json()
 
 
 def show_training(result: TrainResult) -> None:
