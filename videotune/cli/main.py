@@ -29,6 +29,7 @@ from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.tiny import tiny
 from videotune.cli.train import train
+from videotune.cli.wait import wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
@@ -37,7 +38,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, check, plan, train, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
+for command in (init, check, plan, train, wait, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
     app.command()(command)
 app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from videotune.commands import sample as sample
     from videotune.commands import self_test as self_test
     from videotune.commands import train as train
+    from videotune.commands import wait as wait
 
 
 def __getattr__(name: str) -> ModuleType:
