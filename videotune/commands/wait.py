@@ -15,7 +15,7 @@ LOOK = 0.5
 
 
 def status(run: Path) -> dict[str, Any]:
-    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; its steps and its verdict."""
+    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
     if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
         beat = life(run)
         state, why = (
