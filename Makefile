@@ -37,8 +37,8 @@ wheel-demo: $(VENV)/.dev
 	rm -rf dist build $(VENV)-wheel
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	$(PYTHON) -m venv $(VENV)-wheel
-	$(VENV)-wheel/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(VENV)-wheel/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[all]"
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[all]"
 	cd dist && ../$(VENV)-wheel/bin/videotune demo --out demo
 
 # the pages of docs/ as a site in site/
