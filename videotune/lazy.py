@@ -1,4 +1,4 @@
-"""torch, diffusers, transformers, huggingface_hub, openai, av and scipy.special as objects that are imported at their first use.
+"""torch, diffusers, transformers, huggingface_hub, openai, av and scipy.special as objects, imported at their first use.
 
 A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
 function. Type checkers see the modules themselves.

@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from videotune.captioning.answers import CaptionError
+from videotune.data.media_info import MediaInfo
+from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
@@ -19,126 +22,107 @@ from videotune.memory.accelerator import has_bf16, local_device
 
 Frames = NDArray[np.uint8]
 
+LONGEST_SIDE = 768
+"""Pixels of a frame's longer side: models resize to about as much, and requests stay small."""
+
 ANSWER_TOKENS = 1024
 """The most that a model may answer, with room for thoughts before the caption."""
 
 RETRIES = 3
 """Times that the openai package asks again after a lost connection, a timeout, 408, 409, 429 or 5xx, with growing waits."""
 
-MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 """What is fetched of a model of the Hub: never code or pickles."""
 
 
 class Captioner(Protocol):
-    """What describes a clip."""
+    """What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
 
-    def describe(self, frames: Frames, prompt: str) -> str:
-        """The model's answer on frames (T, H, W, 3) in their order.
-
-        CaptionError where this clip has none; VideotuneError where no other clip would have one either.
-        """
-        ...
-
-
-class Endpoint:
-    """A server with OpenAI's chat API; several threads may ask at once.
-
-    The key comes from the environment variable ``key_env``; servers without keys need none.
+    CaptionError where this clip has none; VideotuneError where no other clip would have one either.
     """
 
-    def __init__(self, url: str, model: str, key_env: str, timeout: float) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise VideotuneError(f"--endpoint {url}: write an address such as http://localhost:8000/v1")
-        self.url, self.model, self.key_env, self._key = url, model, key_env, os.environ.get(key_env, "").strip()
-        try:
-            self._client = openai.OpenAI(
-                base_url=url, api_key=self._key or "none", max_retries=RETRIES, timeout=timeout
-            )
-        except ModuleNotFoundError as error:
-            raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
+    def __call__(self, frames: Frames, prompt: str, /) -> str: ...  # noqa: D102
 
-    def describe(self, frames: Frames, prompt: str) -> str:
-        """As ``Captioner``; frames go as JPEG data URLs."""
-        images: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
-        content = [*images, {"type": "text", "text": prompt}]
+
+def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
+    """Up to ``count`` frames of a clip, evenly chosen among those at ``times`` (ascending), uncropped.
+
+    ClipProblem where one cannot be decoded.
+    """
+    chosen = [times[round(i)] for i in np.linspace(0, len(times) - 1, min(count, len(times)))]
+    scale = min(1.0, LONGEST_SIDE / max(info.width, info.height))
+    size = {"height": max(1, round(info.height * scale)), "width": max(1, round(info.width * scale))}
+    task = {"info": info, "times": chosen, "resize": "stretch", **size}
+    return np.asarray(default_workers().submit("decode", task).result())
+
+
+def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
+    """A model behind an address with OpenAI's chat API, which gets JPEG data URLs; several threads may ask at once.
+
+    The key comes from the environment variable ``key_env``; servers without keys need none. ``timeout``: seconds.
+    """
+    key = os.environ.get(key_env, "").strip()
+    try:
+        client = openai.OpenAI(base_url=url, api_key=key or "none", max_retries=RETRIES, timeout=timeout)
+    except ModuleNotFoundError as error:
+        raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
+
+    def said(error: Exception) -> str:
+        text = " ".join(str(error).split())[:300]
+        return text.replace(key, f"({key_env})") if key else text
+
+    def describe(frames: Frames, prompt: str) -> str:
+        content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
+        chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         try:
-            reply = self._client.chat.completions.create(
-                model=self.model, messages=[{"role": "user", "content": content}], max_completion_tokens=ANSWER_TOKENS
-            )
-            answer: Any = reply.choices[0].message.content
+            reply = client.chat.completions.create(model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS)
+            return (reply.choices[0].message.content or "") + ""
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            remedy = (
-                f"Check the address (most end in /v1), the key in {self.key_env} (--key-env) and --model {self.model}."
-            )
-            raise VideotuneError(f"--endpoint {self.url}: {self._said(error)}. {remedy}") from error
+            remedy = f"Check the address (most end in /v1), the key in {key_env} (--key-env) and --model {model}."
+            raise VideotuneError(f"--endpoint {url}: {said(error)}. {remedy}") from error
         except openai.OpenAIError as error:
-            raise CaptionError(self._said(error)) from error
+            raise CaptionError(said(error)) from error
         except (ValueError, AttributeError, LookupError, TypeError) as error:  # whatever else a server may send
             raise CaptionError(f"the server's answer is no chat completion ({type(error).__name__})") from error
-        if not isinstance(answer, str):
-            raise CaptionError("the answer holds no text")
-        return answer
 
-    def _said(self, error: Exception) -> str:
-        """What the server said, without the key."""
-        text = " ".join(str(error).split())[:300]
-        return text.replace(self._key, f"({self.key_env})") if self._key else text
+    return describe
 
 
-class LocalModel:
-    """A vision-language model of transformers: a folder, or an id of the Hub; bfloat16 where the device computes in it."""
+def local_model(name: str) -> Captioner:
+    """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
+    folder, device = Path(name).expanduser(), local_device()
+    words: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        folder = folder if folder.is_dir() else Path(hub.snapshot_download(name, allow_patterns=MODEL_FILES))
+    except Exception as error:  # the hub's library raises a dozen kinds; each is explained
+        raise VideotuneError(f"--model: {hub_problem(name, error)}") from error
+    try:
+        processor: Any = transformers.AutoProcessor.from_pretrained(folder, **words)
+        words |= {"dtype": torch.bfloat16 if has_bf16(device) else torch.float32, "use_safetensors": True}
+        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, **words).to(device).eval()
+    except Exception as error:  # transformers raises whatever its classes do on files of any kind
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        remedy = "Name a vision-language model in safetensors without code of its own; a server's needs --endpoint."
+        raise VideotuneError(f"--model {name} cannot be loaded ({why}). {remedy}") from error
 
-    def __init__(self, name: str) -> None:
-        folder, self.device = _folder(name), local_device()
-        dtype = torch.bfloat16 if has_bf16(self.device) else torch.float32
-        words: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-        try:
-            self._processor: Any = transformers.AutoProcessor.from_pretrained(folder, **words)
-            model: Any = transformers.AutoModelForImageTextToText.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, **words
-            )
-        except Exception as error:  # transformers raises whatever its classes do on files of any kind
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise VideotuneError(
-                f"--model {name}: transformers cannot load it as a vision-language model ({why}). Name one in safetensors "
-                "without code of its own; for a server's model name its --endpoint."
-            ) from error
-        self._model = model.to(self.device).eval()
-
-    def describe(self, frames: Frames, prompt: str) -> str:
-        """As ``Captioner``; frames go as images, which all such models take."""
+    def describe(frames: Frames, prompt: str) -> str:
         images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
         chat = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
         try:
-            inputs = self._processor.apply_chat_template(
-                chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-            ).to(self.device, self._model.dtype)
+            inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
             with torch.inference_mode():
-                out = self._model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
+                out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
         except torch.OutOfMemoryError as error:
             raise VideotuneError(
-                "--model: the device's memory is full. Give fewer --frames, or a smaller model."
+                "--model: the device's memory is full: give fewer --frames, or a smaller model"
             ) from error
-        answer = out[0, inputs["input_ids"].shape[1] :]
-        return str(self._processor.decode(answer, skip_special_tokens=True))
+        return str(processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    return describe
 
 
-def open_captioner(model: str, endpoint: str | None, key_env: str, timeout: float) -> Captioner:
-    """The server's model, or without an endpoint the local one."""
-    return LocalModel(model) if endpoint is None else Endpoint(endpoint, model, key_env, timeout)
-
-
-def _data_url(frame: NDArray[np.uint8]) -> str:
+def _data_url(frame: Frames) -> str:
     file = io.BytesIO()
     Image.fromarray(frame).save(file, "JPEG", quality=90)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _folder(name: str) -> Path:
-    """Where a model lies: the folder itself, or in the Hub's cache, fetched as far as it is not there."""
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    try:
-        return Path(hub.snapshot_download(name, allow_patterns=list(MODEL_FILES)))
-    except Exception as error:  # the hub's library raises a dozen kinds; each is explained
-        raise VideotuneError(f"--model: {hub_problem(name, error)}") from error

@@ -1,28 +1,30 @@
 """``caption``: a vision-language model writes the captions that clips lack, each as soon as it comes."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Unpack
 
-from videotune.captioning.answers import PURPOSES, CaptionError, clean, hints, prompt_for
-from videotune.captioning.backends import open_captioner
-from videotune.captioning.caption_files import JOURNAL, CaptionFile, caption_files, rewritten
-from videotune.captioning.frames import frames_of
+from videotune.captioning.answers import CaptionError, clean, hints, prompt_for
+from videotune.captioning.backends import local_model, read_frames, server
 from videotune.commands.check import check, token_counts
 from videotune.console import bar
-from videotune.data.captions import with_trigger
+from videotune.data.captions import read_caption, with_trigger
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import sample_window
+from videotune.data.layouts import read_folder
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
-from videotune.files import digest
+from videotune.files import digest, write_text
 from videotune.trainer.resolve_config import ConfigSource, Layers, overrides
-from videotune.types import Window
+from videotune.types import PLAIN
 
-GIVE_UP = 10
-"""After so many failures without a caption the rest is not asked for."""
+STATE = ".videotune-captions"
+"""In the dataset while an --overwrite is under way: its settings. Captions that are newer than this file are its own."""
 
 
 @dataclass(frozen=True)
@@ -68,63 +70,97 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     """Write captions where the layout of the folder ``data`` reads them; clips that have one keep it but for ``overwrite``.
 
     A run that was stopped continues when it is run again. VideotuneError where captions have no place in text files, and
-    where no clip gets one.
+    where no clip can get one.
     """
-    if options.purpose not in PURPOSES:
-        raise VideotuneError(f"--purpose takes {', '.join(PURPOSES)}, not {options.purpose!r}")
     words = overrides(config, layers)
     root = Path(words.data or "").expanduser()
     if not words.data or not root.is_dir():
-        what = f"{words.data} is no folder" if words.data else "which clips? Give their folder"
-        raise VideotuneError(f"{what}. Captions are text files beside clips: unpack or download a dataset first.")
-    files = caption_files(root)
+        raise VideotuneError(
+            f"{words.data or 'data'} is no folder. Captions are files beside clips: unpack a dataset first."
+        )
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
-    library, settings = checked.job.library, digest({**asdict(options), "workers": 0, "timeout": 0})
-    done = rewritten(root, files, settings)
-    usable, again = {clip.path for clip in library.clips}, options.overwrite
-    todo = [one for one in files if one.clip in usable and (not one.texts or (again and one.file not in done))]
-    skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in library.skipped]
-    result = CaptionResult([one.clip for one in files if one.texts and one not in todo], skipped)
+    files = _caption_files(root, {clip.path for clip in checked.job.library.clips})
+    texts = {clip: _texts(file) for file, clip in files.items()}
+    state, settings = root / STATE, digest({**asdict(options), "workers": 0, "timeout": 0})
+    if options.overwrite and not options.dry_run and not (state.is_file() and state.read_text() == settings):
+        write_text(state, settings)
+    until = state.stat().st_mtime_ns if options.overwrite and state.is_file() else math.inf * options.overwrite
+    todo = {file: clip for file, clip in files.items() if not texts[clip] or file.stat().st_mtime_ns <= until}
+    skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in checked.job.library.skipped]
+    result = CaptionResult([clip for file, clip in files.items() if file not in todo], skipped)
     if options.dry_run:
-        result.planned = [one.clip for one in todo]
+        result.planned = list(todo.values())
         return result
     if todo:
-        _write_all(todo, library, options, settings, result)
-    if again and not result.failed:
-        (root / JOURNAL).unlink(missing_ok=True)
-    texts = {one.clip: one.texts for one in files} | {row["clip"]: (row["caption"],) for row in result.written}
-    tokens = {} if checked.assumed else token_counts(checked.job, [text for own in texts.values() for text in own])
+        _write_all(checked.job.library, todo, options, result)
+    if not result.failed:
+        state.unlink(missing_ok=True)
+    texts |= {row["clip"]: (row["caption"],) for row in result.written}
+    tokens = None if checked.assumed else token_counts(checked.job, [text for own in texts.values() for text in own])
     result.hints = hints(texts, tokens or {}, checked.job.spec.text_tokens)
     return result
 
 
-def _write_all(
-    todo: Sequence[CaptionFile], library: Library, options: CaptionOptions, settings: str, result: CaptionResult
-) -> None:
-    """Ask for every caption, and write each as soon as it comes. A pool's threads are daemons: Ctrl-C waits for none."""
-    ids = {clip.path: clip.id for clip in library.clips}
-    windows: dict[str, list[Window]] = {}
+def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
+    """The text file that the layout reads for each of these clips, and the clip; two clips of one name share a file.
+
+    VideotuneError where a metadata file holds captions, and where a link leads out of the dataset.
+    """
+    files: dict[Path, str] = {}
+    for one in read_folder(root)[0]:
+        file = one.caption or one.expected
+        if one.listed:
+            raise VideotuneError(
+                f"{one.listed} holds captions; this command writes .txt files. Move that file away first."
+            )
+        if not file.parent.resolve().is_relative_to(root.resolve()):
+            raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
+        if str(one.path) in clips:
+            files.setdefault(file, str(one.path))
+    return files
+
+
+def _texts(file: Path) -> tuple[str, ...]:
+    try:
+        return read_caption(file)
+    except ClipProblem:  # no file, or no text in it: ``check`` has refused what is not UTF-8
+        return ()
+
+
+def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
+    """Ask for every caption, and write each as soon as it comes."""
+    model, url = options.model, options.endpoint
+    captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
+    ids, times = {clip.path: clip.id for clip in library.clips}, dict[str, set[float]]()
     for window in (*library.windows, *library.held_out_windows):
-        windows.setdefault(window.clip_id, []).append(window)
-    captioner = open_captioner(options.model, options.endpoint, options.key_env, options.timeout)
+        times.setdefault(window.clip_id, set()).update(sample_window(window, PLAIN, 0).times)
 
-    def ask(one: CaptionFile) -> tuple[CaptionFile, str, str]:
-        """The clip, and its caption or why it has none."""
+    def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
+        """The file and its clip, with the caption, or why there is none."""
+        info, stamps = library.media[ids[row[1]]], sorted(times[ids[row[1]]])
         try:
-            frames = frames_of(library.media[ids[one.clip]], windows[ids[one.clip]], options.frames)
+            frames = read_frames(info, stamps, options.frames)
             prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
-            text = clean(captioner.describe(frames, prompt), options.max_words)
-            return one, with_trigger(text, options.trigger), ""
+            text = clean(captioner(frames, prompt), options.max_words)
+            return *row, with_trigger(text, options.trigger), ""
         except (CaptionError, ClipProblem) as problem:
-            return one, "", str(problem)
+            return *row, "", str(problem)
 
-    with ThreadPool(options.workers) if options.endpoint else nullcontext() as pool, bar("captioning") as progress:
-        for done, (one, text, why) in enumerate(pool.imap_unordered(ask, todo) if pool else map(ask, todo), 1):
+    # a pool's threads are daemons: Ctrl-C waits for no request
+    with ThreadPool(options.workers) if url else nullcontext() as pool, bar("captioning") as progress:
+        answers = pool.imap_unordered(ask, todo.items()) if pool else map(ask, todo.items())
+        for done, (file, clip, text, why) in enumerate(answers, 1):
             if text:
-                one.write(text, settings)
-                result.written.append({"clip": one.clip, "file": str(one.file), "caption": text})
+                _replace(file, text)
+                result.written.append({"clip": clip, "file": str(file), "caption": text})
             else:
-                result.failed.append({"clip": one.clip, "why": why})
-            if len(result.failed) >= GIVE_UP and not result.written:
-                raise VideotuneError(f"the first {GIVE_UP} clips got no caption: {why}")
-            progress.update(done, len(todo), Path(one.clip).name)
+                result.failed.append({"clip": clip, "why": why})
+            progress.update(done, len(todo), Path(clip).name)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a caption whole; one of before stays as NAME.txt.bak1 (2, 3 …), which no layout reads."""
+    if _texts(file):
+        names = (file.with_name(f"{file.name}.bak{number}") for number in count(1))
+        file.rename(next(name for name in names if not name.exists()))
+    write_text(file, f"{text}\n")
