@@ -20,6 +20,7 @@ _HEADING = re.compile(
     r"^[\s*_#>`]*((here is|here's) [^.:]{0,60}:|((video|image) )?(caption|description)[\s*_]*:)", re.IGNORECASE
 )
 _REFUSAL = re.compile("|".join(TABLES["refusals"]), re.IGNORECASE)
+_SENTENCES = re.compile(r".*[.!?](?=\s|$)")
 _MARKS = " \t\"“”'*_`#>"
 
 
@@ -44,12 +45,9 @@ def clean(answer: str, max_words: int) -> str:
         raise CaptionError("the answer holds no text")
     if _REFUSAL.match(text):
         raise CaptionError(f"the model refused: {text[:120]}")
-    words = text.split()
-    if len(words) <= max_words:
-        return text
-    kept = " ".join(words[:max_words])
-    sentences, stop, _ = kept.rpartition(". ")
-    return sentences + stop.strip() if stop else kept
+    kept = " ".join(text.split()[:max_words])
+    whole = None if kept == text else _SENTENCES.match(kept)
+    return whole[0] if whole else kept
 
 
 def hints(captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most: int) -> list[dict[str, str]]:
@@ -57,14 +55,12 @@ def hints(captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most
 
     ``tokens``: how many each caption has, as far as that is known; the model reads ``most`` of them.
     """
-    found, first = list[tuple[str, str]](), dict[str, str]()
+    rows, first = list[tuple[str, str]](), dict[str, str]()
     for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
-        found += [(clip, hint) for hint in lint(text, Path(clip).stem)]
-        if tokens.get(text, 0) > most:
-            found.append((clip, f"the caption has {tokens[text]} tokens; the model reads {most}, the rest is cut"))
-        if _REFUSAL.match(text):
-            found.append((clip, "the caption reads like a model's refusal; write it anew"))
-        if first.setdefault(text, clip) != clip:
-            found.append((clip, f"the caption is the same as that of {first[text]}"))
-    found += [("", hint) for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})]
-    return [{"clip": clip, "hint": hint} for clip, hint in found]
+        found, count, other = lint(text, Path(clip).stem), tokens.get(text, 0), first.setdefault(text, clip)
+        found += [f"the caption has {count} tokens; the model reads {most}, the rest is cut"] * (count > most)
+        found += ["the caption reads like a model's refusal; write it anew"] * bool(_REFUSAL.match(text))
+        found += [f"the caption is the same as that of {other}"] * (other != clip)
+        rows += [(clip, hint) for hint in found]
+    rows += [("", hint) for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})]
+    return [{"clip": clip, "hint": hint} for clip, hint in rows]

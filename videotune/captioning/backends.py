@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from videotune.captioning.answers import CaptionError
+from videotune.data.decode import Frames
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
-from videotune.lazy import huggingface_hub as hub
 from videotune.lazy import openai, torch, transformers
 from videotune.memory.accelerator import has_bf16, local_device
-
-Frames = NDArray[np.uint8]
 
 LONGEST_SIDE = 768
 """Pixels of a frame's longer side: models resize to about as much, and requests stay small."""
@@ -30,9 +26,6 @@ ANSWER_TOKENS = 1024
 
 RETRIES = 3
 """Times that the openai package asks again after a lost connection, a timeout, 408, 409, 429 or 5xx, with growing waits."""
-
-MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
-"""What is fetched of a model of the Hub: never code or pickles."""
 
 
 class Captioner(Protocol):
@@ -49,11 +42,13 @@ def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
 
     ClipProblem where one cannot be decoded.
     """
-    chosen = [times[round(i)] for i in np.linspace(0, len(times) - 1, min(count, len(times)))]
+    last = min(count, len(times)) - 1
+    chosen = [times[round(i * (len(times) - 1) / max(1, last))] for i in range(last + 1)]
     scale = min(1.0, LONGEST_SIDE / max(info.width, info.height))
-    size = {"height": max(1, round(info.height * scale)), "width": max(1, round(info.width * scale))}
+    size = {"height": round(info.height * scale) or 1, "width": round(info.width * scale) or 1}
     task = {"info": info, "times": chosen, "resize": "stretch", **size}
-    return np.asarray(default_workers().submit("decode", task).result())
+    frames: Frames = default_workers().submit("decode", task).result()
+    return frames
 
 
 def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
@@ -67,43 +62,39 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
     except ModuleNotFoundError as error:
         raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
 
-    def said(error: Exception) -> str:
-        text = " ".join(str(error).split())[:300]
-        return text.replace(key, f"({key_env})") if key else text
+    stops = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
 
     def describe(frames: Frames, prompt: str) -> str:
         content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
         chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         try:
             reply = client.chat.completions.create(model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS)
-            return (reply.choices[0].message.content or "") + ""
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            remedy = f"Check the address (most end in /v1), the key in {key_env} (--key-env) and --model {model}."
-            raise VideotuneError(f"--endpoint {url}: {said(error)}. {remedy}") from error
-        except openai.OpenAIError as error:
-            raise CaptionError(said(error)) from error
-        except (ValueError, AttributeError, LookupError, TypeError) as error:  # whatever else a server may send
-            raise CaptionError(f"the server's answer is no chat completion ({type(error).__name__})") from error
+            return "" + (reply.choices[0].message.content or "")
+        except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:  # no chat completion
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            remedy = f"Check --endpoint {url} (most end in /v1), --model and the key in {key_env} (see --key-env)."
+            found = VideotuneError(f"{said}. {remedy}") if isinstance(error, stops) else CaptionError(said)
+            raise type(found)(str(found).replace(key or "\0", f"({key_env})")) from error
 
     return describe
 
 
 def local_model(name: str) -> Captioner:
     """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
-    folder, device = Path(name).expanduser(), local_device()
-    words: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    device, words = local_device(), {"trust_remote_code": False}
+    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
     try:
-        folder = folder if folder.is_dir() else Path(hub.snapshot_download(name, allow_patterns=MODEL_FILES))
-    except Exception as error:  # the hub's library raises a dozen kinds; each is explained
-        raise VideotuneError(f"--model: {hub_problem(name, error)}") from error
-    try:
-        processor: Any = transformers.AutoProcessor.from_pretrained(folder, **words)
-        words |= {"dtype": torch.bfloat16 if has_bf16(device) else torch.float32, "use_safetensors": True}
-        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, **words).to(device).eval()
+        processor: Any = transformers.AutoProcessor.from_pretrained(place, **words)
+        kind: Any = transformers.AutoModelForImageTextToText
+        model = kind.from_pretrained(place, dtype=dtype, use_safetensors=True, **words).to(device).eval()
     except Exception as error:  # transformers raises whatever its classes do on files of any kind
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        remedy = "Name a vision-language model in safetensors without code of its own; a server's needs --endpoint."
-        raise VideotuneError(f"--model {name} cannot be loaded ({why}). {remedy}") from error
+        hubs = error.__cause__ if place == name and isinstance(error, OSError) else None
+        why = f"{name} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        remedy = "Name a vision-language model in safetensors; a server's needs --endpoint."
+        raise VideotuneError(
+            f"--model: {hub_problem(name, hubs) if isinstance(hubs, Exception) else why} {remedy}"
+        ) from error
 
     def describe(frames: Frames, prompt: str) -> str:
         images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]

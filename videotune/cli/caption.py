@@ -32,7 +32,7 @@ def caption(
     prompt: Annotated[str | None, Opt("--prompt", help="a prompt of your own instead of the purpose's")] = None,
     trigger: Annotated[str | None, Opt("--trigger", help="a word that each new caption holds")] = None,
     max_words: Annotated[int, Opt("--max-words", min=1, max=2000, help="words of a caption")] = 100,
-    overwrite: Annotated[bool, Opt("--overwrite", help="replace captions; the old ones stay as .txt.bak")] = False,
+    overwrite: Annotated[bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")] = False,
     dry_run: Annotated[bool, Opt("--dry-run", help="list the clips that would be captioned")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +45,7 @@ def caption(
     else:
         for row in (*result.skipped, *result.failed, *result.hints):
             out(": ".join(filter(None, row.values())))
-        for clip in result.planned:
+        for clip in result.planned if dry_run else ():
             out(f"{clip}: would be captioned")
         out(", ".join(f"{len(rows)} {name}" for name, rows in asdict(result).items()))
     raise typer.Exit(result.exit_code)

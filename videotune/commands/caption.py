@@ -1,10 +1,8 @@
 """``caption``: a vision-language model writes the captions that clips lack, each as soon as it comes."""
 
-import math
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Unpack
@@ -13,7 +11,7 @@ from videotune.captioning.answers import CaptionError, clean, hints, prompt_for
 from videotune.captioning.backends import local_model, read_frames, server
 from videotune.commands.check import check, token_counts
 from videotune.console import bar
-from videotune.data.captions import read_caption, with_trigger
+from videotune.data.captions import variants, with_trigger
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
@@ -51,7 +49,7 @@ class CaptionOptions:
 
 @dataclass
 class CaptionResult:
-    """What ``caption --json`` prints, clips by path; ``planned`` are those that a dry run would caption."""
+    """What ``caption --json`` prints, clips by path; ``planned`` are those to be captioned, the others are ``kept``."""
 
     kept: list[str]
     skipped: list[dict[str, str]]
@@ -73,27 +71,25 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     where no clip can get one.
     """
     words = overrides(config, layers)
-    root = Path(words.data or "").expanduser()
+    root, again = Path(words.data or "").expanduser(), options.overwrite
     if not words.data or not root.is_dir():
         raise VideotuneError(
-            f"{words.data or 'data'} is no folder. Captions are files beside clips: unpack a dataset first."
+            f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset first."
         )
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
     files = _caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: _texts(file) for file, clip in files.items()}
     state, settings = root / STATE, digest({**asdict(options), "workers": 0, "timeout": 0})
-    if options.overwrite and not options.dry_run and not (state.is_file() and state.read_text() == settings):
+    if again and not options.dry_run and not (state.is_file() and state.read_bytes() == settings.encode()):
         write_text(state, settings)
-    until = state.stat().st_mtime_ns if options.overwrite and state.is_file() else math.inf * options.overwrite
+    until = (state.stat().st_mtime_ns if state.is_file() else float("inf")) if again else 0
     todo = {file: clip for file, clip in files.items() if not texts[clip] or file.stat().st_mtime_ns <= until}
     skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in checked.job.library.skipped]
-    result = CaptionResult([clip for file, clip in files.items() if file not in todo], skipped)
-    if options.dry_run:
-        result.planned = list(todo.values())
-        return result
-    if todo:
+    kept = [clip for file, clip in files.items() if file not in todo]
+    result = CaptionResult(kept, skipped, planned=list(todo.values()))
+    if todo and not options.dry_run:
         _write_all(checked.job.library, todo, options, result)
-    if not result.failed:
+    if again and not options.dry_run and not result.failed:
         state.unlink(missing_ok=True)
     texts |= {row["clip"]: (row["caption"],) for row in result.written}
     tokens = None if checked.assumed else token_counts(checked.job, [text for own in texts.values() for text in own])
@@ -111,7 +107,7 @@ def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
         file = one.caption or one.expected
         if one.listed:
             raise VideotuneError(
-                f"{one.listed} holds captions; this command writes .txt files. Move that file away first."
+                f"{one.listed} holds captions, and this command writes .txt files. Move it away first."
             )
         if not file.parent.resolve().is_relative_to(root.resolve()):
             raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
@@ -121,10 +117,7 @@ def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
 
 
 def _texts(file: Path) -> tuple[str, ...]:
-    try:
-        return read_caption(file)
-    except ClipProblem:  # no file, or no text in it: ``check`` has refused what is not UTF-8
-        return ()
+    return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
 
 
 def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
@@ -151,16 +144,10 @@ def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptio
         answers = pool.imap_unordered(ask, todo.items()) if pool else map(ask, todo.items())
         for done, (file, clip, text, why) in enumerate(answers, 1):
             if text:
-                _replace(file, text)
+                if old := _texts(file):
+                    file.rename(file.with_name(f"{file.name}.{digest(old)[:8]}.bak"))  # a name that no layout reads
+                write_text(file, f"{text}\n")
                 result.written.append({"clip": clip, "file": str(file), "caption": text})
             else:
                 result.failed.append({"clip": clip, "why": why})
             progress.update(done, len(todo), Path(clip).name)
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write a caption whole; one of before stays as NAME.txt.bak1 (2, 3 …), which no layout reads."""
-    if _texts(file):
-        names = (file.with_name(f"{file.name}.bak{number}") for number in count(1))
-        file.rename(next(name for name in names if not name.exists()))
-    write_text(file, f"{text}\n")
