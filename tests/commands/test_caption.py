@@ -265,7 +265,7 @@ def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = hf.CLIPVisionConfig(**size, image_size=16, patch_size=8, projection_dim=16)
     text = hf.LlamaConfig(**size, vocab_size=len(words), num_key_value_heads=2)
-    config = hf.LlavaConfig(vision, text, image_token_index=2, vision_feature_layer=-1)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=2, vision_feature_layer=-1)
     template = (
         "{% for part in messages[0]['content'] %}"
         "{{ '<image> ' if part['type'] == 'image' else part['text'] }}{% endfor %} word1"
