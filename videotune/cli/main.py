@@ -14,6 +14,7 @@ from videotune import lazy
 from videotune._version import __version__
 from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
+from videotune.cli.caption import caption
 from videotune.cli.check import check
 from videotune.cli.dataset import dataset_app
 from videotune.cli.demo import demo
@@ -38,7 +39,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (init, check, plan, train, wait, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
+for command in (
+    *(init, caption, check, plan, train, wait, sweep, sample, compare, export, report),
+    *(autopsy, demo, doctor, tiny),
+):
     app.command()(command)
 app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}
