@@ -51,7 +51,7 @@ class Clip:
 
     ``kind`` is "train", "validation" (then it is held out) or "regularization", whose ``target`` is "base" (what the base
     model itself predicts) or "clip". ``repeats`` entries of the schedule show it; its loss is multiplied by ``loss_weight``.
-    ``still``: it is an image.
+    ``still``: it is an image. ``caption_weights``: of its captions by place, none: all alike.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Clip:
     loss_weight: float = 1.0
     target: str = "clip"
     still: bool = False
+    caption_weights: tuple[float, ...] = ()
 
     @property
     def prior(self) -> bool:

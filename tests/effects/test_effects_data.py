@@ -1,6 +1,7 @@
 """What the keys about clips, frames and captions do to the frames that are encoded and to the batches that are trained."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -172,6 +173,42 @@ def test_the_frames_of_each_window(
     length: int, fps: float, knobs: dict[str, Any], wanted: list[list[int]], counted: Counted
 ) -> None:
     assert counted(length, fps, **knobs) == wanted
+
+
+@pytest.mark.effect("video_config.frames")
+@pytest.mark.parametrize(
+    ("length", "frames", "counts"),
+    [
+        (24, [5, 17], [17, 5, 5, 5, 5]),  # 17 once, 5 four times
+        (24, [17, 5, 17], [17, 5, 5, 5, 5]),
+        (12, [5, 17], [5, 5]),  # too short for 17
+        (24, [1, 21], [21] + [1] * 24),
+        (7, [9, 17], [5]),  # too short for both: as a run of the smaller one samples it
+    ],
+)
+def test_several_frame_counts_give_windows_of_each(
+    length: int, frames: list[int], counts: list[int], counted: Counted
+) -> None:
+    found = counted(length, 16, frames=frames)
+    assert [len(window) for window in found] == counts
+    for count in set(counts):
+        alone = counted(length, 16, frames=count) if count in frames else None
+        assert alone is None or [window for window in found if len(window) == count] == alone
+
+
+@pytest.mark.effect("datasets.caption_weights")
+def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) -> None:
+    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32, seed=1)}, {"a.mp4": "long\nshort\nother"}, fps=16)
+
+    def shares(weights: list[float] | None) -> list[float]:
+        row = {"path": str(data)} | ({"caption_weights": weights} if weights else {})
+        source = source_of(lab, {"datasets": [row], "caption_dropout": 0.0}, data=None)
+        seen = Counter(caption for step in range(1, 301) for caption in prepare(source, step).captions)
+        return [seen[name] / seen.total() for name in ("long", "short", "other")]
+
+    assert shares(None) == pytest.approx([1 / 3] * 3, abs=0.1)
+    assert shares([3.0, 1.0]) == pytest.approx([0.75, 0.25, 0.0], abs=0.1)
+    assert shares([0.0, 0.0, 2.0]) == [0, 0, 1]
 
 
 @pytest.mark.effect("video_config.frames", "video_config.max_frames")

@@ -242,7 +242,8 @@ def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> C
     rules = spec.rules
     side = int(spec.default_resolution) // rules.side_multiple * rules.side_multiple if spec.sample_shape is None else 0
     usual = spec.sample_shape or (8 * rules.frame_step + rules.frame_rest, side, side)
-    frames = usual[0] if config.video_config.frames is None else snap_frames(config.video_config.frames, rules)
+    asked = config.video_config.frames
+    frames = usual[0] if asked is None else snap_frames(max(asked) if isinstance(asked, list) else asked, rules)
     return ClipShape(frames, *usual[1:], fps)
 
 

@@ -1,8 +1,8 @@
 """The sections of the config that say which clips are used, and which of their frames."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from videotune.config.fields import Frames, Kind, Layout, Resolution, data, fatal, override
 
@@ -26,6 +26,8 @@ class Dataset(Section):
     """how often each window of the dataset is shown in an epoch"""
     trigger: str | None = data(None)
     """a word added once to every caption that does not have it"""
+    caption_weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None = data(None)
+    """of several captions of a clip, how often the first, second, … is drawn, the others never (default: alike)"""
     resolution: Resolution | None = data(None)
     """its own resolution instead of the run's"""
     windows: Layout | None = data(None)
@@ -41,8 +43,8 @@ class VideoConfig(Section):
 
     max_frames: Frames = data(16)
     """most frames of a training window; rounded to the nearest count that the model takes"""
-    frames: Frames | None = data(None)
-    """frames of a training window; used instead of max_frames where it is set"""
+    frames: Frames | Annotated[list[Frames], Field(min_length=1)] | None = data(None)
+    """frames of a training window, instead of max_frames; a list: windows of every count that a clip is long enough for"""
     strict_frames: bool = data(False)
     """a frame count that the model cannot take is an error, not snapped"""
     min_frames: int | None = data(None, ge=1, le=100_000)

@@ -20,6 +20,7 @@ from videotune.data.decode import TONE_MAPPING_VERSION
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import (
     FrameSampling,
+    each_count,
     fps_of,
     keep_every,
     planned_frames,
@@ -99,6 +100,7 @@ class Candidate:
             kind=dataset.kind,
             repeats=dataset.repeats * self.repeats[1],
             loss_weight=dataset.loss_weight,
+            caption_weights=tuple(dataset.caption_weights or ()),
             target="base" if dataset.kind == "regularization" and dataset.prior_preservation is not False else "clip",
             still=self.media.still,
         )
@@ -331,12 +333,12 @@ def notes_on_clips(candidates: Sequence[Candidate], video: VideoConfig, rules: V
     folders = dict(sorted({candidate.repeats for candidate in candidates if candidate.repeats[0]}))
     listed = ", ".join(f"{name} {count}" for name, count in list(folders.items())[:5])
     notes = [f"repeats by folders' names: {listed}{', …' if len(folders) > 5 else ''}"] if folders else []
-    planned, changed = planned_frames(video, rules)
+    counts = [planned_frames(one, rules) for one in each_count(video)]
+    planned = counts[0][0]
     default = VideoConfig().max_frames
     asked = video.frames is not None or video.max_frames != default or keep_every(video, rules) > 1
     moving = [candidate for candidate in candidates if not candidate.media.still]
-    if changed and asked and moving:
-        notes.append(changed)
+    notes += [changed for _, changed in counts if changed and asked and moving]
     frames = [window.shape.frames for candidate in moving for window in candidate.sampling.windows]
     if max(frames, default=planned) < planned:
         longest = f"the longest window has {max(frames)} (pad_short freeze holds the last frame instead)"

@@ -13,7 +13,7 @@ from videotune.data.archives import Progress
 from videotune.data.buckets import kept_share, parse_resolution, suits
 from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
 from videotune.data.file_checks import refuse_links
-from videotune.data.frame_sampling import fps_of, planned_frames, shrink_factor
+from videotune.data.frame_sampling import each_count, fps_of, planned_frames, shrink_factor
 from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
@@ -87,7 +87,8 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
         if count > 1:
             raise VideotuneError(f"datasets: {path} is named {count} times. To show it more often, set its repeats.")
     video = config.video_config
-    planned_frames(video, rules)
+    for one in each_count(video):
+        planned_frames(one, rules)
     notes = []
     fps, shrink = fps_of(video, rules), shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):

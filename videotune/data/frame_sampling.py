@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -88,8 +88,9 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     if video.stretch and video.frame_sample_strategy == "keyframe":
         raise VideotuneError("video_config.stretch takes the whole clip: leave it out to begin at keyframes.")
     key = "max_frames" if video.frames is None else "frames"
-    requested = video.max_frames if video.frames is None else video.frames
-    if rules.most_frames == 1 and (video.frames or 1) > 1:
+    asked = max(video.frames) if isinstance(video.frames, list) else video.frames
+    requested = video.max_frames if asked is None else asked
+    if rules.most_frames == 1 and (asked or 1) > 1:
         raise VideotuneError(f"video_config.frames is {requested}, but this model takes single frames. Set it to 1.")
     keep = keep_every(video, rules)
     frames = snap_frames(round((requested - 1) / keep + 1), rules)
@@ -111,6 +112,13 @@ def frame_rule(rules: VideoRules) -> str:
         most = "" if rules.most_frames is None else f", at most {rules.most_frames}"
         return f"{rules.frame_step}n+{rules.frame_rest} frames{most}"
     return "single frames" if rules.frame_rest == 1 else f"exactly {rules.frame_rest} frames"
+
+
+def each_count(video: VideoConfig) -> list[VideoConfig]:
+    """The settings once for each frame count that they name, the largest first."""
+    if not isinstance(video.frames, list):
+        return [video]
+    return [video.model_copy(update={"frames": count}) for count in sorted(set(video.frames), reverse=True)]
 
 
 def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
@@ -155,9 +163,17 @@ def sample_frames(info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: 
     valid count that it fills, down to ``smallest_window``. "random": as many windows, each with a random start within its
     equal share of the clip. "keyframe": windows begin at keyframes of the container, or scenes are sampled one by one, so
     that no window crosses a cut. ``stretch``: one window over the whole clip. An image is one window of one frame. The
-    windows lack the clip's id and size. ClipProblem (too_short) where no window has room.
+    windows lack the clip's id and size. Of several frame counts each that the clip is long enough for has its windows, and
+    a clip that is too short for all is sampled for the smallest. ClipProblem (too_short) where no window has room.
     """
-    return _Sampler(info, video, rules, sorted(cuts)).sample()
+    samplers = [_Sampler(info, one, rules, sorted(cuts)) for one in each_count(video)]
+    if len(samplers) == 1 or info.still:
+        return samplers[-1].sample()
+    found = [one.sample() for one in samplers[:-1] if one.is_long_enough] + [samplers[-1].sample()]
+    pairs = {window: end for part in found for window, end in zip(part.windows, part.ends, strict=True)}
+    cut = {name: min(getattr(part, name) for part in found) for name in ("seconds_cut", "frames_cut")}
+    repeats = max(part.repeats_share for part in found)
+    return replace(found[0], windows=tuple(pairs), ends=tuple(pairs.values()), repeats_share=repeats, **cut)
 
 
 def without_randomness(video: VideoConfig) -> VideoConfig:
@@ -218,6 +234,11 @@ class _Sampler:
             speed=speed,
             frames_cut=max(0, self._frames_in(info.seconds) - self._frames_in(covered)),
         )
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether a whole window has room."""
+        return self._frames_in(self.usable) >= self.planned
 
     def _frames_in(self, seconds: float) -> int:
         return frames_in(seconds, self.base, self.keep)

@@ -334,11 +334,14 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
 
 
 def _caption(source: Source, window: Window, step: int, index: int) -> str:
-    captions = source.clips[window.clip_id].captions
+    clip = source.clips[window.clip_id]
     random = draws(source.keys.seed, "caption", step, index)
     if random.random() < source.config.caption_dropout:
         return ""
-    return captions[int(random.integers(len(captions)))]
+    weights = clip.caption_weights[: len(clip.captions)]
+    if not sum(weights):
+        return clip.captions[int(random.integers(len(clip.captions)))]
+    return clip.captions[int(random.choice(len(weights), p=[weight / sum(weights) for weight in weights]))]
 
 
 def quiet_pool(threads: int) -> ThreadPoolExecutor:
