@@ -17,7 +17,15 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
 
     A number that is its default says nothing: a run's kept config names every key.
     """
-    for faults in (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method, _of_datasets):
+    for faults in (
+        _unused,
+        _compiled,
+        _with_sharding,
+        _with_the_optimizer,
+        _with_the_method,
+        _with_the_loss,
+        _of_datasets,
+    ):
         for fault in faults(config):
             raise VideotuneError(fault)
     for fault in _with_the_model(config, spec) if spec else ():
@@ -144,6 +152,13 @@ def _rounded(config: Config) -> Iterator[str]:
                 f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
                 f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
             )
+
+
+def _with_the_loss(config: Config) -> Iterator[str]:
+    if config.timestep_min >= config.timestep_max:
+        yield f"timestep_min: {config.timestep_min:g} leaves no noise level below timestep_max {config.timestep_max:g}"
+    if config.loss != "mse" and config.video_config.temporal_consistency_weight:
+        yield f"video_config.temporal_consistency_weight: it weighs squared errors, and loss is {config.loss}: set it to 0"
 
 
 def _of_datasets(config: Config) -> Iterator[str]:

@@ -268,8 +268,16 @@ class Config(Section):
     """BETA: the first of its numbers (default: 2)"""
     timestep_beta: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
     """BETA: the second; the larger, the less noise (default: 2)"""
+    timestep_min: Share = override(0.0)
+    """noise levels below it are not trained; the distribution is truncated"""
+    timestep_max: Share = override(1.0)
+    """noise levels from it on are not trained; 1: no limit"""
     timestep_stratified: bool = override(False)
     """the samples of a step draw from equal parts of the distribution, one each"""
+    loss: Literal["mse", "huber", "pseudo_huber"] = override("mse")
+    """what an error costs: its square; huber, pseudo_huber: beyond loss_delta in proportion to it"""
+    loss_delta: float = override(0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber")))
+    """huber, pseudo_huber: the error about which the square gives way"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
     """weight of each noise level; flow takes none"""
     loss_weighting_gamma: float = override(5.0, gt=0, goes_with=("loss_weighting", ("min_snr",)))

@@ -59,7 +59,8 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
     weighting = config.loss_weighting, config.video_config.temporal_consistency_weight, config.loss_weighting_gamma
-    return objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
+    made = objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
+    return replace(made, loss=config.loss, delta=config.loss_delta)
 
 
 def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
@@ -69,7 +70,8 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
-    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed)
+    within = {"lo": config.timestep_min, "hi": config.timestep_max}
+    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed, **within)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,

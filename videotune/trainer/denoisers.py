@@ -102,6 +102,12 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
 def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
     """Which expert each step trains: by its share of the draws of t, or as the config says."""
     names = trained(spec, config)
+    for expert in spec.experts:
+        if expert.name in names and not max(expert.t_lo, config.timestep_min) < min(expert.t_hi, config.timestep_max):
+            raise VideotuneError(
+                f"timestep_min and timestep_max: the expert {expert.name} of {spec.title} is for noise levels from "
+                f"{expert.t_lo:g} to {expert.t_hi:g}, of which they leave none; name the other one as experts"
+            )
     if len(names) == 1:
         return ExpertSchedule(names)
     first = next(expert for expert in spec.experts if expert.name == names[0])
