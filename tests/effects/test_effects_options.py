@@ -5,10 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.effects.effects_kit import Lab, source_of, take, trainer_of
+from tests.effects.effects_kit import Lab, run_steps, source_of, take, trainer_of, written
+from videotune.adapters.effect import change
+from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.rng import draws
+from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.trainer.init_from import read_adapter
+from videotune.trainer.optimizers import optimizer_state
+from videotune.trainer.saving import save
 
 
 @pytest.mark.effect("timestep_min", "timestep_max")
@@ -57,6 +63,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timestep_min": 0.6, "timestep_max": 0.4}, "timestep_min"),
     ({"loss_delta": 0.5}, "loss_delta"),
     ({"loss": "huber", "video_config.temporal_consistency_weight": 1.0}, "temporal_consistency_weight"),
+    ({"lora.modules": [{"pattern": "nothing"}]}, "lora.modules: 'nothing' matches no"),
+    ({"lora.modules": [{"pattern": "to_q", "rank": 0}]}, "lora.modules"),
+    ({"lora.modules": [{"pattern": "to_q"}], "lora.variant": "OFT"}, "lora.modules"),
+    ({"lora.learning_rate_ratio": 4, "lora.variant": "LOHA"}, "lora.learning_rate_ratio"),
+    ({"lora.learning_rate_ratio": 4, "training_method": "FINE_TUNE"}, "lora.learning_rate_ratio"),
+    ({"lora.learning_rate_ratio": 4, "optimizer": "PRODIGY"}, "lora.learning_rate_ratio"),
+    ({"lora.modules": [{"pattern": "to_q", "learning_rate": 1e-3}], "optimizer": "PRODIGY"}, "lora.modules"),
+    ({"optimizer": "SCHEDULE_FREE", "ema": 0.9}, "ema.decay"),
+    ({"optimizer": "SCHEDULE_FREE", "learning_rate_scheduler": "COSINE"}, "learning_rate_scheduler"),
+    ({"optimizer": {"name": "SCHEDULE_FREE", "beta1": 0}}, "optimizer.beta1"),
 ]
 """Knobs, and the key that the error names."""
 
@@ -65,3 +81,60 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_options_that_do_not_apply_are_refused(lab: Lab, knobs: dict[str, Any], named: str) -> None:
     with pytest.raises(VideotuneError, match=named):
         trainer_of(lab, knobs)
+
+
+@pytest.mark.effect("lora.learning_rate_ratio")
+@pytest.mark.parametrize("ratio", [1.0, 16.0])
+def test_lora_b_learns_at_its_multiple_of_the_rate(ratio: float, lab: Lab) -> None:
+    """Adam's updates, whatever the size of the gradients; lora_A's is 0 in the first step, as lora_B is."""
+    trainer = trainer_of(lab, {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3, "optimizer.weight_decay": 0})
+    took = take(trainer, 1)
+    assert took.lines[0]["lr"] == {"transformer": 1e-3} | ({} if ratio == 1 else {"transformer lora_B": 16e-3})
+    assert took.moved("lora_B").abs().max().item() == pytest.approx(1e-3 * ratio, rel=1e-2)
+    both = take(trainer_of(lab, {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3}), 2)
+    usual = 1e-3 * (0.1 / 0.19) / (0.01 / 0.0199) ** 0.5
+    assert both.moved("lora_A").abs().max().item() == pytest.approx(usual, rel=1e-2)
+    kept = optimizer_state(trainer.pool.trainable.optimizer, trainer.parameters)
+    assert {key.rpartition(".")[0] for key in kept} == set(trainer.parameters)
+
+
+RULES = [
+    {"pattern": r".*\.0\.attn1\.to_q", "rank": 4, "alpha": 2.0},
+    {"pattern": "to_q", "rank": 1, "learning_rate": 5e-3},
+    {"pattern": "attn1.to_k", "alpha": 6.0},
+]
+
+
+@pytest.mark.effect("lora.modules")
+def test_the_first_rule_that_names_a_module_gives_its_rank_scale_and_rate(lab: Lab) -> None:
+    trainer = trainer_of(lab, {"lora.modules": RULES, "learning_rate": 1e-3})
+    layers: Any = {path: trainer.net.get_submodule(path) for path in by_module(trainer.parameters)}
+    for path, layer in layers.items():
+        rank, scale = (2, 1.0) if not path.endswith("attn1.to_k") else (2, 3.0)
+        if path.endswith("to_q"):
+            rank, scale = (4, 0.5) if path == "blocks.0.attn1.to_q" else (1, 1.0)
+        assert (layer.r["default"], layer.scaling["default"]) == (rank, scale), path
+        assert len(trainer.parameters[f"{path}.lora_A.weight"]) == rank
+    assert trainer.plan["adapter"]["parameters"] == sum(p.numel() for p in trainer.parameters.values())
+    assert take(trainer, 1).lines[0]["lr"] == {"transformer": 1e-3, "transformer to_q": 5e-3}
+
+
+@pytest.mark.effect("lora.modules")
+@pytest.mark.parametrize("format", ["diffusers", "comfyui"])
+def test_each_export_carries_each_module_s_rank_and_scale(format: str, lab: Lab) -> None:
+    """What PEFT computes in the run's network is what the file's update is; a run that begins from either has it too."""
+    trainer = trainer_of(lab, {"lora.modules": RULES, "learning_rate": 1e-2, "output_model_format": format})
+    run_steps(trainer, 2)
+    wanted = {
+        path: trainer.net.get_submodule(path).get_delta_weight("default") for path in by_module(trainer.parameters)
+    }
+    save(trainer, 2, thread=False)
+    (checkpoint,) = complete_checkpoints(trainer.run)
+    for source in (written(trainer, 2), checkpoint.folder):
+        parts, scales = read_adapter(source, trainer.family, "")
+        for path, delta in wanted.items():
+            torch.testing.assert_close(change(parts[path], scales[path]).float(), delta, rtol=1e-4, atol=1e-7)
+        again = trainer_of(lab, {"lora.modules": RULES[:2], "lora.rank": 4, "init_from": str(source)})
+        for path, delta in wanted.items():
+            layer: Any = again.net.get_submodule(path)
+            torch.testing.assert_close(layer.get_delta_weight("default"), delta, rtol=1e-4, atol=1e-7)

@@ -24,6 +24,7 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
         _with_the_optimizer,
         _with_the_method,
         _with_the_loss,
+        _with_the_adapter,
         _of_datasets,
     ):
         for fault in faults(config):
@@ -89,6 +90,17 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
             f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
             "other optimizers (a preset may have set it): set learning_rate=1"
         )
+    if kind.name == "SCHEDULE_FREE":
+        unfit = {
+            "optimizer.beta1": (kind.beta1 == 0, "it weighs its two averages by beta1; give one above 0"),
+            "optimizer.masters": (kind.masters != "FLOAT_32", "its averages are not rounded by chance; leave it out"),
+            "learning_rate_scheduler": (
+                config.learning_rate_scheduler != "CONSTANT",
+                "its average takes the place of a schedule; set it to CONSTANT",
+            ),
+            "ema.decay": (config.ema.decay is not None, "it keeps an average itself; leave it out"),
+        }
+        yield from (f"{key}: of SCHEDULE_FREE: {why}" for key, (wrong, why) in unfit.items() if wrong)
     full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
         yield (
@@ -159,6 +171,16 @@ def _with_the_loss(config: Config) -> Iterator[str]:
         yield f"timestep_min: {config.timestep_min:g} leaves no noise level below timestep_max {config.timestep_max:g}"
     if config.loss != "mse" and config.video_config.temporal_consistency_weight:
         yield f"video_config.temporal_consistency_weight: it weighs squared errors, and loss is {config.loss}: set it to 0"
+
+
+def _with_the_adapter(config: Config) -> Iterator[str]:
+    lora, own = config.lora, any(rule.learning_rate for rule in config.lora.modules)
+    keys = {"lora.learning_rate_ratio": lora.learning_rate_ratio != 1, "lora.modules": bool(lora.modules)}
+    for key in [key for key, given in keys.items() if given]:
+        if config.training_method != "LORA" or lora.variant not in ("LORA", "DORA"):
+            yield f"{key}: it is for the variants LORA and DORA of training_method LORA: leave it out"
+        if config.optimizer.name == "PRODIGY" and (own or key != "lora.modules"):
+            yield f"{key}: PRODIGY finds the rate of each group itself, so rates in proportion mean nothing; leave it out"
 
 
 def _of_datasets(config: Config) -> Iterator[str]:

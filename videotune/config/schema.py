@@ -29,6 +29,19 @@ from videotune.config.fields import (
 from videotune.config.optimizers import Optimizer
 
 
+class LoraModules(Section):
+    """Modules of the adapter with numbers of their own; what is left out is the adapter's."""
+
+    pattern: Annotated[str, Field(min_length=1)]
+    """a module's path as a regular expression, or its last parts; the first rule that names a module counts"""
+    rank: int | None = Field(None, ge=1, le=8192)
+    """rank of their update"""
+    alpha: float | None = Field(None, gt=0)
+    """numerator of their scale"""
+    learning_rate: float | None = Field(None, gt=0)
+    """their peak rate"""
+
+
 class Lora(Section):
     """The adapter."""
 
@@ -40,6 +53,10 @@ class Lora(Section):
     """the update is scaled by alpha / rank (default: alpha = rank)"""
     dropout: float = override(0.0, ge=0, lt=1)
     """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"""
+    learning_rate_ratio: float = fatal(1.0, gt=0)
+    """LoRA+: learning rate of lora_B divided by that of lora_A, which is learning_rate"""
+    modules: list[LoraModules] = fatal([])
+    """[{"pattern", "rank", "alpha", "learning_rate"}]: modules whose rank, alpha or rate differ; the first match counts"""
     targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
     """attention, self_attention, cross_attention, feed_forward, experts, linear, all; or a list of module path patterns"""
 

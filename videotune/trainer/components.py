@@ -70,8 +70,8 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
-    within = {"lo": config.timestep_min, "hi": config.timestep_max}
-    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed, **within)
+    name = config.timestep_distribution or spec.timestep_distribution
+    levels = Timesteps(name, fixed, config.timestep_min, config.timestep_max)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune._version import __version__
+from videotune.adapters.lora import in_one_scale
 from videotune.config.resolve import Resolved
 from videotune.console import echo
 from videotune.exporter.adapter_export import export_embedding, export_lora
@@ -44,6 +45,12 @@ def export_run(
     with the adapters of all experts in its weights.
     """
     config, spec = resolved.config, family.spec
+    if config.lora.modules:
+        state = {
+            f"{begin}{key}": value
+            for begin in {prefix(spec, expert) for expert in trained(spec, config)}
+            for key, value in in_one_scale(of_expert(state, begin), config.lora).items()
+        }
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
     begin = (out or Path(config.output_model_destination or run / "export")) / f"{name}-step-{step}"
     facts, done = _facts(run, step, resolved), []
