@@ -1,11 +1,14 @@
 """What the keys about the range of noise levels, the loss, groups of parameters and intervals in epochs do."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from tests.effects.effects_kit import Lab, run_steps, source_of, take, trainer_of, written
+from tests.effects.effects_kit import Lab, run_steps, source_of, take, trainer_of, weights, written
 from videotune.adapters.effect import change
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
@@ -13,7 +16,7 @@ from videotune.latent_cache.batches import prepare
 from videotune.rng import draws
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.init_from import read_adapter
-from videotune.trainer.optimizers import optimizer_state
+from videotune.trainer.optimizers import optimizer_state, parts_of
 from videotune.trainer.saving import save
 
 
@@ -138,3 +141,42 @@ def test_each_export_carries_each_module_s_rank_and_scale(format: str, lab: Lab)
         for path, delta in wanted.items():
             layer: Any = again.net.get_submodule(path)
             torch.testing.assert_close(layer.get_delta_weight("default"), delta, rtol=1e-4, atol=1e-7)
+
+
+def schedule_free(start: Tensor, given: Iterable[Tensor], rate: float, decay: float) -> tuple[Tensor, Tensor]:
+    """(x, y) of Defazio et al. 2024, algorithm 1, in float64, with a constant rate."""
+    x = z = y = start.double()
+    square = torch.zeros_like(x)
+    for step, gradient in enumerate(given, 1):
+        square = 0.99 * square + 0.01 * gradient.double().square()
+        z = z - rate * (gradient.double() / ((square / (1 - 0.99**step)).sqrt() + 1e-8) + decay * y)
+        x = x + (z - x) / step
+        y = 0.1 * z + 0.9 * x
+    return x, y
+
+
+@pytest.mark.effect("optimizer.name")
+@pytest.mark.parametrize("within", [False, True])
+def test_schedule_free_trains_y_and_gives_away_x(within: bool, lab: Lab) -> None:
+    """Validated, sampled and exported are the weights x; after that the weights that train are there again, to the bit."""
+    knobs = {"optimizer": {"name": "SCHEDULE_FREE", "step_in_backward": within}, "learning_rate": 0.01}
+    trainer = trainer_of(lab, knobs | {"max_grad_norm": 1e9})
+    start, trainable, given = weights(trainer), trainer.pool.trainable, []
+    for part in parts_of(trainable.optimizer):
+        own = {id(p): name for name, p in trainer.parameters.items()}
+        part.register_step_pre_hook(
+            lambda part, *_, own=own: given.extend(
+                (own[id(p)], p.grad.clone()) for group in part.param_groups for p in group["params"]
+            )
+        )
+    run_steps(trainer, 3)
+    trained, result = weights(trainer), {name: value.clone() for name, value in trainer.result.items()}
+    for name, first in start.items():
+        x, y = schedule_free(first, [gradient for key, gradient in given if key == name], 0.01, 0.01)
+        torch.testing.assert_close(result[name].double(), x, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(trained[name].double(), y, rtol=1e-4, atol=1e-5)
+    with trainer.averaged():
+        assert all(torch.equal(value, result[name]) for name, value in weights(trainer).items())
+    assert all(torch.equal(value, trained[name]) for name, value in weights(trainer).items())
+    file = load_file(written(trainer, 3))
+    assert all(torch.equal(file[f"transformer.{name}"], value) for name, value in result.items())
