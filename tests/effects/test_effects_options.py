@@ -1,6 +1,7 @@
 """What the keys about the range of noise levels, the loss, groups of parameters and intervals in epochs do."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.effects.effects_kit import Lab, run_steps, source_of, take, trainer_of, weights, written
+from tests.effects.effects_kit import Lab, overrides_of, run_steps, source_of, take, trainer_of, weights, written
 from videotune.adapters.effect import change
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
@@ -17,7 +18,9 @@ from videotune.rng import draws
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.init_from import read_adapter
 from videotune.trainer.optimizers import optimizer_state, parts_of
-from videotune.trainer.saving import save
+from videotune.trainer.resume import with_overrides
+from videotune.trainer.run_dir import read_run_config
+from videotune.trainer.saving import Saving, save
 
 
 @pytest.mark.effect("timestep_min", "timestep_max")
@@ -73,6 +76,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lora.learning_rate_ratio": 4, "training_method": "FINE_TUNE"}, "lora.learning_rate_ratio"),
     ({"lora.learning_rate_ratio": 4, "optimizer": "PRODIGY"}, "lora.learning_rate_ratio"),
     ({"lora.modules": [{"pattern": "to_q", "learning_rate": 1e-3}], "optimizer": "PRODIGY"}, "lora.modules"),
+    ({"output_dtype": "FLOAT_16", "training_method": "EMBEDDING"}, "output_dtype"),
+    ({"output_dtype": "FLOAT_8"}, "output_dtype"),
     ({"optimizer": "SCHEDULE_FREE", "ema": 0.9}, "ema.decay"),
     ({"optimizer": "SCHEDULE_FREE", "learning_rate_scheduler": "COSINE"}, "learning_rate_scheduler"),
     ({"optimizer": {"name": "SCHEDULE_FREE", "beta1": 0}}, "optimizer.beta1"),
@@ -180,3 +185,59 @@ def test_schedule_free_trains_y_and_gives_away_x(within: bool, lab: Lab) -> None
     assert all(torch.equal(value, trained[name]) for name, value in weights(trainer).items())
     file = load_file(written(trainer, 3))
     assert all(torch.equal(file[f"transformer.{name}"], value) for name, value in result.items())
+
+
+@pytest.mark.effect("output_dtype")
+@pytest.mark.parametrize("name", [None, "FLOAT_32", "BFLOAT_16", "FLOAT_16"])
+@pytest.mark.parametrize("more", [{}, {"lora.variant": "OFT"}, {"training_method": "FINE_TUNE"}], ids=str)
+def test_exports_have_the_dtype_and_read_back(name: str | None, more: dict[str, Any], lab: Lab) -> None:
+    """Weights that float16 cannot hold are refused, and nothing is left behind."""
+    trainer = trainer_of(lab, {"output_dtype": name, "steps": 1, "learning_rate": 1e-2} | more)
+    run_steps(trainer)
+    whole = "training_method" in more
+    path = written(trainer)
+    file = load_file(path / "transformer" / "diffusion_pytorch_model.safetensors" if whole else path)
+    dtypes = {value.dtype for key, value in file.items() if not (whole and ("norm" in key or "scale_shift" in key))}
+    assert dtypes >= {getattr(torch, (name or "FLOAT_32").lower().replace("_", ""))}
+    assert whole or len(dtypes) == 1
+    if name == "FLOAT_16":
+        for parameter in trainer.parameters.values():
+            parameter.detach().fill_(1e6)
+        with pytest.raises(VideotuneError, match="output_dtype"):
+            written(trainer, 2)
+        assert not [one for one in path.parent.iterdir() if "step-2" in one.name]
+
+
+@pytest.mark.effect("save_every_epochs", "validate_every_epochs", "sample_after_epochs")
+@pytest.mark.parametrize("epochs", [0.5, 1.0])
+def test_intervals_may_be_passes_over_the_data(epochs: float, lab: Lab) -> None:
+    """Four windows, one a step: half a pass is two steps. A resume takes the steps, whatever was named."""
+    knobs = {f"{key}_epochs": epochs for key in ("save_every", "validate_every", "sample_after")}
+    trainer = trainer_of(lab, {"steps": 8} | knobs)
+    wanted = round(4 * epochs)
+    config = trainer.job.config
+    assert [config.save_every, config.validate_every, config.sample_after] == [wanted] * 3
+    (saving,) = [one for one in trainer.callbacks if isinstance(one, Saving)]
+    assert [step for step in range(1, 8) if saving.due(trainer, step, ())] == list(range(wanted, 8, wanted))
+    kept = read_run_config(trainer.run)
+    assert kept["settings"]["save_every"] == wanted
+    assert kept["settings"]["save_every_epochs"] is None
+    again, *_, changes = with_overrides(overrides_of(lab, {"steps": 8} | knobs), kept)
+    assert (again.config.save_every, changes) == (wanted, [])
+
+
+@pytest.mark.effect("prior_preservation")
+def test_prior_preservation_is_a_regularization_dataset(lab: Lab, twenty: Path) -> None:
+    """Before anything is learnt the base model's own prediction is the target of those clips alone: no error there."""
+    knobs = {"prior_preservation": str(twenty), "missing_caption": "empty"}
+    trainer = trainer_of(lab, knobs | {"steps": 30, "learning_rate": 1e-12})
+    assert [one.kind for one in trainer.job.config.datasets] == ["train", "regularization"]
+    kept = {window.id for window in trainer.job.library.windows if window.clip_id in trainer.job.library.regularization}
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for line in run_steps(trainer):
+        errors[line["window_ids"][0] in kept].append(line["loss"])
+    assert max(errors[True]) < 1e-6 < 0.1 < min(errors[False])
+    assert [one.kind for one in trainer_of(lab, {}).job.config.datasets] == ["train"]
+    told, *_, changes = with_overrides(overrides_of(lab, knobs), read_run_config(trainer.run))
+    assert len(told.config.datasets) == 2
+    assert not [change for change in changes if "dataset" in change.key]

@@ -17,16 +17,8 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
 
     A number that is its default says nothing: a run's kept config names every key.
     """
-    for faults in (
-        _unused,
-        _compiled,
-        _with_sharding,
-        _with_the_optimizer,
-        _with_the_method,
-        _with_the_loss,
-        _with_the_adapter,
-        _of_datasets,
-    ):
+    first = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
+    for faults in (*first, _with_the_loss, _with_the_adapter, _of_datasets):
         for fault in faults(config):
             raise VideotuneError(fault)
     for fault in _with_the_model(config, spec) if spec else ():
@@ -91,16 +83,13 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
             "other optimizers (a preset may have set it): set learning_rate=1"
         )
     if kind.name == "SCHEDULE_FREE":
-        unfit = {
-            "optimizer.beta1": (kind.beta1 == 0, "it weighs its two averages by beta1; give one above 0"),
-            "optimizer.masters": (kind.masters != "FLOAT_32", "its averages are not rounded by chance; leave it out"),
-            "learning_rate_scheduler": (
-                config.learning_rate_scheduler != "CONSTANT",
-                "its average takes the place of a schedule; set it to CONSTANT",
-            ),
-            "ema.decay": (config.ema.decay is not None, "it keeps an average itself; leave it out"),
+        fits = {
+            "optimizer.beta1: set it above 0": kind.beta1 > 0,
+            "optimizer.masters: leave it at FLOAT_32": kind.masters == "FLOAT_32",
+            "learning_rate_scheduler: set it to CONSTANT": config.learning_rate_scheduler == "CONSTANT",
+            "ema.decay: leave it out": config.ema.decay is None,
         }
-        yield from (f"{key}: of SCHEDULE_FREE: {why}" for key, (wrong, why) in unfit.items() if wrong)
+        yield from (f"{text}, since SCHEDULE_FREE averages the weights itself" for text, fit in fits.items() if not fit)
     full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
         yield (
@@ -139,6 +128,8 @@ def _with_the_method(config: Config) -> Iterator[str]:
         if not (net or text):
             yield "transformer.train: nothing would train: set it, or text_encoder.train, to true"
         return
+    if method == "EMBEDDING" and config.output_dtype not in (None, "FLOAT_32"):
+        yield f"output_dtype: new tokens' rows are exported in FLOAT_32, not {config.output_dtype}: leave it out"
     others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
     if method == "EMBEDDING" and others:
         yield f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"

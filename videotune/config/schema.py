@@ -13,6 +13,7 @@ from videotune.config.fields import (
     Checkpointing,
     Decay,
     Dtype,
+    ExportDtype,
     ExportFormat,
     Resolution,
     Share,
@@ -188,6 +189,8 @@ class Config(Section):
     """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"""
     datasets: list[Dataset] = Field(default_factory=list)
     """the folders of clips; --data DIR is a list of one"""
+    prior_preservation: str | None = data(None, min_length=1)
+    """a folder of clips at which the base model's predictions stay: short for a dataset of kind regularization"""
     cache_dir: str | None = safe(None, min_length=1)
     """where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)"""
 
@@ -314,12 +317,16 @@ class Config(Section):
     """share of source videos held out, from 20 source videos up"""
     validate_every: int | None = safe(None, ge=0)
     """steps between validations; 0: never (default: such that validation takes 4.5 % of the run)"""
+    validate_every_epochs: float | None = safe(None, gt=0)
+    """passes over the data between validations, instead of validate_every"""
     validation_windows: int | None = safe(None, ge=3)
     """number of windows that a validation reads, a third of them of training clips (default: 6 to 24)"""
     early_stopping: int | None = safe(None, ge=1)
     """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is exported (default: never)"""
     save_every: int = safe(250, ge=0)
     """steps between checkpoints; 0: only at the end"""
+    save_every_epochs: float | None = safe(None, gt=0)
+    """passes over the data between checkpoints, instead of save_every"""
     save_keep: int | None = safe(None, ge=1)
     """number of newest checkpoints to keep, beside the best one (default: all)"""
     backup_after: float = safe(30.0, ge=0)
@@ -330,6 +337,8 @@ class Config(Section):
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
+    sample_after_epochs: float | None = safe(None, gt=0)
+    """passes over the data between previews, instead of sample_after"""
     samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(2)
     """prompts of the previews, or the number of captions to take as prompts"""
     sample: Sample = Field(default_factory=Sample)
@@ -343,6 +352,8 @@ class Config(Section):
     """folder of the exported LoRA (default: RUN/export)"""
     output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe("diffusers")
     """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
+    output_dtype: ExportDtype | None = safe(None)
+    """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged models keep the base's)"""
 
     @property
     def text_in_step(self) -> bool:

@@ -24,7 +24,7 @@ from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
-DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
+DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
 
 
 def dtype_name(config: Config) -> str:
