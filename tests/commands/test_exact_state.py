@@ -38,10 +38,16 @@ METHODS = {
 }
 EMA, SMALL = "ema=0.7", "optimizer=ADAMW_8BIT"
 STATES = {"plain": (), "EMA": (EMA,), "8-bit": (SMALL,), "EMA, 8-bit": (EMA, SMALL)}
+RULES = [{"pattern": "to_q", "rank": 2, "alpha": 1, "learning_rate": 0.003}]
+OWN_RATES = ("lora.rank=4", "lora.learning_rate_ratio=4", f"lora.modules={json.dumps(RULES)}")
+SCHEDULE_FREE = ("optimizer=SCHEDULE_FREE", "learning_rate_scheduler=CONSTANT")
 TEXT_IN_THE_STEP = [("save", "tokens", "EMA", 2), ("mid-accumulation", "text encoder", "EMA, 8-bit", 0)]
 """New tokens are too few for moments of 8 bits, which begin at 4096 numbers."""
 EVERY = itertools.product(MOMENTS, METHODS, STATES, (0, 2))
 ALL = [one for one in EVERY if not (one[1] == "tokens" and "8-bit" in one[2])]
+METHODS["own rates"], STATES["schedule-free"] = OWN_RATES, SCHEDULE_FREE
+FREE = [("validation", "own rates", "schedule-free", 2), ("mid-accumulation", "full", "schedule-free", 0)]
+"""Its weights for validation and previews are others than those that train, and its groups count steps."""
 PAIRWISE = [
     ("mid-accumulation", "adapter", "plain", 0),
     ("mid-accumulation", "full", "EMA, 8-bit", 2),
@@ -95,6 +101,9 @@ def facts_of(run: Path) -> list[Any]:
     return sorted(found, key=lambda line: (line["step"], json.dumps(line)))
 
 
+AVERAGED = ("EMA", "EMA, 8-bit", "schedule-free")
+
+
 def check(moment: str, method: str, kind: str, threads: int, straight: Any, run: Path) -> None:
     """Train until the kill, then resume: the two runs are one run. Averages and weights are validated, so twice as often."""
     settings, whole = straight(method, kind)
@@ -110,11 +119,13 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     assert facts_of(run) == facts_of(whole)
     ours, theirs = state(run, STEPS), state(whole, STEPS)
     assert equal(ours, theirs)
-    assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | ({"ema"} if "EMA" in kind else set())
+    assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | (
+        {"ema"} if kind in AVERAGED else set()
+    )
     assert (torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}) == ("8-bit" in kind)
 
 
-CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP]
+CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE]
 REST = [pytest.param(*one, marks=pytest.mark.long) for one in ALL if one not in CHOSEN]
 
 
@@ -133,8 +144,9 @@ def test_pairwise_cases_hold_every_pair() -> None:
         assert {(row[i], row[j]) for row in rows} == set(itertools.product(left, right))
 
 
-def test_previews_validation_and_workers_change_nothing(straight: Any, tmp_path: Path) -> None:
-    settings, whole = straight("adapter", "EMA")
+@pytest.mark.parametrize(("method", "kind"), [("adapter", "EMA"), ("own rates", "schedule-free")])
+def test_previews_validation_and_workers_change_nothing(method: str, kind: str, straight: Any, tmp_path: Path) -> None:
+    settings, whole = straight(method, kind)
     off = ("save_every=0", "validate_every=0", "sample_after=0", "sample_metrics.budget=0", "dataloader_threads=2")
     assert start(more(settings, *off), tmp_path / "off").ended() == DONE
     assert equal(state(tmp_path / "off", STEPS), state(whole, STEPS))

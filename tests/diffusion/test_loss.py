@@ -11,6 +11,7 @@ from videotune.diffusion.loss import (
     noisy,
     objective,
     prior_target,
+    robust,
     scaled_linear_alphas_cumprod,
     weighted_mean,
 )
@@ -257,3 +258,14 @@ def test_every_constant_of_v_counts(name: str) -> None:
     assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
     with pytest.raises(VideotuneError, match=name):
         objective("v", {key: value for key, value in V.items() if key != name}, Timesteps())
+
+
+@pytest.mark.parametrize("kind", ["huber", "pseudo_huber"])
+@pytest.mark.parametrize("delta", [0.1, 1.0])
+def test_the_gradient_of_a_robust_loss_is_its_closed_form_s(kind: str, delta: float) -> None:
+    """In float64: 2e within δ and 2δ·sign(e) beyond; 2δe/√(e² + δ²)."""
+    error = torch.cat([numbers(500).double(), torch.tensor([0.0, delta, -delta, 1e-9, 1e9])]).requires_grad_()
+    robust(error, kind, delta).sum().backward()
+    e = error.detach()
+    wanted = 2 * e.clamp(-delta, delta) if kind == "huber" else 2 * delta * e / (e.square() + delta**2).sqrt()
+    torch.testing.assert_close(error.grad, wanted, rtol=1e-12, atol=1e-14)

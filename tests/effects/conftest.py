@@ -1,6 +1,7 @@
 """A tiny model and small real clips, made once; every effect test runs on the CPU, where numbers repeat bit for bit."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,9 @@ def lab(tiny_wan: Path, shapes: Path, shared_cache: Path, tmp_path: Path) -> Ite
     yield lab
     for trainer in lab.open:
         trainer.journal.close()
+
+
+@pytest.fixture
+def pair(lab: Lab, tiny_bases: Callable[..., Path]) -> Lab:
+    """The lab over a model with two experts."""
+    return replace(lab, model=tiny_bases("wan", "t2v-a14b"))

@@ -2,8 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -249,12 +248,6 @@ def test_a_missing_tensorboard_is_an_error_before_any_work(lab: Lab, monkeypatch
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(VideotuneError, match=r"videotune\[tensorboard\]"):
         trainer_of(lab, {"tensorboard": True})
-
-
-@pytest.fixture
-def pair(lab: Lab, tiny_bases: Callable[..., Path]) -> Lab:
-    """The lab over a model with two experts."""
-    return replace(lab, model=tiny_bases("wan", "t2v-a14b"))
 
 
 def dealt(pair: Lab, **knobs: Any) -> str:

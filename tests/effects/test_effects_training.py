@@ -180,7 +180,7 @@ def kept_by_the_graph(trainer: Trainer) -> int:
 
 
 FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
-EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON")
+EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON", "CAME", "SCHEDULE_FREE")
 
 
 @pytest.mark.effect("optimizer.name")
@@ -200,6 +200,8 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
     assert kept["MUON"] == {"momentum_buffer"}
     assert {"exp_avg_sq_row", "exp_avg_sq_col"} < kept["ADAFACTOR"]
     assert {"p0", "s", "@d~", "@k#"} < kept["PRODIGY"]
+    assert {"exp_avg", "exp_avg_res_row"} < kept["CAME"]
+    assert kept["SCHEDULE_FREE"] == {"z", "exp_avg_sq", "@k#", "@lr_max~", "@weight_sum~"}
 
 
 @pytest.mark.effect("optimizer.name", "learning_rate")

@@ -141,6 +141,28 @@ def adafactor(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
     return weight
 
 
+def came(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
+    """Luo et al. 2023, algorithm 2; weight decay decoupled."""
+
+    def means(square: Tensor, old: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+        """Rows and columns, in the place of a matrix; and 1/√ of their product over their mean."""
+        rows, columns = square.mean(1), square.mean(0)
+        new = keep * old + (1 - keep) * torch.cat([rows, columns])
+        rows, columns = new[: len(rows)], new[len(rows) :]
+        return new, (rows[:, None] * columns[None] / rows.mean()).rsqrt()
+
+    kept = sure = torch.zeros(sum(weight.shape), dtype=torch.float64)
+    mean = torch.zeros_like(weight)
+    for g in given:
+        kept, scale = means(g.square() + 1e-30, kept, 0.99)
+        u = g * scale
+        u = u / max(1.0, u.square().mean().sqrt().item())
+        mean = 0.9 * mean + 0.1 * u
+        sure, scale = means((u - mean).square() + 1e-16, sure, 0.9999)
+        weight = weight - RATE * decay * weight - RATE * scale * mean
+    return weight
+
+
 def muon(weight: Tensor, given: Iterator[Tensor], momentum: float, decay: float) -> Tensor:
     """Jordan et al. 2024 with the exact polar factor in place of the iteration, and Liu et al. 2025's scale."""
     mean = torch.zeros_like(weight)
@@ -156,6 +178,7 @@ def muon(weight: Tensor, given: Iterator[Tensor], momentum: float, decay: float)
     [
         ("LION", lambda w, g: lion(w, g, 0.9, 0.99, 0.1), 1e-6),
         ("ADAFACTOR", lambda w, g: adafactor(w, g, 0.1), 1e-6),
+        ("CAME", lambda w, g: came(w, g, 0.1), 1e-5),
         ("MUON", lambda w, g: muon(w, g, 0.9, 0.1), 0.6),
     ],
 )

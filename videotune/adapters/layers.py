@@ -36,6 +36,11 @@ class LiveText:
         return spelled(caption, self.tokens) if self.tokens else caption
 
 
+def is_named(path: str, pattern: str) -> bool:
+    """Whether a pattern names a path: the whole path as a regular expression, or its last parts."""
+    return re.fullmatch(pattern, path) is not None or f".{path}".endswith(f".{pattern}")
+
+
 def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str) -> set[str]:
     """The paths that any of the patterns names: a whole path as a regular expression, or its last parts.
 
@@ -44,10 +49,10 @@ def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str)
     matches: set[str] = set()
     for pattern in patterns:
         try:
-            whole = re.compile(pattern)
+            re.compile(pattern)
         except re.error as error:
             raise VideotuneError(f"{key}: {pattern!r} is not a valid pattern: {error}") from error
-        hits = {path for path in paths if whole.fullmatch(path) or f".{path}".endswith(f".{pattern}")}
+        hits = {path for path in paths if is_named(path, pattern)}
         if not hits:
             raise VideotuneError(f"{key}: {pattern!r} matches no {what}, such as {', '.join(paths[:3])}")
         matches |= hits

@@ -3,6 +3,7 @@
 The adapter is part of the model, never a wrapper around it: one object trains, is sampled and is saved.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
-from videotune.adapters.layers import named_by
-from videotune.config.schema import Lora
+from videotune.adapters.layers import is_named, named_by
+from videotune.config.schema import Lora, LoraModules
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import ModelSpec
@@ -42,13 +43,40 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
     Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
     """
     paths = matching(net, spec, settings.targets)
+    named_by(paths, [rule.pattern for rule in settings.modules], "lora.modules", "module of lora.targets")
     if settings.variant == "OFT":
         refuse_uneven(net, paths, settings.rank)
     config = peft_config(settings.variant, settings.rank, settings.scale, settings.dropout, paths)
+    own = {f"^{re.escape(path)}": of_module(settings, path) for path in paths if rule_of(settings, path)}
+    if own:
+        config.rank_pattern = {name: one.rank for name, one in own.items()}
+        config.alpha_pattern = {name: one.scale * one.rank for name, one in own.items()}
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     if settings.variant == "LORA":
         multiply_in_input_dtype(net, paths)
     return lora_parameters(net)
+
+
+def rule_of(settings: Lora, path: str) -> LoraModules | None:
+    """The first of ``lora.modules`` that names a module; None: none does."""
+    return next((rule for rule in settings.modules if is_named(path, rule.pattern)), None)
+
+
+def of_module(settings: Lora, path: str) -> Lora:
+    """The settings of a module, with its own rank and alpha where a rule gives them."""
+    rule = rule_of(settings, path)
+    given = rule.model_dump(include={"rank", "alpha"}, exclude_none=True) if rule else {}
+    return settings.model_copy(update=given)
+
+
+def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tensor]:
+    """An adapter's tensors with B such that every module's update is ``settings.scale`` B A; names may begin otherwise."""
+    out = dict(state)
+    for name, value in state.items():
+        place = split(name)
+        if place and place[1] in ZERO and (own := of_module(settings, place[0]).scale) != settings.scale:
+            out[name] = value.float() * (own / settings.scale)
+    return out
 
 
 class LinearInInputDtype(nn.Linear):

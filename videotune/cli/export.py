@@ -20,10 +20,13 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
     ] = False,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="FLOAT_32, BFLOAT_16 or FLOAT_16 (default: output_dtype)")
+    ] = None,
     offline: Offline = False,
 ) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
-    written = commands.export.export(run, formats or (), step=step, out=out, merge=merge)
+    written = commands.export.export(run, formats or (), step=step, out=out, merge=merge, dtype=dtype)
     for done in written:
         read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
         print(f"{done.format}: {done.path}  ({read})")

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from videotune.config.resolve import parse
+from videotune.config.rules import refuse_what_does_not_apply
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
@@ -23,8 +25,11 @@ def export(
     step: int | None = None,
     out: Path | None = None,
     merge: bool = False,
+    dtype: str | None = None,
 ) -> list[Exported]:
     """Export a checkpoint of a run (the newest, or the one of ``step``); ``merge``: as a model that needs no adapter.
+
+    ``dtype``: in the place of the config's ``output_dtype``.
 
     Raises VideotuneError where there is nothing to merge, or a format is named for it.
     """
@@ -32,19 +37,24 @@ def export(
     resolved, spec, base = reopened(run_settings(run))
     checkpoint = pick(run, step)
     family = open_models(spec, base, resolved.config)
+    if dtype is not None:
+        resolved = resolved.with_planned({"output_dtype": parse({"output_dtype": dtype}).output_dtype})
+        refuse_what_does_not_apply(resolved.config, spec)
     if merge:
-        refuse_merge(resolved.config, formats)
+        refuse_merge(resolved.config, formats, dtype)
     done = export_run(run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge)
     write_report(run)
     return list(done)
 
 
-def refuse_merge(config: Config, formats: Sequence[str]) -> None:
+def refuse_merge(config: Config, formats: Sequence[str], dtype: str | None) -> None:
     """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
     if config.training_method == "EMBEDDING":
         raise VideotuneError("--merge: new tokens are no adapter and cannot be merged")
     if config.training_method == "FINE_TUNE":
         raise VideotuneError("--merge: a fine-tuned model has no adapter; its export is whole already")
+    if dtype is not None:
+        raise VideotuneError("--merge keeps the dtypes of the base's files: it goes without --dtype")
     if formats:
         raise VideotuneError("--merge writes a folder in diffusers layout: it goes without --format")
 

@@ -26,6 +26,7 @@ ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
 """The ways to keep frozen weights in which their numbers lose most of their digits."""
 
 ExportFormat = Literal["diffusers", "comfyui", "peft"]
+ExportDtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
 WeightDtype = Annotated[
     Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"], BeforeValidator(weights)
 ]

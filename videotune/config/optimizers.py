@@ -101,6 +101,23 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     return [*muon, *parts]
 
 
+def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """came_pytorch's (Luo et al. 2023, arXiv 2307.02047); the decay of its confidence is its own default."""
+    from came_pytorch import CAME
+
+    numbers = _numbers(settings) | {"lr": 1.0, "betas": (settings.beta1, settings.beta2, 0.9999)}
+    return [CAME(rows, **numbers)]
+
+
+def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
+    """schedulefree's AdamW (Defazio et al. 2024, arXiv 2405.15682), left in its training mode."""
+    from schedulefree import AdamWScheduleFree
+
+    made = AdamWScheduleFree(rows, **_numbers(settings))
+    made.train()
+    return [made]
+
+
 OPTIMIZERS = {
     "ADAMW": OptimizerKind(_adamw, 8, by_number=True),
     # moments of weights of 4096 numbers and more in 8 bits (Dettmers et al. 2022, arXiv 2110.02861)
@@ -113,6 +130,8 @@ OPTIMIZERS = {
     "LION": OptimizerKind(_bitsandbytes("Lion"), 4, by_number=True),
     "LION_8BIT": OptimizerKind(_bitsandbytes("Lion8bit"), 1),
     "MUON": OptimizerKind(_muon, 4),
+    "CAME": OptimizerKind(_came, 4),  # as ADAFACTOR's, and one moment
+    "SCHEDULE_FREE": OptimizerKind(_schedule_free, 8),
 }
 
 OptimizerName = Annotated[Literal[*OPTIMIZERS], BeforeValidator(word)]  # type: ignore[valid-type]
@@ -122,7 +141,7 @@ class Optimizer(Section):
     """How gradients become updates."""
 
     name: OptimizerName = fatal("ADAMW")
-    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, transformers' Adafactor, Prodigy"""
+    """torch's AdamW and Muon, bitsandbytes' 8-bit and paged AdamW and Lion, Adafactor, Prodigy, CAME, schedule-free AdamW"""
     beta1: float = override(0.9, ge=0, lt=1)
     """beta1 of Adam (decay of the gradient's mean); MUON: its momentum"""
     beta2: float = override(0.99, ge=0, lt=1)

@@ -89,12 +89,21 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec 
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
     layers = {name: _with_resolution(_without_none(merge(layer))) for name, layer in layers.items()}
     layers = {"default": method_defaults(merge(*layers.values()))} | layers
-    config = parse(merge(*layers.values()))
+    config = parse(_with_prior(merge(*layers.values())))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
         origins |= {key: name for key, value in flatten(layer).items() if key in origins}
     refuse_what_does_not_apply(config, spec)
     return Resolved(config, origins)
+
+
+def _with_prior(raw: dict[str, Any]) -> dict[str, Any]:
+    """The keys with ``prior_preservation`` as the dataset that it is short for."""
+    if (path := raw.get("prior_preservation")) is None or not isinstance(datasets := raw.get("datasets", []), list):
+        return raw
+    own = {"path": path, "kind": "regularization"}
+    there = any(own.items() <= dataset.items() for dataset in datasets if isinstance(dataset, Mapping))
+    return raw | {"prior_preservation": None, "datasets": datasets if there else [*datasets, own]}
 
 
 def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +165,20 @@ def total_steps(config: Config, windows: int, a_pass: Fraction) -> tuple[int, st
     """
     if config.epochs is None:
         return config.steps, None
-    steps = max(1, math.ceil(Fraction(str(config.epochs)) * a_pass))
+    steps = _in_steps(config.epochs, a_pass)
     each = f"{config.epochs:g} × {windows} windows in {float(a_pass):g} steps a pass"
     return steps, f"epochs {config.epochs:g}: {each} = {steps} steps"
+
+
+INTERVALS = ("save_every", "validate_every", "sample_after")
+"""Keys in steps; with _epochs behind them they are in passes over the data."""
+
+
+def intervals(config: Config, a_pass: Fraction) -> dict[str, int]:
+    """The intervals that the config gives in passes over the data, by their keys, in steps."""
+    given = {key: getattr(config, f"{key}_epochs") for key in INTERVALS}
+    return {key: _in_steps(epochs, a_pass) for key, epochs in given.items() if epochs is not None}
+
+
+def _in_steps(epochs: float, a_pass: Fraction) -> int:
+    return max(1, math.ceil(Fraction(str(epochs)) * a_pass))

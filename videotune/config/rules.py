@@ -17,7 +17,8 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
 
     A number that is its default says nothing: a run's kept config names every key.
     """
-    for faults in (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method, _of_datasets):
+    first = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
+    for faults in (*first, _with_the_loss, _with_the_adapter, _of_datasets):
         for fault in faults(config):
             raise VideotuneError(fault)
     for fault in _with_the_model(config, spec) if spec else ():
@@ -81,6 +82,14 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
             f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
             "other optimizers (a preset may have set it): set learning_rate=1"
         )
+    if kind.name == "SCHEDULE_FREE":
+        fits = {
+            "optimizer.beta1: set it above 0": kind.beta1 > 0,
+            "optimizer.masters: leave it at FLOAT_32": kind.masters == "FLOAT_32",
+            "learning_rate_scheduler: set it to CONSTANT": config.learning_rate_scheduler == "CONSTANT",
+            "ema.decay: leave it out": config.ema.decay is None,
+        }
+        yield from (f"{text}, since SCHEDULE_FREE averages the weights itself" for text, fit in fits.items() if not fit)
     full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
         yield (
@@ -119,6 +128,8 @@ def _with_the_method(config: Config) -> Iterator[str]:
         if not (net or text):
             yield "transformer.train: nothing would train: set it, or text_encoder.train, to true"
         return
+    if method == "EMBEDDING" and config.output_dtype not in (None, "FLOAT_32"):
+        yield f"output_dtype: new tokens' rows are exported in FLOAT_32, not {config.output_dtype}: leave it out"
     others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
     if method == "EMBEDDING" and others:
         yield f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
@@ -144,6 +155,23 @@ def _rounded(config: Config) -> Iterator[str]:
                 f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
                 f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
             )
+
+
+def _with_the_loss(config: Config) -> Iterator[str]:
+    if config.timestep_min >= config.timestep_max:
+        yield f"timestep_min: {config.timestep_min:g} leaves no noise level below timestep_max {config.timestep_max:g}"
+    if config.loss != "mse" and config.video_config.temporal_consistency_weight:
+        yield f"video_config.temporal_consistency_weight: it weighs squared errors, and loss is {config.loss}: set it to 0"
+
+
+def _with_the_adapter(config: Config) -> Iterator[str]:
+    lora, own = config.lora, any(rule.learning_rate for rule in config.lora.modules)
+    keys = {"lora.learning_rate_ratio": lora.learning_rate_ratio != 1, "lora.modules": bool(lora.modules)}
+    for key in [key for key, given in keys.items() if given]:
+        if config.training_method != "LORA" or lora.variant not in ("LORA", "DORA"):
+            yield f"{key}: it is for the variants LORA and DORA of training_method LORA: leave it out"
+        if config.optimizer.name == "PRODIGY" and (own or key != "lora.modules"):
+            yield f"{key}: PRODIGY finds the rate of each group itself, so rates in proportion mean nothing; leave it out"
 
 
 def _of_datasets(config: Config) -> Iterator[str]:

@@ -13,6 +13,7 @@ from videotune.config.fields import (
     Checkpointing,
     Decay,
     Dtype,
+    ExportDtype,
     ExportFormat,
     Resolution,
     Share,
@@ -29,6 +30,19 @@ from videotune.config.fields import (
 from videotune.config.optimizers import Optimizer
 
 
+class LoraModules(Section):
+    """Modules of the adapter with numbers of their own; what is left out is the adapter's."""
+
+    pattern: Annotated[str, Field(min_length=1)]
+    """a module's path as a regular expression, or its last parts; the first rule that names a module counts"""
+    rank: int | None = Field(None, ge=1, le=8192)
+    """rank of their update"""
+    alpha: float | None = Field(None, gt=0)
+    """numerator of their scale"""
+    learning_rate: float | None = Field(None, gt=0)
+    """their peak rate"""
+
+
 class Lora(Section):
     """The adapter."""
 
@@ -40,6 +54,10 @@ class Lora(Section):
     """the update is scaled by alpha / rank (default: alpha = rank)"""
     dropout: float = override(0.0, ge=0, lt=1)
     """dropout on the adapter's input while training (LOHA, LOKR: on rows of the update)"""
+    learning_rate_ratio: float = fatal(1.0, gt=0)
+    """LoRA+: learning rate of lora_B divided by that of lora_A, which is learning_rate"""
+    modules: list[LoraModules] = fatal([])
+    """[{"pattern", "rank", "alpha", "learning_rate"}]: modules whose rank, alpha or rate differ; the first match counts"""
     targets: str | Annotated[list[str], Field(min_length=1)] = fatal("attention")
     """attention, self_attention, cross_attention, feed_forward, experts, linear, all; or a list of module path patterns"""
 
@@ -186,6 +204,8 @@ class Config(Section):
     """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"""
     datasets: list[Dataset] = Field(default_factory=list)
     """the folders of clips; --data DIR is a list of one"""
+    prior_preservation: str | None = data(None, min_length=1)
+    """a folder of clips at which the base model's predictions stay: short for a dataset of kind regularization"""
     cache_dir: str | None = safe(None, min_length=1)
     """where encoded clips and captions are kept (default: .videotune-cache in or beside the first dataset)"""
 
@@ -283,8 +303,16 @@ class Config(Section):
     """BETA: the first of its numbers (default: 2)"""
     timestep_beta: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
     """BETA: the second; the larger, the less noise (default: 2)"""
+    timestep_min: Share = override(0.0)
+    """noise levels below it are not trained; the distribution is truncated"""
+    timestep_max: Share = override(1.0)
+    """noise levels from it on are not trained; 1: no limit"""
     timestep_stratified: bool = override(False)
     """the samples of a step draw from equal parts of the distribution, one each"""
+    loss: Literal["mse", "huber", "pseudo_huber"] = override("mse")
+    """what an error costs: its square; huber, pseudo_huber: beyond loss_delta in proportion to it"""
+    loss_delta: float = override(0.1, gt=0, goes_with=("loss", ("huber", "pseudo_huber")))
+    """huber, pseudo_huber: the error about which the square gives way"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
     """weight of each noise level; flow takes none"""
     loss_weighting_gamma: float = override(5.0, gt=0, goes_with=("loss_weighting", ("min_snr",)))
@@ -304,12 +332,16 @@ class Config(Section):
     """share of source videos held out, from 20 source videos up"""
     validate_every: int | None = safe(None, ge=0)
     """steps between validations; 0: never (default: such that validation takes 4.5 % of the run)"""
+    validate_every_epochs: float | None = safe(None, gt=0)
+    """passes over the data between validations, instead of validate_every"""
     validation_windows: int | None = safe(None, ge=3)
     """number of windows that a validation reads, a third of them of training clips (default: 6 to 24)"""
     early_stopping: int | None = safe(None, ge=1)
     """number of verdicts OVERFITTING in a row that end the run; the best checkpoint is exported (default: never)"""
     save_every: int = safe(250, ge=0)
     """steps between checkpoints; 0: only at the end"""
+    save_every_epochs: float | None = safe(None, gt=0)
+    """passes over the data between checkpoints, instead of save_every"""
     save_keep: int | None = safe(None, ge=1)
     """number of newest checkpoints to keep, beside the best one (default: all)"""
     backup_after: float = safe(30.0, ge=0)
@@ -320,6 +352,8 @@ class Config(Section):
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
+    sample_after_epochs: float | None = safe(None, gt=0)
+    """passes over the data between previews, instead of sample_after"""
     samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], BeforeValidator(_samples)] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
@@ -333,6 +367,8 @@ class Config(Section):
     """folder of the exported LoRA (default: RUN/export)"""
     output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe("diffusers")
     """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
+    output_dtype: ExportDtype | None = safe(None)
+    """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged models keep the base's)"""
 
     @property
     def text_in_step(self) -> bool:

@@ -22,13 +22,18 @@ V_CONSTANTS = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale
 
 @dataclass(frozen=True)
 class Objective:
-    """E over t of w(t)·(‖e‖² + λ‖Δe‖²), e the error of v, λ ``temporal_consistency``; built by ``objective``."""
+    """E over t of w(t)·(d(e) + λ‖Δe‖²), e the error of v, λ ``temporal_consistency``; built by ``objective``.
+
+    ``loss``: d(e) is e² (mse), or one of ``robust`` with ``delta``.
+    """
 
     path: Callable[[Tensor], Path]
     timesteps: Timesteps
     weighting: str = "none"
     temporal_consistency: float = 0.0
     gamma: float = 5.0
+    loss: str = "mse"
+    delta: float = 0.1
 
     def weight(self, t: Tensor) -> Tensor:
         """w(t), (B,) float32.
@@ -144,10 +149,23 @@ def denoising_loss(
     error = prediction - (v if target is None else target)
     mse = weighted_mean(error.square(), batch.weight)  # (B,)
     per_clip = mse
+    if objective.loss != "mse":
+        per_clip = weighted_mean(robust(error, objective.loss, objective.delta), batch.weight)
     if objective.temporal_consistency > 0:
         per_clip = with_flicker(mse, error, batch.weight, objective.temporal_consistency)
     per_clip = batch.scale * objective.weight(t) * per_clip
     return StepOut(per_clip.mean(), mse.detach(), per_clip.detach(), t)
+
+
+def robust(error: Tensor, kind: str, delta: float) -> Tensor:
+    """What each element of an error costs: e² where |e| is far below ``delta`` δ, 2δ|e| where it is far above.
+
+    huber: e² up to δ, then δ(2|e| - δ) (Huber 1964, times 2). pseudo_huber: 2δ(√(e² + δ²) - δ), smooth: the distance of
+    Song and Dhariwal 2023 (arXiv 2310.14189, section 3.3) times 2δ, as diffusers' training scripts have it.
+    """
+    if kind == "huber":
+        return 2 * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+    return 2 * delta * (torch.hypot(error, torch.full_like(error, delta)) - delta)
 
 
 def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ randomness made elsewhere on the CPU. Everything is computed in float64 and cast
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -108,6 +108,10 @@ class Timesteps:
         else:
             return
         raise VideotuneError(f"timestep_distribution {self.distribution}: {problem}")
+
+    def within(self, lo: float, hi: float) -> "Timesteps":
+        """The same cut to [lo, hi) too; raises VideotuneError where nothing is left."""
+        return replace(self, lo=max(lo, self.lo), hi=min(hi, self.hi))
 
     def draw(self, u: Tensor) -> Tensor:
         """t (B,) float32 for uniform numbers u (B,); always inside [lo, hi), also after rounding to float32.

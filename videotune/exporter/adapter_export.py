@@ -25,7 +25,7 @@ from videotune.exporter import formats
 from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_base
 from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
 from videotune.exporter.formats import Exported
-from videotune.exporter.lora_write import baked, head_of, settings_of
+from videotune.exporter.lora_write import baked, head_of, rounded, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
 
@@ -44,8 +44,11 @@ def export_lora(
     path: Path,
     facts: Mapping[str, Any],
     expert: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Exported:
     """Write one file, read it back as others do and compare ΔW module by module; ``expert``: whose adapter it is.
+
+    What is compared is the adapter as ``dtype`` (None: float32) holds it.
 
     Raises VideotuneError where the file would not do elsewhere what was trained here.
     """
@@ -54,7 +57,9 @@ def export_lora(
         found, reader = read_effects(family, aside, expert)
         return formats.check_updates(effects(state, scale), found, path, reader), reader
 
-    tensors = baked(family, format, state, scale)
+    if dtype is not None:
+        state, scale = rounded(state, scale, dtype), 1.0
+    tensors = {name: value.to(dtype) for name, value in baked(family, format, state, scale).items()}
     return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, head_of(state))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors.torch import save_file
 
 from videotune.adapters.kinds import ZERO, split
@@ -83,6 +84,14 @@ def check_finite(what: str, *states: Mapping[str, Tensor]) -> None:
     """Raise VideotuneError for NaN or infinite weights."""
     if any(not bool(value.isfinite().all()) for state in states for value in state.values()):
         raise VideotuneError(f"the {what} holds NaN or infinite weights: it is not exported")
+
+
+def refuse_overflow(before: Mapping[str, Tensor], after: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Raise VideotuneError where finite weights are infinite in the dtype of a file."""
+    for name, value in after.items():
+        if not bool(value.isfinite().all()) and bool(before[name].isfinite().all()):
+            most = f"{dtype} holds numbers up to {torch.finfo(dtype).max:g}, and {name} has larger ones"
+            raise VideotuneError(f"output_dtype: {most}: set it to BFLOAT_16; nothing was exported")
 
 
 def check_same(

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import Exported, check_finite, check_same, failed
+from videotune.exporter.formats import Exported, check_finite, check_same, failed, refuse_overflow
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models.loading import check_part, dtype_of, load_model, quietly, read_states
 from videotune.models.model_files import headers, spans_of, weight_files
@@ -39,13 +39,14 @@ def export_full(
     folder: Path,
     facts: Mapping[str, Any],
     text: Mapping[str, Mapping[str, Tensor]] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Exported:
     """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
 
     ``text``: trained weights of text encoders, by their folders and by name; ``state`` is empty where these alone trained.
 
-    The weights have the run's dtype, but those that diffusers keeps in float32. Raises VideotuneError for NaN, and where the
-    weights read back are not the ones written.
+    The weights have ``dtype`` (None: the run's), but those that diffusers keeps in float32. Raises VideotuneError for NaN,
+    for weights that the dtype cannot hold, and where those read back are not the ones written.
     """
     text = {name: own for name, own in (text or {}).items() if own}
     check_finite("model", state, *text.values())
@@ -53,14 +54,15 @@ def export_full(
     with model_folder(base, folder, [part] * bool(state) + list(text), facts) as aside:
         if state:
             shell: Any = family.skeleton(expert)
-            weights = rounded(shell, family.dtype, state, base / part)
+            weights = rounded(shell, dtype or family.dtype, state, base / part)
+            refuse_overflow(state, {name: weights[name] for name in state}, dtype or family.dtype)
             shell.load_state_dict(weights, assign=True)
             with system_errors(folder):
                 shell.save_pretrained(aside / part)
             check_same(weights, tensors_in(aside / part), folder)
         for name, own in text.items():
             with system_errors(folder):
-                write_text_encoder(family, name, own, base / name, aside / name)
+                write_text_encoder(family, name, own, base / name, aside / name, dtype or family.dtype)
     count = len(state) + sum(len(own) for own in text.values())
     return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained", facts.get("use", ""))
 
@@ -81,16 +83,19 @@ def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mappin
         write_json(aside / "videotune.json", dict(facts))
 
 
-def write_text_encoder(family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path) -> None:
-    """A text encoder with trained weights, all else as in ``base``, in the layout of transformers, in the run's dtype.
+def write_text_encoder(
+    family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path, dtype: torch.dtype
+) -> None:
+    """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
     Raises VideotuneError where the weights read back are not the ones written.
     """
-    encoder: Any = load_model(type(family.text_skeletons()[name]), base, family.dtype, torch.device("cpu"))
+    encoder: Any = load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
     held = dict(encoder.named_parameters())
     with torch.no_grad():
         for key, value in state.items():
             held[key].copy_(value)
+    refuse_overflow(state, {key: held[key].detach() for key in state}, dtype)
     with quietly():
         encoder.save_pretrained(folder)
     check_same(encoder.state_dict(), tensors_in(folder), folder, needed=state)  # tied weights are in the file once

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
-from videotune.exporter.formats import CONFIG, WHY_NOT, changes_nothing, check_finite, refuse_format
+from videotune.exporter.formats import CONFIG, WHY_NOT, changes_nothing, check_finite, refuse_format, refuse_overflow
 from videotune.types import Family
 
 FORMS = {
@@ -192,6 +192,18 @@ def baked(family: Family, format: str, state: Mapping[str, Tensor], scale: float
         raise VideotuneError("the adapter is zero, so it changes nothing: not exported (did the run train any step?)")
     tensors = written(family, family.skeleton(), trained(state, scale), format).tensors
     return {name.removeprefix(PREFIXES["peft"]): value.contiguous() for name, value in tensors.items()}
+
+
+def rounded(state: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A run's adapter with the scale multiplied into it, as ``dtype`` holds it, in float32.
+
+    Raises VideotuneError for numbers that the dtype cannot hold.
+    """
+    modules = trained(state, scale)
+    own = {tensor_name(path, part): x for path, module in modules.items() for part, x in module.parts.items()}
+    out = {name: value.to(dtype).float() for name, value in own.items()}
+    refuse_overflow(own, out, dtype)
+    return out
 
 
 def trained(state: Mapping[str, Tensor], scale: float) -> dict[str, Module]:

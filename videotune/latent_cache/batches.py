@@ -105,7 +105,7 @@ class Source:
         if self.expert_schedule is not None:
             name = self.expert_schedule.at(step)
             expert = next(one for one in self.spec.experts if one.name == name)
-            levels = replace(levels, lo=expert.t_lo, hi=expert.t_hi)
+            levels = levels.within(expert.t_lo, expert.t_hi)
         return levels
 
     def text(self, caption: str) -> dict[str, Tensor]:

@@ -117,7 +117,8 @@ def experts_of(job: Job) -> dict[str, Any] | None:
 def bytes_a_parameter(config: Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    return weight + OPTIMIZERS[config.optimizer.name].state_bytes + (4 if config.ema.decay is not None else 0)
+    averaged = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
+    return weight + OPTIMIZERS[config.optimizer.name].state_bytes + (4 if averaged else 0)
 
 
 def checkpoints_at_most(config: Config, steps: int) -> int:

@@ -24,7 +24,7 @@ from videotune.models.registry import find
 from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
-DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16}
+DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
 
 
 def dtype_name(config: Config) -> str:
@@ -59,7 +59,8 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
     weighting = config.loss_weighting, config.video_config.temporal_consistency_weight, config.loss_weighting_gamma
-    return objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
+    made = objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
+    return replace(made, loss=config.loss, delta=config.loss_delta)
 
 
 def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
@@ -69,7 +70,8 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     """
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
-    levels = Timesteps(config.timestep_distribution or spec.timestep_distribution, fixed)
+    name = config.timestep_distribution or spec.timestep_distribution
+    levels = Timesteps(name, fixed, config.timestep_min, config.timestep_max)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,

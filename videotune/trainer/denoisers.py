@@ -7,9 +7,10 @@ from fractions import Fraction
 import torch
 from torch import nn
 
+from videotune.adapters.kinds import split
 from videotune.adapters.layers import add_full
-from videotune.adapters.lora import add_lora, share
-from videotune.config.schema import Config
+from videotune.adapters.lora import add_lora, rule_of, share
+from videotune.config.schema import Config, Lora
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
 from videotune.errors import VideotuneError
@@ -26,7 +27,8 @@ from videotune.trainer.components import dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
 from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer
+from videotune.trainer.optimizers import AnyOptimizer, RateSettings, default_warmup, make_optimizer, parts_of
+from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import attach_text, live_text
 from videotune.trainer.updates import InBackward, MasterWeights
@@ -102,6 +104,12 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
 def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
     """Which expert each step trains: by its share of the draws of t, or as the config says."""
     names = trained(spec, config)
+    for expert in spec.experts:
+        if expert.name in names and not max(expert.t_lo, config.timestep_min) < min(expert.t_hi, config.timestep_max):
+            raise VideotuneError(
+                f"timestep_min and timestep_max: the expert {expert.name} of {spec.title} is for noise levels from "
+                f"{expert.t_lo:g} to {expert.t_hi:g}, of which they leave none; name the other one as experts"
+            )
     if len(names) == 1:
         return ExpertSchedule(names)
     first = next(expert for expert in spec.experts if expert.name == names[0])
@@ -224,7 +232,8 @@ def make_trainable(
     ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints.
     """
     kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
-    groups = {name if several else "transformer": held, **text}
+    rates = rates_of(config, family.spec, name, steps if name == TEXT else expert_schedule.count(steps, name))
+    groups = {**adapter_groups(held, config.lora, name if several else "transformer", rates), **text}
     whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
     rounding = kind.masters == "STOCHASTIC_ROUNDING"
     if rounding and dtype_name(config) != "BFLOAT_16":
@@ -244,15 +253,43 @@ def make_trainable(
     return Trainable(
         parameters,
         optimizer,
-        rates_of(config, family.spec, name, steps if name == TEXT else expert_schedule.count(steps, name)),
+        rates,
         kept,
-        None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host"),
+        average_of(config, parameters, optimizer),
         whole if masters.apart else None,
         name if several else None,
         live_text(config),
         config.seed if rounding else None,
         updates.attach(whole, optimizer) if kind.step_in_backward else None,
     )
+
+
+def average_of(
+    config: Config, parameters: Mapping[str, nn.Parameter], optimizer: AnyOptimizer
+) -> Ema | ScheduleFreeWeights | None:
+    """What is sampled, validated and exported in the place of the weights that train; None: these themselves."""
+    if config.optimizer.name == "SCHEDULE_FREE":
+        return ScheduleFreeWeights(parameters, parts_of(optimizer))
+    return None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host")
+
+
+def adapter_groups(
+    held: Mapping[str, nn.Parameter], settings: Lora, name: str, rates: dict[str, RateSettings]
+) -> dict[str, dict[str, nn.Parameter]]:
+    """The parameters of a network by their group: one, or one for each rate of their own, which ``rates`` gets.
+
+    LoRA+ (Hayou et al. 2024, arXiv 2402.12354): lora_B has a group of its own, at ``learning_rate_ratio`` times the rate.
+    """
+    groups: dict[str, dict[str, nn.Parameter]] = {}
+    for key, parameter in held.items():
+        path, part = split(key) or (key, "")
+        rule, raised = rule_of(settings, path), part == "lora_B" and settings.learning_rate_ratio != 1
+        own = rule.learning_rate if rule else None
+        group = " ".join([name, *([rule.pattern] if rule and own else []), *(["lora_B"] if raised else [])])
+        peak = (own or rates[name].learning_rate) * (settings.learning_rate_ratio if raised else 1)
+        rates[group] = replace(rates[name], learning_rate=peak)
+        groups.setdefault(group, {})[key] = parameter
+    return groups
 
 
 def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, RateSettings]:

@@ -10,6 +10,7 @@ import torch
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
+from videotune.adapters.lora import of_module
 from videotune.config.schema import Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
@@ -106,7 +107,7 @@ def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parame
         for part, value in parts.items():
             target = ours[path][part].data
             if part in ZERO and part != "oft_R":
-                value = value * (scales[path] / settings.scale)
+                value = value * (scales[path] / of_module(settings, path).scale)
             if part == "lora_A":
                 target[: len(value)].copy_(value)
             elif part == "lora_B":
@@ -137,7 +138,7 @@ def check_kind(source: Path, theirs: Mapping[str, Mapping[str, Tensor]], setting
     if kind != settings.variant:
         raise VideotuneError(f"init_from: {source} is {kind}, and lora.variant is {settings.variant}")
     for path, parts in theirs.items():
-        if "lora_A" in parts and (rank := parts["lora_A"].shape[0]) > settings.rank:
+        if "lora_A" in parts and (rank := parts["lora_A"].shape[0]) > of_module(settings, path).rank:
             raise VideotuneError(f"init_from: {source} has rank {rank} in {path}: set lora.rank to it, or higher")
 
 
@@ -183,7 +184,7 @@ def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
         if scale is None or kind_of(weights) is None:
             raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
         parts = by_module(weights)
-        return parts, dict.fromkeys(parts, float(scale))
+        return parts, {path: float(scale[path] if isinstance(scale, dict) else scale) for path in parts}
     if not source.exists():
         raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:

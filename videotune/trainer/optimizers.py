@@ -151,7 +151,7 @@ def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) 
     """The optimizer's state as flat tensors ``{parameter}.{key}``.
 
     An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those are kept that updates
-    change (Prodigy's): ``{its first parameter}.@{key}``. Raises ValueError for what is none of these.
+    change (``COUNTED``): ``{its first parameter}.@{key}``. Raises ValueError for what is none of these.
     """
     out: dict[str, Tensor] = {}
     known = {id(parameter): name for name, parameter in names.items()}
@@ -167,8 +167,8 @@ def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) 
     return out
 
 
-COUNTED = frozenset(("d", "d_max", "d_numerator", "d_denom", "d_hat", "k"))
-"""What Prodigy keeps in its groups: its estimate of the distance, and how it came to it."""
+COUNTED = frozenset(("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum"))
+"""What optimizers keep in their groups: Prodigy its estimate of the distance, schedule-free AdamW its weights' sum."""
 
 
 def _flat(name: str, value: Any) -> dict[str, Tensor]:

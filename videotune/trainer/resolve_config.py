@@ -112,6 +112,8 @@ def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
 def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
     """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
     out = dict(layer)
+    if isinstance(prior := out.get("prior_preservation"), str):
+        out["prior_preservation"] = local_or_id(prior)
     if isinstance(out.get("datasets"), list):
         rows = [(row, isinstance(row, dict) and isinstance(row.get("path"), str)) for row in out["datasets"]]
         out["datasets"] = [{**row, "path": local_or_id(row["path"])} if named else row for row, named in rows]

@@ -142,6 +142,7 @@ def with_overrides(words: Overrides, kept: Mapping[str, Any]) -> tuple[Resolved,
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
+    user = {key: value for key, value in user.items() if f"{key}_epochs" not in user}  # it stands instead of the steps
     settings = merge(kept["settings"], user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)

@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from videotune._version import __version__
+from videotune.config.resolve import INTERVALS
 from videotune.data.dataset import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import digest, hash_file, is_left_behind, write_json
@@ -146,6 +147,7 @@ def write_config(
     config, fit_settings = job.config, job.resolved.to_json()
     warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
     frozen = {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
+    frozen |= dict.fromkeys(f"{key}_epochs" for key in INTERVALS)
     given = {key: fit_settings["settings"][key] for key in frozen} if asked is None else dict(asked)
     fit_settings["settings"] |= frozen
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}

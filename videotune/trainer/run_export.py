@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from videotune._version import __version__
+from videotune.adapters.lora import in_one_scale
 from videotune.config.resolve import Resolved
 from videotune.console import echo
 from videotune.exporter.adapter_export import export_embedding, export_lora
@@ -15,6 +16,7 @@ from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.models.base_model import own_files, place
 from videotune.records import read_record
+from videotune.trainer.components import DTYPES
 from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.run_dir import read_run_config
 from videotune.trainer.text_encoders import ROWS, by_part
@@ -44,6 +46,12 @@ def export_run(
     with the adapters of all experts in its weights.
     """
     config, spec = resolved.config, family.spec
+    if config.lora.modules:
+        state = {
+            f"{begin}{key}": value
+            for begin in {prefix(spec, expert) for expert in trained(spec, config)}
+            for key, value in in_one_scale(of_expert(state, begin), config.lora).items()
+        }
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
     begin = (out or Path(config.output_model_destination or run / "export")) / f"{name}-step-{step}"
     facts, done = _facts(run, step, resolved), []
@@ -53,6 +61,7 @@ def export_run(
         facts |= {"merged": config.lora.variant, "use": _whole(family)}
         path = begin.with_name(f"{begin.name}-merged")
         done = [export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)]
+    dtype = DTYPES[config.output_dtype] if config.output_dtype else None
     experts = () if merge else experts_of(family, config, state, tell)
     for format in () if merge else formats or named_formats(config):
         ending = "" if format == "diffusers" else f"-{format}"
@@ -69,11 +78,13 @@ def export_run(
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
                 done.append(
-                    export_full(family, expert or spec.experts[0].name, net, _base(config, spec), path, told, text)
+                    export_full(
+                        family, expert or spec.experts[0].name, net, _base(config, spec), path, told, text, dtype
+                    )
                 )
             else:
                 path = path.with_name(f"{path.name}.safetensors")
-                done.append(export_lora(family, format, own, config.lora.scale, path, told, expert))
+                done.append(export_lora(family, format, own, config.lora.scale, path, told, expert, dtype))
     _list(run, done)
     return done
 

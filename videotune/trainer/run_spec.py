@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from videotune.config.resolve import Resolved, total_steps
+from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.captions import with_token
@@ -144,6 +144,9 @@ def open_job(
     notes += [f"{path} is left out: its loss_weight is 0" for path in left_out]
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
+    apart = intervals(config, steps_per_epoch(schedule))
+    notes += [f"{key}_epochs {getattr(config, f'{key}_epochs'):g}: {key} = {count}" for key, count in apart.items()]
+    resolved = resolved.with_planned(apart)
     notes += epoch_notes(library, shaped, schedule, steps)
     shapes, groups = tuple(shaped), tuple(tuple(bucket) for bucket in shaped.values())
     said = (*library.notes, *notes)

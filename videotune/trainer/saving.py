@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import torch
 
+from videotune.adapters.kinds import split
+from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
@@ -102,6 +104,16 @@ def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(value.nbytes for tensors in parts.values() for value in tensors.values())
 
 
+def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
+    """What an adapter's updates are multiplied by, of each module where ``lora.modules`` may differ; None: no adapter."""
+    config = trainer.job.config
+    if config.training_method != "LORA":
+        return None
+    names = [name for one in trainer.pool.trainables.values() for name in one.parameters] if config.lora.modules else []
+    places = {place[0] for name in names if (place := split(name))}
+    return {path: of_module(config.lora, path).scale for path in sorted(places)} or config.lora.scale
+
+
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
     """Begin a checkpoint, whose tensors are copied here and written by a thread: ``settle`` ends it.
 
@@ -123,7 +135,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,
         "without_state": sorted({key for own in (dist.all_gather(without) if rows else [without]) for key in own}),
-        "lora_scale": trainer.job.config.lora.scale if trainer.job.config.training_method == "LORA" else None,
+        "lora_scale": lora_scale(trainer),
     }
 
     copied = host_copy(parts) if thread and not rows else None

@@ -22,6 +22,7 @@ from videotune.rng import seed32
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.ema import Ema
 from videotune.trainer.optimizers import AnyOptimizer, RateSettings, apply, clip, norm_of, rate
+from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.updates import InBackward, MasterWeights, update_each_rounded
 from videotune.types import Batch, Family
 
@@ -147,7 +148,7 @@ class Trainable:
     optimizer: AnyOptimizer
     rates: Mapping[str, RateSettings]
     masters: MasterWeights | None = None
-    ema: Ema | None = None
+    ema: Ema | ScheduleFreeWeights | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
     text: LiveText | None = None

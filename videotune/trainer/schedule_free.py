@@ -1,0 +1,44 @@
+"""Schedule-free AdamW trains at weights y, and is evaluated at their average x, which follows from y and its state."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class ScheduleFreeWeights:
+    """The weights x at which schedule-free optimizers are evaluated, in the place of an average of the trained y.
+
+    The library calculates x from y and z, and y from x again, each time to rounding: so y is kept, and put back bit for bit.
+    Source: Defazio et al. 2024, arXiv 2405.15682.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Any]) -> None:
+        self._parameters, self._optimizers = dict(parameters), optimizers
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """A copy of x, by the parameters' names."""
+        with self.in_place():
+            return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+
+    def update(self, step: int, applied: Tensor | None = None) -> None:
+        """Nothing: x follows from the weights and the optimizer's state."""
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Nothing, for the same reason."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network computes with x; after it weights and optimizer are as they were."""
+        kept = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        for optimizer in self._optimizers:
+            optimizer.eval()
+        try:
+            yield
+        finally:
+            for optimizer in self._optimizers:
+                optimizer.train()
+            for name, parameter in self._parameters.items():
+                parameter.detach().copy_(kept[name])
