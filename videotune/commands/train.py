@@ -145,8 +145,8 @@ def work(
         result = finish(trainer, why) if dist.is_main else TrainResult(run, why, trainer.journal.history.last)
         dist.barrier()
     finally:
-        if trainer.tracker is not None:
-            trainer.tracker.close()  # what it has to say stands in the journal
+        if trainer.trackers is not None:
+            trainer.trackers.close()  # of a run that ended early
         trainer.journal.close()
     return result
 
@@ -211,6 +211,8 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     more: dict[str, Any] = {"memory": memory} if memory else {}
     more |= {"compiled": compiled_graphs()} if job.config.compile is True else {}
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
+    if trainer.trackers is not None:
+        trainer.trackers.close()
     with_disk_retry(trainer, step, trainer.journal.sync)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()

@@ -18,6 +18,7 @@ from videotune.config.fields import (
     Share,
     Side,
     Timesteps,
+    TrackerName,
     WeightDtype,
     checked,
     data,
@@ -151,8 +152,8 @@ def _optimizer(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _samples(value: Any) -> Any:
-    """``"samples": "a cat"`` is short for a list of one prompt."""
+def _listed(value: Any) -> Any:
+    """``"samples": "a cat"`` is short for a list of one prompt, and ``"trackers": "wandb"`` of one tracker."""
     return [value] if isinstance(value, str) else value
 
 
@@ -305,12 +306,14 @@ class Config(Section):
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_samples)] = safe(2)
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_listed)] = safe(2)
     """prompts of the previews, or the number of captions to take as prompts"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    tensorboard: bool = safe(False)
-    """curves, validations and previews for TensorBoard too, in RUN/tensorboard (needs its package)"""
+    trackers: Annotated[list[TrackerName], BeforeValidator(_listed)] = safe([])
+    """curves, validations and previews for tensorboard, wandb, trackio or mlflow too, or for a list of them"""
+    tracker_project: str = safe("videotune", pattern=r"^[\w.-]{1,64}$")
+    """the project (MLflow: the experiment) under which trackers list the run"""
     sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
     """small samples that are measured at checkpoints"""
 
