@@ -114,24 +114,30 @@ class WandbTracker(Adapter):
         address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         asked = {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ) or get_netrc_auth(address)
         if not asked:  # the library would ask for a key on the terminal
-            echo(f"wandb: no WANDB_API_KEY, so the run is written offline; send it with: wandb sync {run.folder}/wandb/*")
+            echo(
+                f"wandb: no WANDB_API_KEY, so the run is written offline; send it with: wandb sync {run.folder}/wandb/*"
+            )
         quiet = {"silent": True, "console": "off", "save_code": False, "disable_git": True, "x_disable_meta": True}
         self._run = wandb.init(
             project=run.project, id=run.id, name=run.name, dir=run.folder, config=dict(run.config), resume="allow",
             mode=None if asked else "offline", reinit="create_new", settings=wandb.Settings(**quiet),
         )  # fmt: skip
-        self.last = defaultdict(lambda: self._begun)
-        self._begun = self._run.step - 1
+        begun = self._run.step - 1
+        self.last = defaultdict(lambda: begun)
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """As ``Adapter.numbers``."""
-        self._run.log(dict(values), step=step)
+        self._log(step, values)
 
     def preview(self, step: int, name: str, path: Path, prompt: str) -> None:
         """As ``Adapter.preview``."""
         from wandb import Video
 
-        self._run.log({name: Video(str(path), caption=prompt, format="mp4")}, step=step)
+        self._log(step, {name: Video(str(path), caption=prompt, format="mp4")})
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        """A save that was written in the background is of an earlier step; the library takes none."""
+        self._run.log(dict(values), step=max(step, self._run.step))
 
     def result(self, name: str, text: str) -> None:
         """As ``Adapter.result``; a verdict that has changed is an alert too."""
@@ -199,6 +205,8 @@ class MlflowTracker(Adapter):
             logging.getLogger(name).setLevel(logging.ERROR)
 
         folder, uri = run.folder.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:  # the library tries a minute long to open a database that it cannot write
+            (folder / "mlflow.db").open("ab").close()
         self._client = client = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
         found = client.get_experiment_by_name(run.project)
         place = None if uri else (folder / "mlartifacts").as_uri()
