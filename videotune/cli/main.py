@@ -23,6 +23,7 @@ from videotune.cli.import_config import import_config
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app
+from videotune.cli.publish import card, publish
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.tiny import tiny
@@ -35,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, plan, train, sweep, sample, compare, export, report, autopsy, demo, doctor, tiny):
+for command in (check, plan, train, sweep, sample, compare, export, publish, card, report, autopsy, demo, doctor, tiny):
     app.command()(command)
 app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}

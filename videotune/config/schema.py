@@ -321,6 +321,8 @@ class Config(Section):
     """folder of the exported LoRA (default: RUN/export)"""
     output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe("diffusers")
     """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
+    push_to: str | None = safe(None, pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$", max_length=96)
+    """id of a repository of the Hugging Face Hub, made private, to which the end of the run uploads the exports"""
 
     @property
     def text_in_step(self) -> bool:
