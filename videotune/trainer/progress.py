@@ -80,7 +80,7 @@ def track(trainer: Trainer) -> None:
     config, (start, *_) = trainer.job.config, trainer.journal.history.of_kind("start")
     if config.trackers:
         settings = without_paths(read_run_config(trainer.run)["settings"], shared_name)
-        run = TrackedRun(trainer.run, digest(start)[:16], config.tracker_project, settings, trainer.first)
+        run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
         trainer.trackers = Trackers(
             config.trackers, run, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
         )

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import warnings
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from time import time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from videotune.config.load import flatten
 from videotune.console import echo
@@ -24,26 +25,26 @@ from videotune.errors import VideotuneError
 from videotune.trainer.logging.scalars import scalars
 from videotune.trainer.logging.tensorboard import TensorBoardWriter
 
-PACKAGES = {
-    "tensorboard": ("tensorboard",), "wandb": ("wandb",), "trackio": ("trackio",),
-    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
-}  # fmt: skip
-"""The packages of each extra that the tracker imports."""
+PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""The packages that a tracker imports, where they are not its name alone."""
 
 ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false",  # nothing goes to the libraries' authors
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # a step waits for the answer
-}  # fmt: skip
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}  # a step waits for the answer
+ENVIRONMENT |= {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+}  # nothing for the libraries' authors
 """Settings of the libraries, unless the user has set them."""
-
-_SECRET = re.compile("(KEY|TOKEN|PASSWORD|SECRET)$")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
     """What a tracker is told of a run at its start.
 
-    ``id``: the same for each process of the run; ``config``: its settings, without paths; ``first``: the first step to come.
+    ``folder``: absolute; ``id``: the same for each process of the run; ``config``: its settings, without paths; ``first``:
+    the first step to come.
     """
 
     folder: Path
@@ -52,10 +53,12 @@ class TrackedRun:
     config: Mapping[str, Any]
     first: int
 
-    @property
-    def name(self) -> str:
-        """The name of the run's folder."""
-        return self.folder.resolve().name
+
+class Preview(NamedTuple):
+    """A video file and the prompt that it was sampled for."""
+
+    path: Path
+    prompt: str
 
 
 class Tracker(Protocol):
@@ -68,46 +71,38 @@ class Tracker(Protocol):
         """Write what waits, and end the run there."""
 
 
-class Adapter:
+class Adapter(ABC):
     """Hands numbers, previews and results to a library; ``last``: the newest step that it has already, by name."""
 
-    def __init__(self, run: TrackedRun) -> None:
-        self.run = run
-        self.last: Mapping[str, int] = defaultdict(lambda: -1)
+    def __init__(self, run: TrackedRun, last: int = -1) -> None:
+        self.run, self.last = run, defaultdict[str, int](lambda: last)
 
     def line(self, line: Mapping[str, Any]) -> None:
         """As ``Tracker.line``; steps that the library has from before a resume are left out."""
-        numbers = {tag: value for tag, value in scalars(line).items() if line["step"] > self.last[tag]}
-        if numbers:
-            self.numbers(line["step"], numbers)
+        values: dict[str, float | Preview] = dict(scalars(line))
         match line["kind"]:
             case "sample":
-                name = f"samples/seed {line['seed']}"
-                if line["step"] > self.last[name]:
-                    self.preview(line["step"], name, self.run.folder / line["path"], line["prompt"])
+                values[f"samples/seed {line['seed']}"] = Preview(self.run.folder / line["path"], line["prompt"])
             case "verdict":
-                self.result("verdict", f"{line['verdict'] or 'no verdict'}: {line['reason']}")
+                self.result("verdict", line["verdict"] or "no verdict", line["reason"])
             case "end":
-                self.result("recommended_checkpoint", f"step {line['take']['step']}: {line['take']['why']}")
+                self.result("recommended_checkpoint", f"step {line['take']['step']}", line["take"]["why"])
+        if new := {name: value for name, value in values.items() if line["step"] > self.last[name]}:
+            self.log(line["step"], new)
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """Write numbers of a step."""
-        raise NotImplementedError
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
+        """Write numbers and previews of a step."""
 
-    def preview(self, step: int, name: str, path: Path, prompt: str) -> None:
-        """Write a video."""
-        raise NotImplementedError
-
-    def result(self, name: str, text: str) -> None:
+    @abstractmethod
+    def result(self, name: str, word: str, reason: str) -> None:
         """Write what is known of the run by now, in the place of what was known before."""
-        raise NotImplementedError
 
 
 class WandbTracker(Adapter):
     """Weights & Biases, into ``wandb`` of the run's folder; without an API key offline."""
 
     def __init__(self, run: TrackedRun) -> None:
-        super().__init__(run)
         import wandb
         from requests.utils import get_netrc_auth
 
@@ -119,31 +114,23 @@ class WandbTracker(Adapter):
             )
         quiet = {"silent": True, "console": "off", "save_code": False, "disable_git": True, "x_disable_meta": True}
         self._run = wandb.init(
-            project=run.project, id=run.id, name=run.name, dir=run.folder, config=dict(run.config), resume="allow",
-            mode=None if asked else "offline", reinit="create_new", settings=wandb.Settings(**quiet),
+            project=run.project, id=run.id, name=run.folder.name, dir=run.folder, config=dict(run.config),
+            mode=None if asked else "offline", resume="allow", reinit="create_new", settings=wandb.Settings(**quiet),
         )  # fmt: skip
-        begun = self._run.step - 1
-        self.last = defaultdict(lambda: begun)
+        super().__init__(run, self._run.step - 1)
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """As ``Adapter.numbers``."""
-        self._log(step, values)
-
-    def preview(self, step: int, name: str, path: Path, prompt: str) -> None:
-        """As ``Adapter.preview``."""
+    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
+        """As ``Adapter.log``; the library takes no earlier step, of which a save in the background is."""
         from wandb import Video
 
-        self._log(step, {name: Video(str(path), caption=prompt, format="mp4")})
+        own = {name: Video(str(x.path), x.prompt) if isinstance(x, Preview) else x for name, x in values.items()}
+        self._run.log(own, step=max(step, self._run.step))
 
-    def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        """A save that was written in the background is of an earlier step; the library takes none."""
-        self._run.log(dict(values), step=max(step, self._run.step))
-
-    def result(self, name: str, text: str) -> None:
-        """As ``Adapter.result``; a verdict that has changed is an alert too."""
-        if name == "verdict" and self._run.summary.get(name, text).split(":")[0] != text.split(":")[0]:
-            self._run.alert(name, text)
-        self._run.summary[name] = text
+    def result(self, name: str, word: str, reason: str) -> None:
+        """As ``Adapter.result``; another one than before is an alert too."""
+        if self._run.summary.get(name, word) != word:
+            self._run.alert(name, f"{word}: {reason}")
+        self._run.summary.update({name: word, f"{name}_reason": reason})
 
     def close(self) -> None:
         """As ``Tracker.close``."""
@@ -154,36 +141,29 @@ class TrackioTracker(Adapter):
     """Trackio, in its own database, which ``trackio show`` opens, or on the server or Space of its variables."""
 
     def __init__(self, run: TrackedRun) -> None:
-        super().__init__(run)
         with raising_warnings():
             import trackio
 
-            self._run = trackio.init(
-                run.project, name=f"{run.name}-{run.id[:8]}", config=dict(run.config), resume="allow", embed=False,
-                auto_log_gpu=False, auto_log_cpu=False,
-            )  # fmt: skip
-        begun = self._run._next_step - 1
-        self.last = defaultdict(lambda: begun)
-        self._verdict = ""
+            name = f"{run.folder.name}-{run.id[:8]}"
+            self._run = trackio.init(run.project, name, config=dict(run.config), resume="allow", embed=False,
+                                     auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
+        super().__init__(run, self._run._next_step - 1)
+        self._words: dict[str, str] = {}
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """As ``Adapter.numbers``."""
-        with raising_warnings():
-            self._run.log(dict(values), step=step)
-
-    def preview(self, step: int, name: str, path: Path, prompt: str) -> None:
-        """As ``Adapter.preview``."""
+    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
+        """As ``Adapter.log``."""
         from trackio import Video
 
         with raising_warnings():
-            self._run.log({name: Video(path, caption=prompt)}, step=step)
+            own = {name: Video(x.path, x.prompt) if isinstance(x, Preview) else x for name, x in values.items()}
+            self._run.log(own, step=step)
 
-    def result(self, name: str, text: str) -> None:
+    def result(self, name: str, word: str, reason: str) -> None:
         """As ``Adapter.result``: an alert, where it is another than the one before."""
-        if text.split(":")[0] != self._verdict:
-            self._verdict = text.split(":")[0]
+        if self._words.get(name) != word:
+            self._words[name] = word
             with raising_warnings():
-                self._run.alert(name, text)
+                self._run.alert(name, f"{word}: {reason}")
 
     def close(self) -> None:
         """As ``Tracker.close``."""
@@ -203,39 +183,37 @@ class MlflowTracker(Adapter):
 
         for name in ("mlflow", "alembic", "urllib3"):  # their notes would break the progress bar
             logging.getLogger(name).setLevel(logging.ERROR)
-
-        folder, uri = run.folder.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
+        database, uri = run.folder / "mlflow.db", os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:  # the library tries a minute long to open a database that it cannot write
-            (folder / "mlflow.db").open("ab").close()
-        self._client = client = MlflowClient(uri or f"sqlite:///{folder / 'mlflow.db'}")
+            database.open("ab").close()
+        self._client = client = MlflowClient(uri or f"sqlite:///{database}")
         found = client.get_experiment_by_name(run.project)
-        place = None if uri else (folder / "mlartifacts").as_uri()
+        place = None if uri else (run.folder / "mlartifacts").as_uri()
         experiment = found.experiment_id if found else client.create_experiment(run.project, place)
-        before = client.search_runs([experiment], f"tags.`videotune.run` = '{run.id}'", max_results=1)
-        tags = {"videotune.run": run.id}
-        self._id = (before[0] if before else client.create_run(experiment, run_name=run.name, tags=tags)).info.run_id
+        before = client.search_runs([experiment], f"tags.videotune = '{run.id}'", max_results=1)
         if before:
+            self._id = before[0].info.run_id
             client.update_run(self._id, "RUNNING")
-            history = {name: client.get_metric_history(self._id, name) for name in before[0].data.metrics}
-            self.last = defaultdict(lambda: -1, {name: max(one.step for one in own) for name, own in history.items()})
-        settings = [] if before else [Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()]
+            for name in before[0].data.metrics:
+                self.last[name] = max(one.step for one in client.get_metric_history(self._id, name))
+            return
+        self._id = client.create_run(experiment, run_name=run.folder.name, tags={"videotune": run.id}).info.run_id
+        settings = [Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()]
         for start in range(0, len(settings), 100):  # the most that it takes at once
             client.log_batch(self._id, params=settings[start : start + 100])
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        """As ``Adapter.numbers``."""
+    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
+        """As ``Adapter.log``."""
         from mlflow.entities import Metric
 
-        now = round(time() * 1000)
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in values.items()])
+        now, numbers = round(time() * 1000), [(name, x) for name, x in values.items() if isinstance(x, float)]
+        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in numbers])
+        for preview in (x for x in values.values() if isinstance(x, Preview)):
+            self._client.log_artifact(self._id, str(preview.path), f"samples/step-{step}")
 
-    def preview(self, step: int, name: str, path: Path, prompt: str) -> None:
-        """As ``Adapter.preview``."""
-        self._client.log_artifact(self._id, str(path), f"samples/step-{step}")
-
-    def result(self, name: str, text: str) -> None:
+    def result(self, name: str, word: str, reason: str) -> None:
         """As ``Adapter.result``."""
-        self._client.set_tag(self._id, name, text)
+        self._client.set_tag(self._id, name, f"{word}: {reason}")
 
     def close(self) -> None:
         """As ``Tracker.close``."""
@@ -252,9 +230,8 @@ def raising_warnings() -> Iterator[None]:
         raise OSError(failed[0])
 
 
-ADAPTERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
-    "wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker,
-}  # fmt: skip
+ADAPTERS: dict[str, Callable[[TrackedRun], Tracker]]
+ADAPTERS = {"wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker}
 
 
 class Trackers:
@@ -262,18 +239,18 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
         """``warn`` is told in a sentence of what failed."""
-        for key, value in ENVIRONMENT.items():
-            os.environ.setdefault(key, value)
+        os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
         self._warn, self._open = warn, dict[str, Tracker]()
+        makers = ADAPTERS | {"tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn)}
         for name in dict.fromkeys(names):
-            self._try(name, lambda name=name: self._open.update({name: self._made(name, run)}))  # type: ignore[misc]
+            with self._dropping(name):
+                self._open[name] = makers[name](run)
 
-    def _made(self, name: str, run: TrackedRun) -> Tracker:
-        return TensorBoardWriter(run.folder, run.first, self._warn) if name == "tensorboard" else ADAPTERS[name](run)
-
-    def _try(self, name: str, act: Callable[[], Any]) -> None:
+    @contextmanager
+    def _dropping(self, name: str) -> Iterator[None]:
+        """A failure in this block ends a tracker."""
         try:
-            act()
+            yield
         except Exception as error:
             self._open.pop(name, None)
             why = without_secrets(str(error).strip() or type(error).__name__).splitlines()[0][:300]
@@ -282,20 +259,22 @@ class Trackers:
     def line(self, line: Mapping[str, Any]) -> None:
         """Hand a line of the journal to each."""
         for name, tracker in list(self._open.items()):
-            self._try(name, lambda tracker=tracker: tracker.line(line))  # type: ignore[misc]
+            with self._dropping(name):
+                tracker.line(line)
 
     def close(self) -> None:
         """Close each; a second time there is none."""
         for name in list(self._open):
-            self._try(name, self._open.pop(name).close)
+            with self._dropping(name):
+                self._open.pop(name).close()
 
 
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise VideotuneError where a package of a tracker is not installed."""
     for name in names:
-        if missing := [package for package in PACKAGES[name] if find_spec(package) is None]:
+        if missing := [package for package in PACKAGES.get(name, (name,)) if find_spec(package) is None]:
             raise VideotuneError(
-                f'trackers: {name} needs the package {missing[0]}, which is not installed: pip install "videotune[{name}]", '
+                f'trackers: {name} needs {missing[0]}, which is not installed: pip install "videotune[{name}]", '
                 f"or leave {name} out"
             )
 
@@ -303,7 +282,7 @@ def refuse_missing(names: Sequence[str]) -> None:
 def without_secrets(text: str) -> str:
     """A library's message without the values of keys and tokens of the environment, and without those in addresses."""
     for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) > 3:
+        if re.search("(KEY|TOKEN|PASSWORD|SECRET)$", name) and len(value) > 3:
             text = text.replace(value, f"({name})")
     return re.sub(r"(//)[^/@\s]+@", r"\1", text)
 
