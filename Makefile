@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-core test-slow test-long lint docs golden bench clean
+.PHONY: demo test test-core test-slow test-long lint docs golden bench wheel-demo clean
 
 demo: $(VENV)/.base
 	$(BIN)/videotune demo --out demo
@@ -31,6 +31,15 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/house.py
+
+# the wheel, installed with all its extras into a fresh environment, and the demo from there
+wheel-demo: $(VENV)/.dev
+	rm -rf dist build $(VENV)-wheel
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[all]"
+	cd dist && ../$(VENV)-wheel/bin/videotune demo --out demo
 
 # the pages of docs/ as a site in site/
 docs: $(VENV)/.dev
@@ -60,4 +69,4 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml requirements-dev.txt
 	touch $@ $(VENV)/.base
 
 clean:
-	rm -rf $(VENV) demo build site *.egg-info
+	rm -rf $(VENV) $(VENV)-wheel demo build dist site *.egg-info

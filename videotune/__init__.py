@@ -12,6 +12,7 @@ from videotune._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from videotune.commands.cache import cache as cache
+    from videotune.commands.caption import caption as caption
     from videotune.commands.check import check as check
     from videotune.commands.compare import compare as compare
     from videotune.commands.export import export as export
@@ -27,7 +28,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on some CPUs it asks for a package that is not needed
 
-COMMANDS = ("cache", "check", "compare", "export", "plan", "report", "sample", "train")
+COMMANDS = ("cache", "caption", "check", "compare", "export", "plan", "report", "sample", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from time import perf_counter
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 BEGUN = perf_counter()
 """When the program began, as near as it can say itself: the command line counts a run's time from here."""

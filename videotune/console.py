@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -16,6 +17,8 @@ from rich.text import Text
 
 from videotune.errors import printable
 from videotune.files import size_text as size  # noqa: F401  (sizes in words)
+
+_tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar("tables", default=None)
 
 QUIET_SECONDS = 20.0
 """Without a terminal, a progress line at most so often."""
@@ -79,12 +82,26 @@ def out(text: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:
     """A table on standard output; without a terminal it is as wide as it needs to be."""
+    if (recorded := _tables.get()) is not None:
+        recorded.setdefault(title, []).extend(dict(zip(columns, row, strict=True)) for row in rows)
+        return
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else escape(printable(str(cell))) for cell in row))
     Console(width=width()).print(table)
+
+
+@contextmanager
+def recorded_tables() -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Tables of this block are not printed but collected, by title: a row is its cells by column."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    token = _tables.set(tables)
+    try:
+        yield tables
+    finally:
+        _tables.reset(token)
 
 
 def width() -> int:

@@ -1,4 +1,4 @@
-"""torch, diffusers, transformers, huggingface_hub, av and scipy.special as objects that are imported at their first use.
+"""torch, diffusers, transformers, huggingface_hub, openai, av and scipy.special as objects, imported at their first use.
 
 A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
 function. Type checkers see the modules themselves.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import av.video.reformatter as av_reformatter
     import diffusers as diffusers
     import huggingface_hub as huggingface_hub
+    import openai as openai
     import scipy.special as scipy_special
     import torch as torch
     import transformers as transformers
@@ -57,7 +58,7 @@ else:
                 gc.freeze()
             return found
 
-    av, diffusers, huggingface_hub, torch, transformers = map(
-        _LazyModule, ("av", "diffusers", "huggingface_hub", "torch", "transformers")
+    av, diffusers, huggingface_hub, openai, torch, transformers = map(
+        _LazyModule, ("av", "diffusers", "huggingface_hub", "openai", "torch", "transformers")
     )
     av_reformatter, scipy_special = _LazyModule("av.video.reformatter"), _LazyModule("scipy.special")

@@ -186,7 +186,7 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(overri
     found = first_frames_of(job)
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert len(found) == 3
-    assert all(prompt in captions[window.clip_id] for prompt, window in found.items())
+    assert all(one.prompt in captions[window.clip_id] for one, window in found.items())
     assert {(window, PLAIN) for window in found.values()} <= set(reads_of_run(job).samples)
     one, two = first_frames_of(job_of(overrides, "i2v", 'samples=["no caption", "none too"]')).values()
     assert one != two, "the first windows, one after the other"
@@ -215,7 +215,7 @@ def test_previews_begin_with_the_first_frames_of_clips(variant: str, work: Work)
     assert warnings_of(run) == []
     _, last = of_kind(run, "sample")
     job = open_job(*resolve_config(work.overrides(*sets, base=("wan", variant))))
-    window = first_frames_of(job)[last["prompt"]]
+    (window,) = first_frames_of(job).values()
     first = decode(job.library.media[window.clip_id], [window.start], 32, 32)[0]
 
     def sampled(name: str, image: Path) -> np.ndarray:

@@ -16,6 +16,7 @@ from tests.effects.effects_kit import Lab, run_steps, take, text_of, trainer_of,
 from tests.read_runs import film, of_kind
 from tests.runs import callback, preview, probe
 from videotune.commands.sample import SampleOptions, open_sampler, render
+from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.latent_cache.batches import prepare
 from videotune.trainer.loop import train_loop
@@ -82,6 +83,44 @@ def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
         for call, prompt in zip(calls, prompts, strict=True):
             assert torch.equal(call["text"][0], text_of(lab, prompt)[0])
         assert [name.split("-")[2] for name in names] == [digest(prompt)[:8] for prompt in prompts]
+
+
+@pytest.mark.effect("samples")
+def test_a_prompt_has_settings_of_its_own_in_the_place_of_the_runs(lab: Lab) -> None:
+    own = {"seed": 7, "steps": 2, "frames": 5, "resolution": "32x48", "guidance": 3.0, "negative": "blurry"}
+    films, calls, names = previews(lab, samples=["a cat", {"prompt": "a dog"} | own, "a cow"], sample__steps=1)
+    assert sorted(one.shape for one in films) == [(5, 32, 48, 3), (9, 32, 32, 3), (9, 32, 32, 3)]
+    assert {name.rsplit("-", 1)[1] for name in names} == {"seed42.mp4", "seed7.mp4", "seed44.mp4"}
+    assert any(torch.equal(call["text"][0], text_of(lab, "blurry")[0]) for call in calls)
+    alone, _, _ = previews(lab, samples=[{"prompt": "a dog"} | own])
+    place = next(i for i, name in enumerate(names) if "seed7" in name)
+    assert np.array_equal(alone[0], films[place])
+
+
+@pytest.mark.effect("sample.negative")
+def test_guidance_leads_away_from_the_negative_prompt(lab: Lab) -> None:
+    """diffusers' own combination of both answers: tests/models/test_pipelines.py."""
+    films = []
+    for negative in ("", "blurry"):
+        (film,), calls, _ = previews(lab, samples=["a cat"], sample__negative=negative, sample__guidance=5)
+        assert torch.equal(torch.cat([call["text"] for call in calls]), text_of(lab, "a cat", negative))
+        films.append(film)
+    assert not np.array_equal(*films)
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"samples": ["a cat", {"prompt": "a cat", "seed": 42}]},
+        {"samples": [{"prompt": "a cat", "frames": 6}]},
+        {"sample.negative": "blurry", "sample.guidance": 1},
+        {"samples": [{"prompt": "a cat", "stepz": 6}]},
+        {"samples": [{"negative": "a cat"}]},
+    ],
+)
+def test_prompts_that_cannot_be_sampled_as_they_say_are_refused(lab: Lab, knobs: dict[str, Any]) -> None:
+    with pytest.raises(VideotuneError):
+        trainer_of(lab, {"sample_after": 1} | knobs)
 
 
 @pytest.mark.effect("samples")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
+from videotune.cli.json_output import with_json
 from videotune.cli.options import AsJson, CachePlace, Skips, takes_config
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
@@ -22,6 +23,7 @@ cache_app = typer.Typer(help="Encode clips and captions before a training; list,
 
 
 @cache_app.callback(invoke_without_command=True)
+@with_json
 @takes_config
 def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = None) -> None:
     """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a cache."""

@@ -41,7 +41,11 @@ def doctor(
         raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
     else:
         rows, missing = commands.doctor.machine()
-        print_table("doctor", ["what", "found", "note"], rows)
+        columns = ["what", "found", "note"]
+        if as_json:
+            print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
+            raise typer.Exit(FAILED if missing else DONE)
+        print_table("doctor", columns, rows)
         if not missing:
             print_table("devices", commands.doctor.COLUMNS, commands.doctor.devices())
             print("Never: what stands there follows from torch's documentation and was not tried.")

@@ -1,7 +1,7 @@
 """``videotune export`` and ``videotune report``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,11 +21,13 @@ def export(
         bool, typer.Option("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
     ] = False,
     offline: Offline = False,
-) -> None:
+) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
-    for done in commands.export.export(run, formats or (), step=step, out=out, merge=merge):
+    written = commands.export.export(run, formats or (), step=step, out=out, merge=merge)
+    for done in written:
         read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
         print(f"{done.format}: {done.path}  ({read})")
+    return {"exports": [one.to_json(run) for one in written]}
 
 
 def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a running run")]) -> None:

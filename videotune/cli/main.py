@@ -14,20 +14,24 @@ from videotune import lazy
 from videotune._version import __version__
 from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
+from videotune.cli.caption import caption
 from videotune.cli.check import check
 from videotune.cli.dataset import dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
 from videotune.cli.export import export, report
 from videotune.cli.import_config import import_config
+from videotune.cli.init import init
+from videotune.cli.json_output import with_json
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
-from videotune.cli.presets import config_app, presets_app
+from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.publish import card, publish
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.tiny import tiny
 from videotune.cli.train import train
+from videotune.cli.wait import wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
@@ -36,7 +40,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, plan, train, sweep, sample, compare, export, publish, card, report, autopsy, demo, doctor, tiny):
+for command in (
+    *(init, caption, check, plan, train, wait, sweep, sample, compare, export, report),
+    *(publish, card, autopsy, demo, doctor, tiny),
+):
     app.command()(command)
 app.command("import")(import_config)
 GROUPS = {"presets": presets_app, "config": config_app, "cache": cache_app, "dataset": dataset_app, "lora": lora_app}
@@ -65,6 +72,12 @@ def _version(asked: bool) -> None:
     if asked:
         print(f"videotune {__version__}")
         raise typer.Exit
+
+
+for group in (app, *GROUPS.values()):
+    for one in group.registered_commands:
+        if one.callback not in (studio, show_schema):  # one serves, the other prints JSON anyway
+            one.callback = with_json(one.callback)  # type: ignore[arg-type]
 
 
 @app.callback()

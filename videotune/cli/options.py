@@ -37,16 +37,16 @@ Offline = Annotated[bool, typer.Option("--offline", callback=_offline, help="no 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
-def takes_config(command: Callable[..., None]) -> Callable[..., None]:
+def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with the options that say what config it works on, which it gets as ``overrides``."""
     known = {"Overrides": Any}  # read from the config, which --help does not need
     hints = get_type_hints(command, None, known, True) | get_type_hints(_overrides, None, known, True)
     shared = signature(_overrides).parameters
     own = [one for name, one in signature(command).parameters.items() if name != "overrides"]
 
-    def run(**options: Any) -> None:
+    def run(**options: Any) -> Any:
         overrides = _overrides(**{name: options.pop(name) for name in shared})
-        command(overrides=overrides, **options)
+        return command(overrides=overrides, **options)
 
     # in --help what is needed comes first, and the command's other options last
     order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)

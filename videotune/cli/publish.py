@@ -1,13 +1,11 @@
 """``videotune publish`` and ``videotune card``."""
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson
 from videotune.console import size
 from videotune.files import write_text
 
@@ -19,28 +17,22 @@ def publish(
     repo: Annotated[str | None, typer.Option("--repo", help="id on the Hub (default: the run's name)")] = None,
     public: Annotated[bool, typer.Option("--public", help="everybody may read it (default: private)")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the files and print the card alone")] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> dict[str, Any]:
     """Upload a run's exports with a model card and previews to the Hugging Face Hub; what is there is not sent again."""
     done = commands.publish.publish(run, repo, public=public, dry_run=dry_run)
-    if as_json:
-        print(json.dumps(done, indent=2, ensure_ascii=False))
-        return
     for file in done["files"]:
         print(f"{file['path']}  ({size(file['bytes'])})")
     print(done["url"] or done["card"])
+    return done
 
 
 def card(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option("--out", help="file to write (default: print it)")] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> dict[str, Any]:
     """Write the model card that publish would upload."""
-    metadata, text = commands.publish.card(run)
+    made = commands.publish.card(run)
     if out is not None:
-        write_text(out, text)
-    elif not as_json:
-        print(text)
-    if as_json:
-        print(json.dumps({"metadata": metadata, "card": text}, indent=2, ensure_ascii=False))
+        write_text(out, made["card"])
+    print(out or made["card"])
+    return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,11 +74,12 @@ def run(
     queue: Place = None,
     gpus: Cards = None,
     watch: Annotated[bool, typer.Option("--watch", help="when nothing waits, wait for more")] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
-    from videotune.queue.entries import work
+    from videotune.queue.entries import entries, work
 
-    raise typer.Exit(work(_place(queue), _cards(gpus), watch, _tell))
+    code = work(_place(queue), _cards(gpus), watch, _tell)
+    return {"exit_code": code, "entries": [one.to_json() for one in entries(_place(queue))]}
 
 
 @queue_app.command("rm")
@@ -101,8 +102,9 @@ def sweep(
     no_run: Annotated[
         bool, typer.Option("--no-run", help="queue only; `videotune queue run --queue OUT` trains")
     ] = False,
-) -> None:
+) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
+    from videotune.queue.entries import entries
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)
@@ -110,7 +112,8 @@ def sweep(
     if not no_run:
         code, page = run_sweep(out, _cards(gpus), _tell)
         print(page)
-        raise typer.Exit(code)
+        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries(out)]}
+    return {}
 
 
 def _tell(entry: Entry) -> None:

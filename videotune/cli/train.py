@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def train(
     ] = None,
     push: Annotated[str | None, typer.Option("--push", help="upload the result to this repository of the Hub")] = None,
     allow_skips: Skips = None,
-) -> None:
+) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     if init_from:
         overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
@@ -55,7 +55,7 @@ def train(
     result = commands.train.train(overrides, out, resume=how, allow_skips=allow_skips, begun=BEGUN)
     if result.report is not None:  # of several processes the main one's
         show_training(result)
-    raise typer.Exit(result.exit_code)
+    return result.to_json()
 
 
 def show_training(result: TrainResult) -> None:

@@ -14,6 +14,7 @@ from videotune.lazy import gc_paused
 if TYPE_CHECKING:
     from videotune.commands import autopsy as autopsy
     from videotune.commands import cache as cache
+    from videotune.commands import caption as caption
     from videotune.commands import check as check
     from videotune.commands import compare as compare
     from videotune.commands import demo as demo
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from videotune.commands import sample as sample
     from videotune.commands import self_test as self_test
     from videotune.commands import train as train
+    from videotune.commands import wait as wait
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,5 +1,6 @@
 """``check``: what would become of every clip, before anything is loaded."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -67,17 +68,23 @@ def blockers(job: Job) -> list[str]:
     return [f"{clips} no usable caption, which ends a training before it begins: {ways}"]
 
 
+def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:
+    """The tokens of each caption; None where no base model is named, or it comes without a fast tokenizer."""
+    texts = sorted(set(captions))
+    lengths = find(job.spec.name).token_lengths(job.base.folder, texts) if job.base else None
+    return None if lengths is None else dict(zip(texts, lengths, strict=True))
+
+
 def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
     """The account with a warning for each clip that has a caption longer than the model reads.
 
     Where no base model is named, or it comes without a fast tokenizer, nothing is counted, and that is said.
     """
-    captions = sorted({caption for clip in job.library.clips for caption in clip.captions})
-    lengths = find(job.spec.name).token_lengths(job.base.folder, captions) if job.base else None
-    if lengths is None:
+    by_caption = token_counts(job, [caption for clip in job.library.clips for caption in clip.captions])
+    if by_caption is None:
         why = "the base model has no tokenizer.json here" if job.base else "no base model is named"
         return account | {"notes": [*account["notes"], f"captions were not counted in tokens: {why}"]}
-    most, by_caption = job.spec.text_tokens, dict(zip(captions, lengths, strict=True))
+    most = job.spec.text_tokens
     longest = {clip.path: max(by_caption[caption] for caption in clip.captions) for clip in job.library.clips}
     rows = []
     for row in account["clips"]:

@@ -259,7 +259,7 @@ def render(
     """
     family, told = sampler.family, None
     try:
-        texts = list(dict.fromkeys([*prompts, ""]))
+        texts = list(dict.fromkeys([*prompts, sampler.settings.negative, ""]))
         spell = sampler.teach()
         states = dict(zip(texts, family.encode_text([spell(text) for text in texts]), strict=True))
     finally:

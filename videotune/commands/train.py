@@ -66,6 +66,12 @@ class TrainResult:
         """Whether the run has a checkpoint."""
         return bool(complete_checkpoints(self.run))
 
+    def to_json(self) -> dict[str, Any]:
+        """What ``train --json`` prints."""
+        facts = {"exit_code": self.exit_code, "run": str(self.run), "why": self.why, "step": self.step}
+        facts |= {"exports": [one.to_json(self.run) for one in self.exports], "recommended": self.recommended}
+        return facts | {"seconds": self.seconds, "memory": self.memory, "report": self.report}
+
     @property
     def exit_code(self) -> int:
         """0: trained to the end; 130: interrupted, and saved."""
@@ -202,8 +208,8 @@ def push(trainer: Trainer, repo: str) -> None:
     try:
         echo(f"pushed to {publish(trainer.run, repo)['url']}")
     except VideotuneError as error:
-        again = f"the run is done; once more: videotune publish {trainer.run} --repo {repo}"
-        trainer.journal.warn(trainer.journal.history.last, f"{error} ({again})")
+        text = f"{error} The run is done; once more: videotune publish {trainer.run} --repo {repo}"
+        trainer.journal.warn(trainer.journal.history.last, text)
 
 
 def finish(trainer: Trainer, why: str) -> TrainResult:

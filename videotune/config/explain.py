@@ -39,7 +39,7 @@ def kinds(annotation: Any) -> Iterator[str]:
     elif origin is list:
         yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
     elif annotation is not type(None):
-        yield WORDS[annotation]
+        yield WORDS.get(annotation) or f"{{{', '.join(annotation.model_fields)}}}"
 
 
 def limits(metadata: Iterable[Any]) -> list[str]:

@@ -125,6 +125,21 @@ class Sample(Section):
     """frames of a preview (default: the bucket with most windows)"""
     resolution: str | None = safe(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
     """"HxW" of a preview (default: the bucket with most windows)"""
+    negative: str = safe("")
+    """what guidance leads away from, instead of the empty prompt; of previews and `sample`"""
+
+
+class Prompt(Section):
+    """A prompt with settings of its own in the place of ``sample``'s."""
+
+    prompt: str
+    negative: str | None = None
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    steps: int | None = Field(None, ge=1, le=10_000)
+    guidance: float | None = Field(None, ge=1)
+    shift: float | None = Field(None, gt=0)
+    frames: int | None = Field(None, ge=1)
+    resolution: str | None = Field(None, pattern="^[1-9][0-9]{1,4}x[1-9][0-9]{1,4}$")
 
 
 class SampleMetrics(Section):
@@ -306,8 +321,8 @@ class Config(Section):
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str], BeforeValidator(_listed)] = safe(2)
-    """prompts of the previews, or the number of captions to take as prompts"""
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], BeforeValidator(_listed)] = safe(2)
+    """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
     trackers: Annotated[list[TrackerName], BeforeValidator(_listed)] = safe([])

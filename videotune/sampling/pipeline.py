@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 class SampleSettings:
     """The shape of a sample, denoising steps, guidance (above 1: twice the passes), and the scheduler's shift.
 
-    ``guidance_2``: the second expert's (None: the same); ``temporal_attention`` False: frames are isolated.
+    ``guidance_2``: the second expert's (None: the same); ``temporal_attention`` False: frames are isolated; ``negative``:
+    the prompt that guidance leads away from.
     """
 
     shape: ClipShape
@@ -35,6 +36,7 @@ class SampleSettings:
     shift: float | None = None
     guidance_2: float | None = None
     temporal_attention: bool = True
+    negative: str = ""
 
 
 def draw(
@@ -59,7 +61,7 @@ def draw(
             extras = {} if image is None else image.extras
             latent = image.mean[None, :, :1] if image is not None and family.spec.given == "replace" else None
             cond = family.condition([{**text(prompt), **extras}])
-            uncond = family.condition([{**text(""), **extras}]) if settings.guidance > 1 else None
+            uncond = family.condition([{**text(settings.negative), **extras}]) if settings.guidance > 1 else None
             request = SampleRequest(
                 settings.shape, settings.steps, settings.guidance, (seed,), settings.shift, settings.guidance_2, latent
             )

@@ -13,7 +13,6 @@ from videotune.trainer.denoisers import shares
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.logging.trackers import TrackedRun, Trackers, without_paths
 from videotune.trainer.run_dir import read_run_config, versions
-from videotune.trainer.run_export import shared_name
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step import StepRecord
@@ -79,7 +78,7 @@ def track(trainer: Trainer) -> None:
     """Open the trackers that the config names; they follow the journal."""
     config, (start, *_) = trainer.job.config, trainer.journal.history.of_kind("start")
     if config.trackers:
-        settings = without_paths(read_run_config(trainer.run)["settings"], shared_name)
+        settings = without_paths(read_run_config(trainer.run)["settings"])
         run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
         trainer.trackers = Trackers(
             config.trackers, run, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)

@@ -15,6 +15,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.models.base_model import own_files, place_of, published, spec_for
 from videotune.models.model_files import NotHere, note
+from videotune.sampling.prompts import prompts_in
 from videotune.types import BasePlace, ModelSpec
 
 
@@ -78,7 +79,8 @@ def user_keys(words: Overrides) -> dict[str, Any]:
         raise VideotuneError(f"both --data and the datasets of {where}: which clips? Leave one out.")
     if words.data:
         user = merge(user, {"datasets": [{"path": str(words.data)}]})
-    return absolute_paths(with_sets(user, parse_sets(words.sets)))
+    user = absolute_paths(with_sets(user, parse_sets(words.sets)))
+    return user | ({"samples": prompts_in(user["samples"])} if "samples" in user else {})
 
 
 def preset_keys(words: Overrides) -> dict[str, Any]:

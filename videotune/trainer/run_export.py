@@ -132,8 +132,7 @@ def _base(config: Config, spec: ModelSpec) -> Path:
 
 def shared_name(name: str) -> str:
     """A base model's name as a file that is made to be shared says it."""
-    path = Path(name)
-    return path.name if path.is_absolute() or name.startswith(("~/", "../")) else name
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def _whole(family: Family) -> str:

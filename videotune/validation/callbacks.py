@@ -165,17 +165,19 @@ class Previews(SamplingCallback):
         self._prompts = selection.prompts_of(job)
 
     def prompts(self) -> Sequence[str]:
-        """The previews' prompts."""
-        return self._prompts
-
-    def windows(self) -> Sequence[Window]:
-        """Those whose first frame a preview is conditioned on."""
-        return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
+        """The previews' prompts, and the negative ones."""
+        negative = self._job.config.sample.negative
+        given = [(one.prompt, one.negative or negative) for one in self._prompts]
+        return [text for text in dict.fromkeys(text for pair in given for text in pair) if text]
 
     def check(self, takes_part: bool) -> None:
         """Raise VideotuneError for a shape that the model cannot sample."""
         if self.every:
-            selection.preview_settings(self._job)
+            selection.previews_of(self._job)
+
+    def windows(self) -> Sequence[Window]:
+        """Those whose first frame a preview is conditioned on."""
+        return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
 
     def before(self, trainer: Trainer) -> None:
         """The previews of the first step, or those of the step resumed from that were not made before a kill."""
@@ -186,10 +188,11 @@ class Previews(SamplingCallback):
         if made is not None:
             self.sample(trainer, step, made)
 
-    def _made(self, trainer: Trainer, step: int) -> set[str] | None:
-        """The prompts whose previews of ``step`` are there; None where there is nothing to do."""
-        made = {line["prompt"] for line in trainer.journal.history.of_kind("sample") if line.get("step") == step}
-        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(self._prompts)
+    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]] | None:
+        """Prompts and seeds whose previews of ``step`` are there; None where there is nothing to do."""
+        lines = (line for line in trainer.journal.history.of_kind("sample") if line.get("step") == step)
+        made = {(line["prompt"], line["seed"]) for line in lines}
+        wanted = due(step, self.every, trainer.job.steps) and len(made) < len(self._prompts)
         return made if wanted and not self.has_failed(trainer, step) else None
 
     def run(self, trainer: Trainer, step: int) -> None:
@@ -197,22 +200,21 @@ class Previews(SamplingCallback):
         if trainer.participates:
             self.sample(trainer, step)
 
-    def sample(self, trainer: Trainer, step: int, made: Collection[str] = ()) -> None:
-        """Sample the prompts but those ``made`` and write the videos."""
-        job, begun = trainer.job, time.perf_counter()
-        every = [(prompt, job.config.sample.seed + i) for i, prompt in enumerate(self._prompts)]
-        wanted = [(prompt, seed) for prompt, seed in every if prompt not in made]
+    def sample(self, trainer: Trainer, step: int, made: Collection[tuple[str, int]] = ()) -> None:
+        """Sample the prompts but those ``made`` and write the videos; those of the same settings together."""
         with self.contained(trainer, step):
-            settings = selection.preview_settings(job)
-            first = selection.first_frames_of(job)
-            windows = [first[prompt] for prompt, _ in wanted] if first else []
-            videos = self.frames(trainer, step, settings, wanted, windows)
-            seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
-            for (prompt, seed), frames in zip(wanted if videos else (), videos, strict=True):
-                path = trainer.run / "samples" / file_name(step, prompt, seed)
-                write_video(path, frames, settings.shape.fps)
-                place = path.relative_to(trainer.run).as_posix()
-                trainer.journal.event("sample", step=step, prompt=prompt, seed=seed, path=place, seconds=seconds)
+            first = selection.first_frames_of(trainer.job)
+            wanted = [one for one in selection.previews_of(trainer.job) if (one.prompt, one.seed) not in made]
+            for settings in dict.fromkeys(one.settings for one in wanted):
+                begun, alike = time.perf_counter(), [one for one in wanted if one.settings == settings]
+                windows = [first[one] for one in alike] if first else []
+                videos = self.frames(trainer, step, settings, [(one.prompt, one.seed) for one in alike], windows)
+                seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
+                for one, frames in zip(alike if videos else (), videos, strict=True):
+                    path = trainer.run / "samples" / file_name(step, one.prompt, one.seed)
+                    write_video(path, frames, settings.shape.fps)
+                    facts = {"prompt": one.prompt, "seed": one.seed, "path": path.relative_to(trainer.run).as_posix()}
+                    trainer.journal.event("sample", step=step, **facts, seconds=seconds)
 
 
 def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from videotune.config.schema import Config
+from videotune.config.schema import Config, Prompt
 from videotune.data.buckets import size_rule, suits
 from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
@@ -68,10 +67,36 @@ def middles(places: Sequence[int], count: int) -> list[int]:
     return [places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)]
 
 
-def prompts_of(job: Job) -> list[str]:
+@dataclass(frozen=True)
+class Preview:
+    """A sample that a run shows again and again."""
+
+    prompt: str
+    seed: int
+    settings: SampleSettings
+
+
+def prompts_of(job: Job) -> list[Prompt]:
     """The previews' prompts: as given, or so many different captions, evenly over the training clips."""
     wanted = job.config.samples
-    return wanted if isinstance(wanted, list) else captions_evenly(job, wanted)
+    given = wanted if isinstance(wanted, list) else captions_evenly(job, wanted)
+    return [Prompt(prompt=one) if isinstance(one, str) else one for one in given]
+
+
+def previews_of(job: Job) -> list[Preview]:
+    """The run's previews.
+
+    Raises VideotuneError for a shape that the model cannot sample, and for the same prompt with the same seed.
+    """
+    sample, usual, found = job.config.sample, usual_shape(job), dict[tuple[str, int], Preview]()
+    for place, prompt in enumerate(prompts_of(job)):
+        own = {"seed": sample.seed + place} | prompt.model_dump(exclude_none=True, exclude={"prompt"})
+        config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
+        key = prompt.prompt, config.sample.seed
+        if key in found:
+            raise VideotuneError(f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed")
+        found[key] = Preview(*key, sample_settings(config, job.spec, usual))
+    return list(found.values())
 
 
 def captions_evenly(job: Job, most: int) -> list[str]:
@@ -81,16 +106,20 @@ def captions_evenly(job: Job, most: int) -> list[str]:
     return list(spread(list(dict.fromkeys(captions)), most))
 
 
-def first_frames_of(job: Job) -> dict[str, Window]:
-    """For each prompt the window on whose first frame its preview is conditioned; empty where previews have text alone.
+def first_frames_of(job: Job) -> dict[Preview, Window]:
+    """For each preview the window on whose first frame it is conditioned; empty where previews have text alone.
 
     That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
     for the states of a frame are encoded for so many of them. Raises VideotuneError where no window has that shape.
     """
-    prompts = prompts_of(job)
-    if not (prompts and conditions_on_first_frame(job)):
+    if not conditions_on_first_frame(job):
         return {}
-    wanted = preview_settings(job).shape
+    return {one: _first_window(job, one, place) for place, one in enumerate(previews_of(job))}
+
+
+def _first_window(job: Job, preview: Preview, place: int) -> Window:
+    """The window of a preview's shape with its caption, else the ``place``-th of that shape, counted in a circle."""
+    wanted = preview.settings.shape
     alike = [window for window in job.training_windows if str(window.shape) == str(wanted)]
     if not alike:
         there = ", ".join(sorted({str(window.shape) for window in job.training_windows}))
@@ -99,11 +128,8 @@ def first_frames_of(job: Job) -> dict[str, Window]:
             f"no window is {wanted} as the preview is (frames, height, width); there are {there}. Leave both out, or name "
             "one of those."
         )
-    others = cycle(alike)
-    return {
-        prompt: next((one for one in alike if prompt in job.captions[one.id]), None) or next(others)
-        for prompt in prompts
-    }
+    own = next((one for one in alike if preview.prompt in job.captions[one.id]), None)
+    return own or alike[place % len(alike)]
 
 
 def conditions_on_first_frame(job: Job) -> bool:
@@ -112,14 +138,16 @@ def conditions_on_first_frame(job: Job) -> bool:
 
 
 def preview_settings(job: Job) -> SampleSettings:
-    """How a run's previews are drawn, as ``sample_settings`` says."""
-    return sample_settings(job.config, job.spec, usual_shape(job))
+    """How a run's previews are sampled; where they differ, the one with most tokens."""
+    usual = sample_settings(job.config, job.spec, usual_shape(job))
+    given = (one.settings for one in previews_of(job)) if isinstance(job.config.samples, list) else ()
+    return max(given, key=lambda one: job.spec.tokens(one.shape), default=usual)
 
 
 def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> SampleSettings:
     """How previews are drawn; ``usual`` is the shape where the config names none.
 
-    Raises VideotuneError for a shape that the model cannot draw.
+    Raises VideotuneError for a shape that the model cannot draw, and for a negative prompt that nothing would read.
     """
     sample, rules = config.sample, spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
@@ -128,7 +156,12 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
         raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
     if not suits((height, width), rules):
         raise VideotuneError(f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}")
-    return settings_at(config, spec, ClipShape(frames, height, width, rules.fps), sample.steps or spec.sample_steps)
+    shape = ClipShape(frames, height, width, rules.fps)
+    settings = settings_at(config, spec, shape, sample.steps or spec.sample_steps)
+    if sample.negative and (spec.guidance_embedded or settings.guidance <= 1):
+        why = "takes guidance as an input" if spec.guidance_embedded else "is asked once at guidance 1"
+        raise VideotuneError(f"sample.negative: {spec.title} {why}, so it reads no negative prompt; leave it out")
+    return replace(settings, negative=sample.negative)
 
 
 def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -> SampleSettings:

@@ -4,11 +4,11 @@ The journal stays what counts: no tracker is read by the training, and one that 
 server and its token in its own environment variables; without them it writes to the disk of this machine.
 """
 
+import json
 import logging
 import os
 import re
 import warnings
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -71,7 +71,7 @@ class Tracker(Protocol):
         """Write what waits, and end the run there."""
 
 
-class Adapter(ABC):
+class Adapter:
     """Hands numbers, previews and results to a library; ``last``: the newest step that it has already, by name."""
 
     def __init__(self, run: TrackedRun, last: int = -1) -> None:
@@ -90,11 +90,9 @@ class Adapter(ABC):
         if new := {name: value for name, value in values.items() if line["step"] > self.last[name]}:
             self.log(line["step"], new)
 
-    @abstractmethod
     def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
         """Write numbers and previews of a step."""
 
-    @abstractmethod
     def result(self, name: str, word: str, reason: str) -> None:
         """Write what is known of the run by now, in the place of what was known before."""
 
@@ -148,7 +146,6 @@ class TrackioTracker(Adapter):
             self._run = trackio.init(run.project, name, config=dict(run.config), resume="allow", embed=False,
                                      auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
         super().__init__(run, self._run._next_step - 1)
-        self._words: dict[str, str] = {}
 
     def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
         """As ``Adapter.log``."""
@@ -159,11 +156,11 @@ class TrackioTracker(Adapter):
             self._run.log(own, step=step)
 
     def result(self, name: str, word: str, reason: str) -> None:
-        """As ``Adapter.result``: an alert, where it is another than the one before."""
-        if self._words.get(name) != word:
-            self._words[name] = word
-            with raising_warnings():
-                self._run.alert(name, f"{word}: {reason}")
+        """As ``Adapter.result``: an alert."""
+        from trackio import AlertLevel
+
+        with raising_warnings():
+            self._run.alert(name, f"{word}: {reason}", AlertLevel.INFO)
 
     def close(self) -> None:
         """As ``Tracker.close``."""
@@ -271,12 +268,10 @@ class Trackers:
 
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise VideotuneError where a package of a tracker is not installed."""
-    for name in names:
-        if missing := [package for package in PACKAGES.get(name, (name,)) if find_spec(package) is None]:
-            raise VideotuneError(
-                f'trackers: {name} needs {missing[0]}, which is not installed: pip install "videotune[{name}]", '
-                f"or leave {name} out"
-            )
+    if missing := [name for name in names if not all(map(find_spec, PACKAGES.get(name, (name,))))]:
+        raise VideotuneError(
+            f'trackers: {missing[0]} is not installed: pip install "videotune[{missing[0]}]", or leave {missing[0]} out'
+        )
 
 
 def without_secrets(text: str) -> str:
@@ -287,10 +282,6 @@ def without_secrets(text: str) -> str:
     return re.sub(r"(//)[^/@\s]+@", r"\1", text)
 
 
-def without_paths(value: Any, shared: Callable[[str], str]) -> Any:
-    """Settings with ``shared`` of each text, which leaves of a local path what others may see."""
-    if isinstance(value, Mapping):
-        return {key: without_paths(inner, shared) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_paths(inner, shared) for inner in value]
-    return shared(value) if isinstance(value, str) else value
+def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in which of each path that is not relative to the working folder the last part is left."""
+    return json.loads(re.sub(r'"(?:/|~/|\.\./)(?:[^"]*/)?(?=[^"])', '"', json.dumps(settings)))

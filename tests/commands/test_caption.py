@@ -1,0 +1,292 @@
+"""Captions by a real local server and by a tiny vision-language model; retries, refusals, kills and Ctrl-C."""
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.clips import noise, write_clip, write_dataset, write_image
+from tests.docs.test_schemas import faults
+from tests.shell import run
+from videotune.captioning import backends
+from videotune.captioning.answers import CaptionError, clean, prompt_for
+from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
+from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
+
+KEY = "sk-secret-1234"
+
+
+class Server:
+    """Speaks /v1/chat/completions: ``answers`` (status, text of the body) are given in turn, then a caption of its own."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str]] = []
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.hang_from, self.end = 10**6, Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                outer.headers.append(self.headers)
+                outer.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                number = len(outer.requests)
+                if number >= outer.hang_from:
+                    outer.end.wait(60)
+                status, text = outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text.encode())))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                """Nothing is printed."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+        Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.end.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def completion(text: str | None) -> str:
+    message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [message]})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clips(tmp_path: Path) -> Path:
+    """Three clips without captions, one of them below a folder, and an image."""
+    for i, name in enumerate(("a", "b", "deep/c")):
+        write_clip(tmp_path / "clips" / "videos" / f"{name}.mp4", noise(20, 32, 48, seed=i), 16)
+    write_image(tmp_path / "clips" / "images" / "d.png", noise(1, 32, 48, seed=9)[0])
+    return tmp_path / "clips"
+
+
+def asked(clips: Path, server: Server, **options: Any) -> CaptionResult:
+    return caption(options=CaptionOptions("m", server.url, **{"workers": 1, **options}), data=str(clips))
+
+
+def texts(clips: Path) -> dict[str, str]:
+    return {str(path.relative_to(clips)): path.read_text() for path in sorted(clips.rglob("captions/**/*.txt"))}
+
+
+def test_frames_key_and_retries(clips: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library asks again after 429 and 500; the server gets JPEG frames, the key, the model and the prompt."""
+    monkeypatch.setenv("MY_KEY", KEY)
+    server.answers = [(429, "{}"), (500, "{}"), (200, completion('**Caption:** "Ohwx runs."'))]
+    result = asked(clips, server, key_env="MY_KEY", trigger="ohwx", frames=3, purpose="motion", max_words=40)
+    assert result.exit_code == DONE
+    assert len(server.requests) == 6
+    assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
+    content = [request["messages"][0]["content"] for request in server.requests]
+    assert sorted(len(parts) - 1 for parts in content[2:]) == [1, 3, 3, 3]
+    assert content[-1][-1]["text"] == prompt_for("motion", None, 3, 40)
+    head, _, data = content[-1][0]["image_url"]["url"].partition(",")
+    picture = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert (head, picture.format, picture.size) == ("data:image/jpeg;base64", "JPEG", (48, 32))
+    assert list(texts(clips)) == ["captions/a.txt", "captions/b.txt", "captions/d.txt", "captions/deep/c.txt"]
+    assert sorted(texts(clips).values())[0] == "Ohwx runs.\n"
+    assert all(text.lower().count("ohwx") == 1 for text in texts(clips).values())
+
+
+BROKEN = ["no json", "{}", "[]", '{"choices": []}', '{"choices": [{"message": {"content": 7}}]}', completion(None)]
+
+
+@pytest.mark.parametrize("body", [*BROKEN, completion("I'm sorry, I can't help with that."), completion("<think>so")])
+def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Path, server: Server) -> None:
+    server.answers = [(200, body)]
+    result = asked(clips, server)
+    assert (len(result.failed), len(result.written), result.exit_code) == (1, 3, SKIPPED)
+    assert len(texts(clips)) == 3
+    again = asked(clips, server)
+    assert (len(again.kept), len(again.written), again.exit_code) == (3, 1, DONE)
+
+
+def test_a_request_without_an_answer_fails(clips: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "RETRIES", 0)
+    server.hang_from = 2
+    result = asked(clips, server, timeout=0.3)
+    assert (len(result.failed), len(result.written)) == (3, 1)
+    assert "Timeout" in result.failed[0]["why"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_no_clip_would_survive_ends_at_once(
+    status: int, clips: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.answers = [(status, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))]
+    with pytest.raises(VideotuneError) as caught:
+        asked(clips, server)
+    assert KEY not in str(caught.value)
+    assert caught.value.exit_code == FAILED
+    assert len(server.requests) == 1
+
+
+def test_all_clips_fail(clips: Path, server: Server) -> None:
+    server.answers = [(400, "{}")] * 4
+    assert asked(clips, server).exit_code == FAILED
+
+
+def test_what_a_person_wrote_stays(clips: Path, server: Server) -> None:
+    (clips / "captions").mkdir()
+    own = clips / "captions" / "a.txt"
+    own.write_text("a red fox\nit runs\n")
+    (clips / "captions" / "b.txt").write_text("\n")
+    result = asked(clips, server)
+    assert (own.read_text(), len(result.kept), len(result.written)) == ("a red fox\nit runs\n", 1, 3)
+    result = asked(clips, server, overwrite=True)
+    assert (len(result.written), result.kept) == (4, [])
+    assert "a red fox\nit runs\n" in [path.read_text() for path in clips.glob("captions/a.txt.*.bak")]
+    assert not (clips / STATE).exists()
+    assert len(asked(clips, server).kept) == 4
+
+
+def started(clips: Path, server: Server, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "videotune", "caption", str(clips), "--model", "m", "--endpoint", server.url]
+    child = subprocess.Popen([*words, "--workers", "1", *more], stderr=subprocess.PIPE, env=dict(os.environ))
+    while len(server.requests) < server.hang_from and child.poll() is None:
+        server.end.wait(0.02)
+    return child
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, server: Server) -> None:
+    """The process is stopped while the third request waits for its answer; what was written is not asked for again."""
+    if overwrite:
+        for name in ("a", "b", "d", "deep/c"):
+            (clips / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
+            (clips / "captions" / f"{name}.txt").write_text(f"by hand {name}")
+    server.hang_from = 3
+    child = started(clips, server, *["--overwrite"] * overwrite)
+    child.send_signal(number)
+    child.communicate(timeout=60)
+    before = {name: text for name, text in texts(clips).items() if text.startswith("caption")}
+    assert len(before) == 2
+    server.end.set()
+    result = asked(clips, server, overwrite=overwrite)
+    assert (len(result.written), len(result.kept)) == (2, 2)
+    assert before.items() <= texts(clips).items()
+    backups = sorted(path.read_text() for path in clips.rglob("*.bak"))
+    assert backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
+
+
+def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, server: Server, tmp_path: Path) -> None:
+    with pytest.raises(VideotuneError):
+        asked(tmp_path / "clips.zip", server)
+    (clips / "metadata.csv").write_text("file_name,text\nvideos/a.mp4,a fox\n")
+    with pytest.raises(VideotuneError):
+        asked(clips, server)
+    (clips / "metadata.csv").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    (clips / "captions").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(VideotuneError):
+        asked(clips, server)
+    assert server.requests == []
+
+
+def test_json_dry_run_and_hints(
+    clips: Path, server: Server, capsys: pytest.CaptureFixture[str], tiny_bases: Callable[[str], Path]
+) -> None:
+    words = {"model": "m", "endpoint": server.url, "workers": 1, "as_json": True}
+    assert run("caption", clips, **words, dry_run=True) == DONE
+    dry = json.loads(capsys.readouterr().out)
+    assert faults("caption", dry) == []
+    assert (len(dry["planned"]), dry["written"], server.requests) == (4, [], [])
+    long = "fox " * 600
+    server.answers = [(200, completion(text)) for text in ("First a fox.", long, "a fox", "a fox")]
+    assert run("caption", clips, **words, base=tiny_bases("wan"), max_words=2000) == DONE
+    value = json.loads(capsys.readouterr().out)
+    assert faults("caption", value) == []
+    hints = " ".join(row["hint"] for row in value["hints"])
+    assert all(part in hints for part in ('"first"', "tokens; the model reads", "the same as", "600 words"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("<think>first\nso</think>\n\nA fox\nruns.", "A fox runs."),
+        ("thoughts</think>A fox.", "A fox."),
+        ("**Video caption:** A **red** fox.", "A red fox."),
+        ("Here is a caption for the clip: A fox.", "A fox."),
+        ("# “A fox.”", "A fox."),
+        ("One two. Three four five six.", "One two."),
+        ("one two three four five six", "one two three four"),
+    ],
+)
+def test_clean(answer: str, text: str) -> None:
+    assert clean(answer, 4 if "wo" in answer else 50) == text
+
+
+@pytest.mark.parametrize(
+    "answer", ["", " ** ", "As an AI model, I see", "I’m sorry, but", "I cannot view videos", "<think>"]
+)
+def test_refusals(answer: str) -> None:
+    with pytest.raises(CaptionError):
+        clean(answer, 50)
+
+
+@pytest.fixture(scope="session")
+def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LLaVA with random weights, saved as its authors' checkpoints are."""
+    import transformers as hf
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<unk>", "</s>", "<image>", *(f"word{i}" for i in range(60))]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="</s>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = hf.CLIPVisionConfig(**size, image_size=16, patch_size=8, projection_dim=16)
+    text = hf.LlamaConfig(**size, vocab_size=len(words), num_key_value_heads=2)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=2, vision_feature_layer=-1)
+    template = (
+        "{% for part in messages[0]['content'] %}"
+        "{{ '<image> ' if part['type'] == 'image' else part['text'] }}{% endfor %} word1"
+    )
+    pictures = hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    processor = hf.LlavaProcessor(pictures, tokenizer, 8, "default", template, num_additional_image_tokens=1)
+    folder = tmp_path_factory.mktemp("vlm")
+    hf.set_seed(0)
+    hf.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def test_a_local_model(tiny_vlm: Path, clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "ANSWER_TOKENS", 6)
+    result = caption(options=CaptionOptions(str(tiny_vlm), frames=2), data=str(clips))
+    assert (result.exit_code, len(result.written), result.failed) == (DONE, 4, [])
+    assert all(text.startswith(("word", "<")) for text in texts(clips).values())
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path, clips: Path) -> None:
+    write_dataset(tmp_path / "none", {"a.mp4": noise(9, 32, 32)}, {}, fps=16)
+    with pytest.raises(VideotuneError):
+        caption(options=CaptionOptions(str(tmp_path / "none")), data=str(clips))

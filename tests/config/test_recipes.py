@@ -1,0 +1,74 @@
+"""Recipes by purpose: each resolves over each preset, gives its reasons, and trains."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.read_runs import steps_of
+from tests.shell import Bases, run
+from videotune.config.load import preset_names, read_config, read_preset
+from videotune.errors import DONE, VideotuneError
+from videotune.presets.recipes import SMALL, config_of, models, preset_for, recipes
+from videotune.trainer.resolve_config import Overrides, resolve_config
+
+PRESETS = [name for name in preset_names() if read_preset(name).get("training_method", "LORA") == "LORA"]
+
+
+@pytest.mark.parametrize("purpose", recipes())
+def test_a_recipe_resolves_over_every_preset_of_a_lora(tmp_path: Path, purpose: str) -> None:
+    for preset in PRESETS:
+        path = tmp_path / "config.yaml"
+        path.write_text(config_of(purpose, preset, "clips", 5, "ohwx: a\n#word"))
+        config = resolve_config(Overrides(config=path), planning=True)[0].config
+        assert config.epochs == recipes()[purpose]["small"]
+        assert config.datasets[0].trigger == "ohwx: a\n#word"
+        kept = read_preset(preset)
+        assert (config.batch_size, config.resolution) == (kept["batch_size"], kept.get("resolution"))
+
+
+@pytest.mark.parametrize("purpose", recipes())
+def test_every_value_has_a_reason_above_it(purpose: str) -> None:
+    lines = config_of(purpose, "wan 2.2 LoRA", "clips", 5).splitlines()
+    for place, line in enumerate(lines):
+        if line and not line.strip().startswith("#") and not line.endswith(":"):
+            assert lines[place - 1].strip().startswith("#"), line
+
+
+def test_purposes_and_sizes_differ_in_what_they_set(tmp_path: Path) -> None:
+    found = set()
+    for purpose in recipes():
+        for clips in (SMALL - 1, SMALL):
+            path = tmp_path / "config.yaml"
+            path.write_text(config_of(purpose, "wan 2.2 LoRA", "clips", clips))
+            read = read_config(path)
+            found.add(str({key: read.get(key) for key in ("epochs", "lora", "timestep_mean", "caption_dropout")}))
+    assert len(found) == 2 * len(recipes())
+
+
+def test_the_largest_preset_that_a_card_holds() -> None:
+    assert preset_for("wan 2.2 A14B LoRA", 30) == "wan 2.2 A14B LoRA 24GB"
+    assert preset_for("wan 2.2 A14B LoRA 12GB", 80) == "wan 2.2 A14B LoRA 12GB"
+    assert preset_for("toy", 1) == "toy"
+    for model, card in (("wan 2.2 A14B LoRA", 6), ("nothing like it", 24)):
+        with pytest.raises(VideotuneError):
+            preset_for(model, card)
+    assert sum(map(len, models().values())) == len(preset_names())
+
+
+def test_init_writes_a_config_that_trains_and_never_writes_over_one(
+    tiny_bases: Bases, small_clips: Path, tmp_path: Path
+) -> None:
+    words = {"purpose": "motion", "model": "wan 2.2 LoRA 8GB", "card": 24, "data": small_clips, "trigger": "ohwx"}
+    with pytest.raises(VideotuneError):
+        run("init", tmp_path / "a", **words | {"purpose": "motoin"})
+    assert run("init", tmp_path / "a", **words) == DONE
+    with pytest.raises(VideotuneError):
+        run("init", tmp_path / "a", **words)
+    small = ["train_dtype=FLOAT_32", "weight_dtype=auto", "text_encoder.weight_dtype=auto", "resolution=32x32"]
+    small += ["layer_offload_fraction=0", "epochs=0.5", "sample_after=0", "sample_metrics.budget=0"]
+    base = [f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}"]
+    assert (
+        run("train", config=tmp_path / "a" / "config.yaml", set=[*small, *base], out=tmp_path / "run", allow_skips=1)
+        == DONE
+    )
+    assert steps_of(tmp_path / "run")

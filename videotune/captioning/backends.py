@@ -1,0 +1,119 @@
+"""Vision-language models that caption: a server with OpenAI's chat API, or a local model of transformers."""
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from PIL import Image
+
+from videotune.captioning.answers import CaptionError
+from videotune.data.decode import Frames
+from videotune.data.media_info import MediaInfo
+from videotune.data.workers import default_workers
+from videotune.errors import VideotuneError
+from videotune.hub_errors import hub_problem
+from videotune.lazy import openai, torch, transformers
+from videotune.memory.accelerator import has_bf16, local_device
+
+LONGEST_SIDE = 768
+"""Pixels of a frame's longer side: models resize to about as much, and requests stay small."""
+
+ANSWER_TOKENS = 1024
+"""The most that a model may answer, with room for thoughts before the caption."""
+
+RETRIES = 3
+"""Times that the openai package asks again after a lost connection, a timeout, 408, 409, 429 or 5xx, with growing waits."""
+
+
+class Captioner(Protocol):
+    """What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
+
+    CaptionError where this clip has none; VideotuneError where no other clip would have one either.
+    """
+
+    def __call__(self, frames: Frames, prompt: str, /) -> str: ...  # noqa: D102
+
+
+def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
+    """Up to ``count`` frames of a clip, evenly chosen among those at ``times`` (ascending), uncropped.
+
+    ClipProblem where one cannot be decoded.
+    """
+    last = min(count, len(times)) - 1
+    chosen = [times[round(i * (len(times) - 1) / max(1, last))] for i in range(last + 1)]
+    scale = min(1.0, LONGEST_SIDE / max(info.width, info.height))
+    size = {"height": round(info.height * scale) or 1, "width": round(info.width * scale) or 1}
+    task = {"info": info, "times": chosen, "resize": "stretch", **size}
+    frames: Frames = default_workers().submit("decode", task).result()
+    return frames
+
+
+def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
+    """A model behind an address with OpenAI's chat API, which gets JPEG data URLs; several threads may ask at once.
+
+    The key comes from the environment variable ``key_env``; servers without keys need none. ``timeout``: seconds.
+    """
+    key = os.environ.get(key_env, "").strip()
+    try:
+        client = openai.OpenAI(base_url=url, api_key=key or "none", max_retries=RETRIES, timeout=timeout)
+    except ModuleNotFoundError as error:
+        raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
+
+    stops = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
+
+    def describe(frames: Frames, prompt: str) -> str:
+        content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
+        chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+        try:
+            reply = client.chat.completions.create(model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS)
+            return "" + (reply.choices[0].message.content or "")
+        except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:  # no chat completion
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            remedy = f"Check --endpoint {url} (most end in /v1), --model and the key in {key_env} (see --key-env)."
+            found = VideotuneError(f"{said}. {remedy}") if isinstance(error, stops) else CaptionError(said)
+            raise type(found)(str(found).replace(key or "\0", f"({key_env})")) from error
+
+    return describe
+
+
+def local_model(name: str) -> Captioner:
+    """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
+    device, words = local_device(), {"trust_remote_code": False}
+    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
+    try:
+        processor: Any = transformers.AutoProcessor.from_pretrained(place, **words)
+        kind: Any = transformers.AutoModelForImageTextToText
+        model = kind.from_pretrained(place, dtype=dtype, use_safetensors=True, **words).to(device).eval()
+    except Exception as error:  # transformers raises whatever its classes do on files of any kind
+        hubs = error.__cause__ if place == name and isinstance(error, OSError) else None
+        why = f"{name} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        remedy = "Name a vision-language model in safetensors; a server's needs --endpoint."
+        raise VideotuneError(
+            f"--model: {hub_problem(name, hubs) if isinstance(hubs, Exception) else why} {remedy}"
+        ) from error
+
+    def describe(frames: Frames, prompt: str) -> str:
+        images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
+        chat = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        try:
+            inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
+            with torch.inference_mode():
+                out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
+        except torch.OutOfMemoryError as error:
+            raise VideotuneError(
+                "--model: the device's memory is full: give fewer --frames, or a smaller model"
+            ) from error
+        return str(processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+    return describe
+
+
+def _data_url(frame: Frames) -> str:
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"

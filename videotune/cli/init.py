@@ -1,0 +1,61 @@
+"""``videotune init``: five answers, and a config with the reason for each value."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from videotune.console import echo, print_table
+from videotune.errors import VideotuneError
+from videotune.files import write_text
+from videotune.presets.recipes import config_of, models, preset_for, recipes
+
+ANY = 1_000_000
+"""GB of a card that holds everything."""
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="the folder that gets config.yaml")],
+    purpose: Annotated[
+        str | None, typer.Option("--purpose", help=f"what is to be learnt: {', '.join(recipes())}")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="a model of `videotune presets list`, or a preset's whole name")
+    ] = None,
+    card: Annotated[int | None, typer.Option("--card", min=1, help="memory of the GPU in GB")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
+    ] = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help="the word that stands for it; empty: none")] = None,
+) -> None:
+    """Write a commented config for a purpose, a model and a card; what is not given is asked."""
+    target = folder / "config.yaml"
+    if target.exists():
+        raise VideotuneError(f"{target} is there already: name another folder")
+    if purpose is None:
+        print_table("purposes", ["purpose", "teaches"], [[name, one["about"]] for name, one in recipes().items()])
+        purpose = typer.prompt("What is to be learnt?", default="concept")
+    if model is None:
+        cards = [
+            [name, ", ".join(one.rpartition(" ")[2] for one in own if one != name)] for name, own in models().items()
+        ]
+        print_table("models", ["model", "cards"], cards)
+        model = typer.prompt("Which model?")
+    if card is None:
+        card = typer.prompt("Memory of the GPU in GB? 0: unknown", type=int, default=0) or ANY
+    preset = preset_for(model, card)
+    data = data or typer.prompt("Where are the clips?")
+    if trigger is None:
+        trigger = typer.prompt("Which word stands for it in captions? Empty: none", default="", show_default=False)
+    place = str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
+    write_text(target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None))
+    print(target)
+    for command in ("check", "plan", f"train --out {folder / 'run'}"):
+        echo(f"videotune {command} --config {target}")
+
+
+def _clips(folder: Path) -> int:
+    """Clips of a folder; 0 for an archive or a Hub dataset, which nobody has opened yet."""
+    from videotune.data.layouts import read_folder
+
+    return len(read_folder(folder)[0]) if folder.is_dir() else 0

@@ -1,0 +1,28 @@
+"""``videotune wait``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from videotune import commands
+from videotune.console import bar
+
+
+def wait(
+    run: Annotated[Path, typer.Argument(help="a run folder, which may not be there yet")],
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="until this step is done (default: to the end)")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="seconds; 0: print the state at once")
+    ] = None,
+) -> dict[str, Any]:
+    """Block until a run has ended, or has done a step, and print its state.
+
+    Exit code: 0 reached, 1 ended otherwise, 2 timed out.
+    """
+    with bar("waiting (steps)") as progress:
+        code, found = commands.wait.wait(run, step, timeout, lambda done: progress.update(done, step or max(done, 1)))
+    print(f"{found['state']} at step {found['step']}: {found['why']}")
+    return {"exit_code": code} | found

@@ -1,0 +1,153 @@
+"""``caption``: a vision-language model writes the captions that clips lack, each as soon as it comes."""
+
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Unpack
+
+from videotune.captioning.answers import CaptionError, clean, hints, prompt_for
+from videotune.captioning.backends import local_model, read_frames, server
+from videotune.commands.check import check, token_counts
+from videotune.console import bar
+from videotune.data.captions import variants, with_trigger
+from videotune.data.dataset import Library
+from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_sampling import sample_window
+from videotune.data.layouts import read_folder
+from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
+from videotune.files import digest, write_text
+from videotune.trainer.resolve_config import ConfigSource, Layers, overrides
+from videotune.types import PLAIN
+
+STATE = ".videotune-captions"
+"""In the dataset while an --overwrite is under way: its settings. Captions that are newer than this file are its own."""
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """Which model is asked, and for what. Without ``endpoint`` the model runs here, on one clip at a time.
+
+    ``key_env``: the environment variable that holds the server's key; ``timeout``: seconds for a request; ``frames``: of a
+    clip; ``prompt`` takes the place of the ``purpose``'s; ``trigger``: a word that each caption shall hold.
+    """
+
+    model: str
+    endpoint: str | None = None
+    key_env: str = "OPENAI_API_KEY"
+    workers: int = 4
+    timeout: float = 120.0
+    frames: int = 8
+    purpose: str = "general"
+    prompt: str | None = None
+    trigger: str | None = None
+    max_words: int = 100
+    overwrite: bool = False
+    dry_run: bool = False
+
+
+@dataclass
+class CaptionResult:
+    """What ``caption --json`` prints, clips by path; ``planned`` are those to be captioned, the others are ``kept``."""
+
+    kept: list[str]
+    skipped: list[dict[str, str]]
+    planned: list[str] = field(default_factory=list)
+    written: list[dict[str, str]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    hints: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0: no clip failed; 2: some did; 1: all did."""
+        return DONE if not self.failed else SKIPPED if self.written else FAILED
+
+
+def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: Unpack[Layers]) -> CaptionResult:
+    """Write captions where the layout of the folder ``data`` reads them; clips that have one keep it but for ``overwrite``.
+
+    A run that was stopped continues when it is run again. VideotuneError where captions have no place in text files, and
+    where no clip can get one.
+    """
+    words = overrides(config, layers)
+    root, again = Path(words.data or "").expanduser(), options.overwrite
+    if not words.data or not root.is_dir():
+        raise VideotuneError(
+            f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset first."
+        )
+    checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
+    files = _caption_files(root, {clip.path for clip in checked.job.library.clips})
+    texts = {clip: _texts(file) for file, clip in files.items()}
+    state, settings = root / STATE, digest({**asdict(options), "workers": 0, "timeout": 0})
+    if again and not options.dry_run and not (state.is_file() and state.read_bytes() == settings.encode()):
+        write_text(state, settings)
+    until = (state.stat().st_mtime_ns if state.is_file() else float("inf")) if again else 0
+    todo = {file: clip for file, clip in files.items() if not texts[clip] or file.stat().st_mtime_ns <= until}
+    skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in checked.job.library.skipped]
+    kept = [clip for file, clip in files.items() if file not in todo]
+    result = CaptionResult(kept, skipped, planned=list(todo.values()))
+    if todo and not options.dry_run:
+        _write_all(checked.job.library, todo, options, result)
+    if again and not options.dry_run and not result.failed:
+        state.unlink(missing_ok=True)
+    texts |= {row["clip"]: (row["caption"],) for row in result.written}
+    tokens = None if checked.assumed else token_counts(checked.job, [text for own in texts.values() for text in own])
+    result.hints = hints(texts, tokens or {}, checked.job.spec.text_tokens)
+    return result
+
+
+def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
+    """The text file that the layout reads for each of these clips, and the clip; two clips of one name share a file.
+
+    VideotuneError where a metadata file holds captions, and where a link leads out of the dataset.
+    """
+    files: dict[Path, str] = {}
+    for one in read_folder(root)[0]:
+        file = one.caption or one.expected
+        if one.listed:
+            raise VideotuneError(
+                f"{one.listed} holds captions, and this command writes .txt files. Move it away first."
+            )
+        if not file.parent.resolve().is_relative_to(root.resolve()):
+            raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
+        if str(one.path) in clips:
+            files.setdefault(file, str(one.path))
+    return files
+
+
+def _texts(file: Path) -> tuple[str, ...]:
+    return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
+
+
+def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
+    """Ask for every caption, and write each as soon as it comes."""
+    model, url = options.model, options.endpoint
+    captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
+    ids, times = {clip.path: clip.id for clip in library.clips}, dict[str, set[float]]()
+    for window in (*library.windows, *library.held_out_windows):
+        times.setdefault(window.clip_id, set()).update(sample_window(window, PLAIN, 0).times)
+
+    def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
+        """The file and its clip, with the caption, or why there is none."""
+        info, stamps = library.media[ids[row[1]]], sorted(times[ids[row[1]]])
+        try:
+            frames = read_frames(info, stamps, options.frames)
+            prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
+            text = clean(captioner(frames, prompt), options.max_words)
+            return *row, with_trigger(text, options.trigger), ""
+        except (CaptionError, ClipProblem) as problem:
+            return *row, "", str(problem)
+
+    # a pool's threads are daemons: Ctrl-C waits for no request
+    with ThreadPool(options.workers) if url else nullcontext() as pool, bar("captioning") as progress:
+        answers = pool.imap_unordered(ask, todo.items()) if pool else map(ask, todo.items())
+        for done, (file, clip, text, why) in enumerate(answers, 1):
+            if text:
+                if old := _texts(file):
+                    file.rename(file.with_name(f"{file.name}.{digest(old)[:8]}.bak"))  # a name that no layout reads
+                write_text(file, f"{text}\n")
+                result.written.append({"clip": clip, "file": str(file), "caption": text})
+            else:
+                result.failed.append({"clip": clip, "why": why})
+            progress.update(done, len(todo), Path(clip).name)

@@ -1,0 +1,65 @@
+"""``wait``: block until a run has reached a step, or has ended."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from videotune.errors import DONE, FAILED, SKIPPED
+from videotune.files import life
+from videotune.reporter.outcome import recommended_checkpoint, standing
+from videotune.reporter.read import Fields, at, number, read_run
+
+LOOK = 0.5
+"""Seconds between two looks at a run's heartbeat."""
+
+
+def status(run: Path) -> dict[str, Any]:
+    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
+    if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
+        beat = life(run)
+        state, why = (
+            ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
+        )
+        return {
+            "run": str(run),
+            "state": state,
+            "why": why,
+            "step": 0,
+            "steps": None,
+            "verdict": None,
+            "recommended": None,
+        }
+    found = read_run(run)
+    steps, latest = number(at(found.config, "steps")), found.last("verdict")
+    state, _, why = standing(found, steps is not None and found.steps.last >= steps)
+    best = recommended_checkpoint(found, Fields(latest))[0]
+    facts = {"run": str(run), "state": state, "why": why, "step": found.steps.last, "steps": steps}
+    return facts | {"verdict": latest["verdict"], "recommended": best}
+
+
+def wait(
+    run: Path | str,
+    step: int | None = None,
+    timeout: float | None = None,
+    tell: Callable[[int], object] = lambda _: None,
+) -> tuple[int, dict[str, Any]]:
+    """Block until ``step`` is done, or without one until the run has ended; (exit code, status).
+
+    The code is 0 where that came, 1 where the run ended otherwise, 2 after ``timeout`` seconds. A folder without a run is
+    waited for as well. ``tell`` hears of each new step.
+    """
+    run, end = Path(run), None if timeout is None else time.monotonic() + timeout
+    while True:
+        beat = life(run)
+        done = int(beat["step"]) if beat else 0
+        tell(done)
+        reached = step is not None and done >= step
+        if reached or (beat and not beat["alive"]):
+            found = status(run)
+            ended = found["state"] in ("done", "early")
+            if reached or found["state"] != "running":
+                return DONE if reached or (step is None and ended) else FAILED, found
+        if end is not None and time.monotonic() >= end:
+            return SKIPPED, status(run)
+        time.sleep(LOOK)
