@@ -6,17 +6,20 @@ import os
 from videotune.lazy import huggingface_hub as hub
 
 
-def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str = "") -> str:
+def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str = "", upload: bool = False) -> str:
     """A sentence that begins with the repository's ``name``; no token is ever part of it.
 
     ``suggestion``: a similar id that exists, in brackets. ``folder``: where its page lies below the Hub's address.
+    ``upload``: something was to be sent there, not fetched.
     """
     errors, end, cache = hub.errors, hub.constants.ENDPOINT, hub.constants.HF_HUB_CACHE
     page, settings, token = f"{end}/{folder}{name}", f"{end}/settings/tokens", os.environ.get("HF_TOKEN", "").strip()
     read = "give the account of HF_TOKEN access" if token else f"make a token at {settings}, and set HF_TOKEN to it"
     network = "unset HF_HUB_OFFLINE" if hub.constants.HF_HUB_OFFLINE else "check the network"
+    may = "write to this repository" if upload else "read gated repositories"
     offline = f" is not wholly in {cache}, and the Hub is not reached: {network} to fetch it."
     by_class = {
+        errors.OfflineModeIsEnabled: ": the Hub is not reached: unset HF_HUB_OFFLINE.",
         errors.GatedRepoError: f" is gated. Agree to its terms at {page}; then {read}.",
         errors.RevisionNotFoundError: f" has no such revision: see {page}.",
         errors.RepositoryNotFoundError: f" is not on the Hub, or is private. Check the id at {page}{suggestion}; or {read}.",
@@ -26,7 +29,7 @@ def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str =
     }
     by_status = {
         401: f": the Hub does not accept HF_TOKEN. Make a new one at {settings}, or unset it.",
-        403: f": the Hub refuses the account of HF_TOKEN. Let the token read gated repositories: {settings}",
+        403: f": the Hub refuses the account of HF_TOKEN. Let the token {may}: {settings}",
         429: ": the Hub had too many requests from here. Wait some minutes; a token in HF_TOKEN allows more.",
     }
     what = next((text for kind, text in by_class.items() if isinstance(error, kind)), None)
@@ -35,6 +38,8 @@ def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str =
     if what is None and isinstance(error, OSError) and error.errno == errno.ENOSPC:
         what = f": the disk of {cache} is full. Free some, or set HF_HOME to a disk with room."
     text = str(error).replace(token, "(HF_TOKEN)") if token else str(error)
+    if upload:
+        return name + (what or f" could not be sent: {text}\nRun it again: what has arrived is not sent again.")
     return name + (
         what or f" could not be fetched: {text}\nComplete files are kept: run it again, or give a local folder."
     )

@@ -100,7 +100,7 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = ("steps=20", "save_every=0")
-    disk = Disk(work.tmp, work.overrides(*settings, "tensorboard=true"), limited, after_step_three)
+    disk = Disk(work.tmp, work.overrides(*settings, "trackers=tensorboard"), limited, after_step_three)
     disk.paused()
     whole = (disk.run / "journal.jsonl").read_bytes()
     assert whole.endswith(b"\n"), "the file ends with a whole line while the run waits"

@@ -49,7 +49,7 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, w
 
 def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
     often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
-    there = {path.name for path in work.train("steps=2", *often, "tensorboard=true").iterdir()}
+    there = {path.name for path in work.train("steps=2", *often, 'trackers=["tensorboard","mlflow"]').iterdir()}
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
 
 

@@ -1,30 +1,25 @@
 """What the keys about methods, averages, checkpoints, the verdict, experts and shards do to a run."""
 
-import shutil
 import sys
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as torch_dist
-from PIL import Image
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.effects.effects_kit import Lab, job_of, overrides_of, run_steps, trainer_of, weights, written
 from tests.shell import train
-from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.components import make_objective, open_models
 from videotune.trainer.denoisers import make_expert_schedule, open_pool
 from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.logging.tensorboard import FOLDER
 from videotune.trainer.loop import train_loop
 from videotune.trainer.saving import save
 
@@ -213,41 +208,6 @@ def test_the_recommended_checkpoint(
     end = run_of(lab, steps=7, validate_every=1, save_every=1)[-1]
     assert end["take"]["step"] == step
     assert why in end["take"]["why"]
-
-
-@pytest.mark.effect("tensorboard")
-def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    knobs = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
-    for wanted in (False, True):
-        shutil.rmtree(lab.tmp / "run", ignore_errors=True)
-        lines = run_of(lab, tensorboard=wanted, **knobs)
-        folder = lab.tmp / "run" / FOLDER
-        assert folder.exists() == wanted
-    board = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
-    board.Reload()
-    tags = board.Tags()
-    steps = {line["step"]: line for line in lines if line["kind"] == "step"}
-    for tag, key in (("train/loss", "loss"), ("train/mse", "mse"), ("train/grad_norm", "grad_norm")):
-        found = {event.step: event.value for event in board.Scalars(tag)}
-        assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
-    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
-    assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
-    (preview,) = tags["images"]
-    assert preview == "a cat (seed 42)"
-    assert [event.step for event in board.Images(preview)] == [0, 3]
-    assert board.Images(preview)[0].encoded_image_string.startswith(b"GIF89a")
-    gif: Any = Image.open(BytesIO(board.Images(preview)[0].encoded_image_string))
-    assert gif.n_frames == 5
-    assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], "no validation possible, said in words"
-
-
-@pytest.mark.effect("tensorboard")
-def test_a_missing_tensorboard_is_an_error_before_any_work(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(VideotuneError, match=r"videotune\[tensorboard\]"):
-        trainer_of(lab, {"tensorboard": True})
 
 
 def dealt(pair: Lab, **knobs: Any) -> str:

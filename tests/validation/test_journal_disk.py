@@ -19,7 +19,8 @@ from tests.faults import Disk, each_fault
 from tests.journal_lines import step_line
 from tests.kills import SAVING, kill_points, killed_at
 from videotune.trainer.logging.journal import History, Journal, read_journal
-from videotune.trainer.logging.tensorboard import FOLDER, TensorBoardWriter, scalars
+from videotune.trainer.logging.scalars import scalars
+from videotune.trainer.logging.tensorboard import FOLDER, TensorBoardWriter
 
 PROMPT = "ein roter Würfel, 赤い"
 
@@ -170,7 +171,7 @@ def test_a_full_disk_is_told_once_and_the_curves_go_on(taken: int, tmp_path: Pat
     """The journal has every line; of the curves what could not be written is missing, and what comes after it is there."""
     told: list[str] = []
     board, journal = TensorBoardWriter(tmp_path, 1, told.append), Journal(tmp_path)
-    journal.followers.append(board.tell)
+    journal.followers.append(board.line)
     file = board._file
     for number in range(1, 31):
         board._file = Small(file, taken) if 11 <= number <= 13 else file  # type: ignore[assignment]
@@ -190,7 +191,7 @@ def test_a_folder_that_cannot_be_made_is_told_too(tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / FOLDER).write_text("in the way")
     board = TensorBoardWriter(tmp_path, 1, told.append)
-    board.tell(step(1))
+    board.line(step(1))
     board.close()
     assert len(told) == 1
 

@@ -26,6 +26,7 @@ from videotune.cli.json_output import with_json
 from videotune.cli.lora import lora_app
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
+from videotune.cli.publish import card, publish
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
 from videotune.cli.tiny import tiny
@@ -41,7 +42,7 @@ app = typer.Typer(
 )
 for command in (
     *(init, caption, check, plan, train, wait, sweep, sample, compare, export, report),
-    *(autopsy, demo, doctor, tiny),
+    *(publish, card, autopsy, demo, doctor, tiny),
 ):
     app.command()(command)
 app.command("import")(import_config)

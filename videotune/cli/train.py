@@ -41,11 +41,14 @@ def train(
         Path | None,
         typer.Option("--init-from", help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
     ] = None,
+    push: Annotated[str | None, typer.Option("--push", help="upload the result to this repository of the Hub")] = None,
     allow_skips: Skips = None,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
     if init_from:
         overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
+    if push:
+        overrides = replace(overrides, sets=(*overrides.sets, f"push_to={json.dumps(push)}"))
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = commands.train.Resume(step, override, allow_data_change, replan) if resume else False

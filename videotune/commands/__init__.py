@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from videotune.commands import import_config as import_config
     from videotune.commands import lora as lora
     from videotune.commands import plan as plan
+    from videotune.commands import publish as publish
     from videotune.commands import report as report
     from videotune.commands import sample as sample
     from videotune.commands import self_test as self_test

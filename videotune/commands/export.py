@@ -1,7 +1,8 @@
 """``export``: what a run has learnt in the formats that others read, each read back before it is called done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from videotune.config.resolve import parse
 from videotune.config.rules import refuse_what_does_not_apply
@@ -67,7 +68,12 @@ def exported(run: Path, format: str) -> Path:
     found = [line for line in read_record(run / "exports.json") if line["format"] == format]
     if not found:
         raise VideotuneError(f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}")
-    path = run / found[0]["path"]
-    if not path.exists() or hash_path(path) != found[0]["hash"]:
+    return verified(run, found[0])
+
+
+def verified(run: Path, line: Mapping[str, Any]) -> Path:
+    """The file or folder of a line of exports.json; VideotuneError where its bytes are not those that were written."""
+    path = run / str(line["path"])
+    if not path.exists() or hash_path(path) != line["hash"]:
         raise VideotuneError(f"{path} is missing or damaged: remove it and write it again with videotune export {run}")
     return path

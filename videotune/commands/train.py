@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+from videotune.commands.publish import publish
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
@@ -151,8 +152,8 @@ def work(
         result = finish(trainer, why) if dist.is_main else TrainResult(run, why, trainer.journal.history.last)
         dist.barrier()
     finally:
-        if trainer.tracker is not None:
-            trainer.tracker.close()  # what it has to say stands in the journal
+        if trainer.trackers is not None:
+            trainer.trackers.close()  # of a run that ended early
         trainer.journal.close()
     return result
 
@@ -202,6 +203,15 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     return write(trainer.result, step)
 
 
+def push(trainer: Trainer, repo: str) -> None:
+    """Upload the result; where the Hub does not take it, a warning says how to try again."""
+    try:
+        echo(f"pushed to {publish(trainer.run, repo)['url']}")
+    except VideotuneError as error:
+        text = f"{error} The run is done; once more: videotune publish {trainer.run} --repo {repo}"
+        trainer.journal.warn(trainer.journal.history.last, text)
+
+
 def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
     run, job, history = trainer.run, trainer.job, trainer.journal.history
@@ -217,7 +227,11 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     more: dict[str, Any] = {"memory": memory} if memory else {}
     more |= {"compiled": compiled_graphs()} if job.config.compile is True else {}
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
+    if trainer.trackers is not None:
+        trainer.trackers.close()
     with_disk_retry(trainer, step, trainer.journal.sync)
+    if job.config.push_to and exports:
+        push(trainer, job.config.push_to)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
     report = with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))

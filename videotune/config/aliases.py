@@ -10,8 +10,12 @@ from videotune.files import digest
 KEYS = {
     "ruler_after": "validate_every",
     "probe_budget": "sample_metrics.budget",
+    "tensorboard": "trackers",
 } | {f"probe.{key}": f"sample_metrics.{key}" for key in ("samples", "steps", "prompts", "encoder")}
 """Old name -> new name, dotted."""
+
+VALUES: Mapping[str, Mapping[Any, Any]] = {"tensorboard": {True: ["tensorboard"], False: []}}
+"""Old name -> old value -> new value, where these differ."""
 
 TARGETS = {"base": True, "clip": False}
 """``datasets.target`` -> ``datasets.prior_preservation``."""
@@ -32,7 +36,8 @@ def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> 
         place = out.setdefault(target, {}) if target else out
         if not isinstance(place, dict) or name in place:
             raise VideotuneError(f"{where}: {old} is the old name of {new}, and both are there: leave {old} out")
-        place[name] = inside.pop(key)
+        value = inside.pop(key)
+        place[name] = VALUES.get(old, {}).get(value, value) if isinstance(value, bool) else value
         if section and not inside:
             del out[section]
         warn(f"{where}: {old} is now {new}; the old name is read until version 0.3")

@@ -25,6 +25,7 @@ def weights(value: Any) -> Any:
 ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
 """The ways to keep frozen weights in which their numbers lose most of their digits."""
 
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ExportFormat = Literal["diffusers", "comfyui", "peft"]
 ExportDtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
 WeightDtype = Annotated[

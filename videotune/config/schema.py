@@ -19,6 +19,7 @@ from videotune.config.fields import (
     Share,
     Side,
     Timesteps,
+    TrackerName,
     WeightDtype,
     checked,
     data,
@@ -184,8 +185,8 @@ def _optimizer(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-def _samples(value: Any) -> Any:
-    """``"samples": "a cat"`` is short for a list of one prompt."""
+def _listed(value: Any) -> Any:
+    """``"samples": "a cat"`` is short for a list of one prompt, and ``"trackers": "wandb"`` of one tracker."""
     return [value] if isinstance(value, str) else value
 
 
@@ -354,12 +355,14 @@ class Config(Section):
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
     sample_after_epochs: float | None = safe(None, gt=0)
     """passes over the data between previews, instead of sample_after"""
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], BeforeValidator(_samples)] = safe(2)
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], BeforeValidator(_listed)] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    tensorboard: bool = safe(False)
-    """curves, validations and previews for TensorBoard too, in RUN/tensorboard (needs its package)"""
+    trackers: Annotated[list[TrackerName], BeforeValidator(_listed)] = safe([])
+    """curves, validations and previews for tensorboard, wandb, trackio or mlflow too, or for a list of them"""
+    tracker_project: str = safe("videotune", pattern=r"^[\w.-]{1,64}$")
+    """the project (MLflow: the experiment) under which trackers list the run"""
     sample_metrics: SampleMetrics = Field(default_factory=SampleMetrics)
     """small samples that are measured at checkpoints"""
 
@@ -369,6 +372,8 @@ class Config(Section):
     """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
     output_dtype: ExportDtype | None = safe(None)
     """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged models keep the base's)"""
+    push_to: str | None = safe(None, pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$", max_length=96)
+    """id of a repository of the Hugging Face Hub, made private, to which the end of the run uploads the exports"""
 
     @property
     def text_in_step(self) -> bool:

@@ -7,11 +7,12 @@ from typing import Any
 from videotune.adapters.kinds import split
 from videotune.console import echo
 from videotune.data.dataset import totals
+from videotune.files import digest
 from videotune.latent_cache.sampler import bucket_of, turns
 from videotune.trainer.denoisers import shares
 from videotune.trainer.logging.speed import time_left
-from videotune.trainer.logging.tensorboard import TensorBoardWriter
-from videotune.trainer.run_dir import versions
+from videotune.trainer.logging.trackers import TrackedRun, Trackers, without_paths
+from videotune.trainer.run_dir import read_run_config, versions
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step import StepRecord
@@ -32,11 +33,6 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
 
     ``changes``: what a resume changes; None: this is no resume.
     """
-    if trainer.job.config.tensorboard:
-        trainer.tracker = TensorBoardWriter(
-            trainer.run, trainer.first, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
-        )
-        trainer.journal.followers.append(trainer.tracker.tell)
     job, rows = trainer.job, trainer.rows
     count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
     count += sum(prod(own.whole) for own in rows.values())
@@ -60,6 +56,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
             trainable_parameters=count,
             notes=list(job.notes),
         )
+    track(trainer)
     if len(trainer.pool.expert_schedule.names) > 1:
         dealt = ", ".join(f"{name} {share:.0%}" for name, share in shares(trainer.pool.expert_schedule).items())
         echo(f"experts: {dealt} of the steps, {trainer.pool.expert_schedule.period} in a row")
@@ -75,6 +72,18 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     where += ", which share its weights out" if trainer.together else ""
     modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}}
     echo(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")
+
+
+def track(trainer: Trainer) -> None:
+    """Open the trackers that the config names; they follow the journal."""
+    config, (start, *_) = trainer.job.config, trainer.journal.history.of_kind("start")
+    if config.trackers:
+        settings = without_paths(read_run_config(trainer.run)["settings"])
+        run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
+        trainer.trackers = Trackers(
+            config.trackers, run, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
+        )
+        trainer.journal.followers.append(trainer.trackers.line)
 
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:

@@ -41,6 +41,7 @@ OWN = (
     "config.json", "check.json", "plan.json", "journal.jsonl", "exports.json", "validation.json", "demo.json",
     "sample_metrics.json", "ruler.json", "probe.json", "report.html", "checkpoints", "samples", "export", "pictures",
     "sample_metrics", "probe", "compare", "before", "branches", "tensorboard",
+    "wandb", "mlflow.db", "mlartifacts",
 )  # fmt: skip
 """What a run writes into its folder, or an earlier version did, but for its lock and its heartbeat."""
 

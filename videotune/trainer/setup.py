@@ -14,7 +14,7 @@ from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.logging.heartbeat import Heartbeat
 from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.tensorboard import refuse_missing
+from videotune.trainer.logging.trackers import refuse_missing
 from videotune.trainer.resume import Opened
 from videotune.trainer.run_dir import begin, read_run_config
 from videotune.trainer.text_encoders import refuse_text
@@ -53,8 +53,7 @@ def prepare(
         )
     loss = make_objective(job.spec, config)
     expert_schedule = make_expert_schedule(job.spec, config, loss)
-    if config.tensorboard:
-        refuse_missing()
+    refuse_missing(config.trackers)
     if dist.is_main:
         for note in job.notes:
             echo(f"note: {note}")

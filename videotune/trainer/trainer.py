@@ -21,7 +21,7 @@ from videotune.trainer.experts import prefix
 from videotune.trainer.logging.heartbeat import Heartbeat
 from videotune.trainer.logging.journal import Journal
 from videotune.trainer.logging.speed import Throughput
-from videotune.trainer.logging.tensorboard import TensorBoardWriter
+from videotune.trainer.logging.trackers import Trackers
 from videotune.trainer.run_dir import Signals
 from videotune.trainer.run_spec import Job
 from videotune.trainer.text_encoders import live_text
@@ -69,7 +69,7 @@ class Trainer:
     saving: PendingSave | None = None
     paused_at: float | None = None
     throughput: Throughput = field(default_factory=Throughput)
-    tracker: TensorBoardWriter | None = None
+    trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -16,24 +16,14 @@ from typing import Any
 from PIL import Image
 
 from videotune.data.video_writer import read_video
-from videotune.errors import VideotuneError
 from videotune.files import append_whole
+from videotune.trainer.logging.scalars import scalars
 
 FOLDER = "tensorboard"
 
 
-def refuse_missing() -> None:
-    """Raise VideotuneError where TensorBoard's package is not installed."""
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError as error:
-        raise VideotuneError(
-            'tensorboard: its package is not installed: pip install "videotune[tensorboard]", or set tensorboard=false'
-        ) from error
-
-
 class TensorBoardWriter:
-    """An event file in the run's folder ``tensorboard``; ``tell`` takes each line of the journal.
+    """An event file in the run's folder ``tensorboard``.
 
     What cannot be written, on a full disk, never ends a run: it is missing there, and ``on_error`` is told once.
     TensorBoard's own writer has a thread, whose errors come later and end it; its records are written here at once.
@@ -62,8 +52,8 @@ class TensorBoardWriter:
                 self._told = True
                 self._on_error(f"the curves for TensorBoard have a gap, the journal has none: {error}")
 
-    def tell(self, line: Mapping[str, Any]) -> None:
-        """A line of the journal; kinds that TensorBoard has no place for are left out."""
+    def line(self, line: Mapping[str, Any]) -> None:
+        """Write a line of the journal; kinds that TensorBoard has no place for are left out."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
@@ -88,34 +78,6 @@ def opened(folder: Path) -> FileIO:
     folder.mkdir(parents=True, exist_ok=True)
     who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
     return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open("xb", buffering=0)
-
-
-def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a journal's line by their tags; what was not finite is left out, as a gap in the curve."""
-    found: dict[str, float | None] = {}
-    match line["kind"]:
-        case "step":
-            found = {f"train/{key}": line[key] for key in ("loss", "mse", "grad_norm")}
-            found |= {f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value for i, value in enumerate(line["by_t"])}
-            found |= {f"lr/{group}": value for group, value in line["lr"].items()}
-            found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
-        case "validation":
-            for name, parts in (("validation", line), ("validation_live", line.get("live") or {})):
-                for part in ("held_out", "train"):
-                    if parts.get(part):
-                        found[f"{name}/{part}"] = parts[part]["normalised"]
-                        found[f"{name}/{part}_mean"] = parts[part]["mean"]
-                        experts = parts[part].get("experts") or {}
-                        found |= {f"{name}/{part}_{expert}": value for expert, value in experts.items()}
-        case "views":
-            found = {f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")}
-        case "sample_metrics" if "samples" in line:
-            values = {"replication": line["replication"]["mean"], "copies": line["replication"]["copies"]}
-            values |= {key: one["value"] for key, one in ({"diversity": line["diversity"]} | line["motion"]).items()}
-            found = {f"sample_metrics/{key}": value for key, value in values.items()}
-        case "save" | "sample":
-            found = {f"seconds/{line['kind']}": line["seconds"]}
-    return {tag: float(value) for tag, value in found.items() if value is not None and abs(value) < float("inf")}
 
 
 def gif_value(tag: str, path: Path) -> Any:

@@ -1,0 +1,271 @@
+"""What ``trackers`` writes, read back by each program's own reader; and that a tracker that fails costs a run nothing."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import wandb
+from PIL import Image
+
+from tests.effects.effects_kit import Lab, overrides_of, trainer_of
+from tests.read_runs import facts_of, of_kind, warnings_of
+from tests.shell import train
+from videotune.errors import DONE, VideotuneError
+from videotune.trainer.logging.journal import read_journal
+from videotune.trainer.logging.tensorboard import FOLDER
+from videotune.trainer.logging.trackers import ADAPTERS, PACKAGES, TrackedRun, Trackers
+from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.resume import Resume
+
+os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())  # read when the library is imported
+
+SHOWN = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5, "save_every": 2}
+OTHERS = tuple(ADAPTERS)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb.teardown()  # it reads the environment once a process
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Found(NamedTuple):
+    """What a tracker has of a run: loss by step, config and verdict as text, and the number of previews."""
+
+    losses: dict[int, float]
+    config: str
+    verdict: str
+    media: int
+
+
+def run_of(lab: Lab, **knobs: Any) -> Path:
+    """A whole run with monitoring."""
+    assert train(overrides_of(lab, SHOWN | knobs), lab.tmp / "run") == DONE
+    return lab.tmp / "run"
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in of_kind(run, "step")}
+
+
+@pytest.mark.effect("trackers")
+def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    knobs = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5}
+    for wanted in ([], ["tensorboard"]):
+        shutil.rmtree(lab.tmp / "run", ignore_errors=True)
+        lines = read_journal(run_of(lab, trackers=wanted, **knobs))
+        folder = lab.tmp / "run" / FOLDER
+        assert folder.exists() == bool(wanted)
+    board = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    board.Reload()
+    tags = board.Tags()
+    steps = {line["step"]: line for line in lines if line["kind"] == "step"}
+    for tag, key in (("train/loss", "loss"), ("train/mse", "mse"), ("train/grad_norm", "grad_norm")):
+        found = {event.step: event.value for event in board.Scalars(tag)}
+        assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
+    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
+    assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
+    (preview,) = tags["images"]
+    assert preview == "a cat (seed 42)"
+    assert [event.step for event in board.Images(preview)] == [0, 3]
+    assert board.Images(preview)[0].encoded_image_string.startswith(b"GIF89a")
+    gif: Any = Image.open(BytesIO(board.Images(preview)[0].encoded_image_string))
+    assert gif.n_frames == 5
+    assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], "no validation possible, said in words"
+
+
+@pytest.mark.effect("trackers")
+@pytest.mark.parametrize("name", ["tensorboard", *OTHERS])
+def test_a_missing_package_is_an_error_before_any_work(name: str, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES.get(name, (name,))[-1], None)
+    with pytest.raises(VideotuneError, match=rf"videotune\[{name}\]"):
+        trainer_of(lab, {"trackers": name})
+    assert not (lab.tmp / "run0").exists()
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records of the offline runs in a folder, oldest first: LevelDB's log format (blocks of 32 KiB; of each part
+    a checksum, its length and its type), with a head of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        content, at, whole = path.read_bytes(), 7, b""
+        while at + 7 <= len(content):
+            if 32768 - at % 32768 < 7:  # the rest of a block that takes no part
+                at += 32768 - at % 32768
+                continue
+            size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+            whole += content[at + 7 : at + 7 + size]
+            at += 7 + size
+            if kind in (1, 4):  # whole, or the last part
+                yield Record.FromString(whole)
+                whole = b""
+
+
+def read_wandb(run: Path, project: str) -> Found:
+    found, results, config, media = {}, {}, "", 0
+    for record in records(run):
+        assert record.run.run_id in ("", next(iter(run.glob("wandb/offline*"))).name.split("-")[-1])
+        assert record.run.project in ("", project)
+        config += "".join(item.value_json for item in record.run.config.update)
+        row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        found |= {record.history.step.num: row["train/loss"]} if "train/loss" in row else {}
+        media += sum("path" in item.nested_key for item in record.history.item)
+        results |= {item.key or item.nested_key[0]: item.value_json for item in record.summary.update}
+    return Found(found, config, results["verdict"], media)
+
+
+def read_trackio(run: Path, project: str) -> Found:
+    import trackio
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (own,) = trackio.Api().runs(project)
+    rows = SQLiteStorage.get_logs(project, own.name, run_id=own.id)
+    found = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert len(dict(found)) == len(found), "each step once"
+    media = sum(isinstance(value, dict) for row in rows for key, value in row.items() if key.startswith("samples/"))
+    return Found(dict(found), json.dumps(own.config), str(own.alerts()), media)
+
+
+def read_mlflow(run: Path, project: str) -> Found:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run}/mlflow.db")
+    (own,) = client.search_runs([client.get_experiment_by_name(project).experiment_id])
+    assert own.info.status == "FINISHED"
+    found = [(one.step, one.value) for one in client.get_metric_history(own.info.run_id, "train/loss")]
+    assert len(dict(found)) == len(found), "each step once"
+    media = len(list(run.glob("mlartifacts/*/artifacts/samples/*/*.mp4")))
+    return Found(dict(found), json.dumps(own.data.params), own.data.tags["verdict"], media)
+
+
+READERS = {"wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}
+
+
+@pytest.mark.effect("trackers", "tracker_project")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_tracker_has_curves_previews_verdict_and_config_and_goes_on_after_a_resume(
+    name: str, lab: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A resume from step 2 leaves the steps before it once, in the same run; no local path is in the config."""
+    project = f"moving-{name}"
+    run = run_of(lab, trackers=name, tracker_project=project)
+    found = READERS[name](run, project)
+    assert found.losses == pytest.approx(losses(run))
+    assert found.media == 2
+    assert "no verdict" in found.verdict
+    assert lab.clips.name in found.config
+    assert str(lab.tmp.parent) not in found.config
+    assert str(lab.clips.parent) not in found.config
+    assert train(Overrides(sets=("steps=5",)), run, resume=Resume(step=2)) == DONE
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5]
+    assert READERS[name](run, project).losses == pytest.approx(losses(run))
+    assert warnings_of(run) == []
+    printed = capfd.readouterr()
+    assert not any(word in printed.out + printed.err for word in ("rackio", "INFO", "wandb:", "mlflow."))
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that answers 500 to everything."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_PUT = do_HEAD = do_POST
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def broken() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_server_that_fails_costs_one_warning_and_no_number(
+    name: str, broken: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "0123456789abcdef" * 3
+    straight = facts_of(run_of(lab))
+    shutil.move(lab.tmp / "run", lab.tmp / "straight")
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_BASE_URL", broken)
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
+    monkeypatch.setenv("WANDB_API_KEY", secret[:40])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", broken.replace("//", f"//me:{secret}@"))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("TRACKIO_SERVER_URL", broken)
+    monkeypatch.setenv("TRACKIO_WRITE_TOKEN", secret)
+    run = run_of(lab, trackers=[name, "tensorboard"])
+    (warning,) = warnings_of(run)
+    assert warning.startswith(name)
+    assert facts_of(run) == straight
+    assert len(list((run / FOLDER).iterdir())) == 1, "the other tracker has the run"
+    assert not any(secret[:40].encode() in path.read_bytes() for path in run.rglob("*") if path.is_file())
+
+
+class Failing:
+    """A tracker whose every method raises."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.seen = 0
+
+    def line(self, line: Any) -> None:
+        self.seen += 1
+        assert self.seen < 3
+
+    def close(self) -> None:
+        raise OSError("closed twice")
+
+
+def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ADAPTERS, "wandb", Failing)
+    for lines in (1, 6):
+        told: list[str] = []
+        trackers = Trackers(["wandb"], TrackedRun(Path("run"), "0", "videotune", {}, 1), told.append)
+        for _ in range(lines):
+            trackers.line({"kind": "step"})
+        trackers.close()
+        trackers.close()
+        assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_folder_that_cannot_be_written_costs_one_warning(
+    name: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the library would make is there already, as a file or a folder of that name."""
+    run = lab.tmp / "taken"
+    (run / "mlflow.db").mkdir(parents=True)
+    (run / "wandb").touch()
+    if name == "trackio":
+        from trackio import sqlite_storage
+
+        (run / "trackio").touch()
+        monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", run / "trackio")
+    told: list[str] = []
+    trackers = Trackers([name], TrackedRun(run, "0", f"taken-{name}", {}, 1), told.append)
+    trackers.line({"kind": "save", "step": 1, "seconds": 0.1})
+    trackers.close()
+    assert len(told) == 1
