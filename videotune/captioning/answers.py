@@ -9,9 +9,6 @@ from videotune.files import read_json
 
 TABLES = read_json(Path(__file__).with_name("tables.json"))
 
-PURPOSES = tuple(TABLES["prompts"])
-"""What a LoRA is to learn. A caption names what varies between clips; what it leaves out goes to the trigger word."""
-
 LONGEST_ANSWER = 20_000
 """Characters of an answer that are looked at."""
 
@@ -29,7 +26,10 @@ class CaptionError(Exception):
 
 
 def prompt_for(purpose: str, own: str | None, frames: int, max_words: int) -> str:
-    """The prompt on a clip of so many frames; ``own`` takes the purpose's place."""
+    """The prompt on a clip of so many frames; ``own`` takes the place of the purpose's.
+
+    A caption names what varies between clips; what it leaves out goes to the trigger word.
+    """
     parts = [TABLES["video"]] * (frames > 1) + [own or TABLES["prompts"][purpose], TABLES["form"]]
     return " ".join(parts).replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Unpack
@@ -73,9 +74,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     words = overrides(config, layers)
     root, again = Path(words.data or "").expanduser(), options.overwrite
     if not words.data or not root.is_dir():
-        raise VideotuneError(
-            f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset first."
-        )
+        raise VideotuneError(f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset.")
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
     files = _caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: _texts(file) for file, clip in files.items()}
@@ -85,8 +84,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     until = (state.stat().st_mtime_ns if state.is_file() else float("inf")) if again else 0
     todo = {file: clip for file, clip in files.items() if not texts[clip] or file.stat().st_mtime_ns <= until}
     skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in checked.job.library.skipped]
-    kept = [clip for file, clip in files.items() if file not in todo]
-    result = CaptionResult(kept, skipped, planned=list(todo.values()))
+    result = CaptionResult([clip for file, clip in files.items() if file not in todo], skipped, list(todo.values()))
     if todo and not options.dry_run:
         _write_all(checked.job.library, todo, options, result)
     if again and not options.dry_run and not result.failed:
@@ -106,9 +104,7 @@ def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
     for one in read_folder(root)[0]:
         file = one.caption or one.expected
         if one.listed:
-            raise VideotuneError(
-                f"{one.listed} holds captions, and this command writes .txt files. Move it away first."
-            )
+            raise VideotuneError(f"{one.listed} holds captions, but these are text files. Move the table away first.")
         if not file.parent.resolve().is_relative_to(root.resolve()):
             raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
         if str(one.path) in clips:
@@ -124,15 +120,13 @@ def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptio
     """Ask for every caption, and write each as soon as it comes."""
     model, url = options.model, options.endpoint
     captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
-    ids, times = {clip.path: clip.id for clip in library.clips}, dict[str, set[float]]()
-    for window in (*library.windows, *library.held_out_windows):
-        times.setdefault(window.clip_id, set()).update(sample_window(window, PLAIN, 0).times)
+    ids, windows = {clip.path: clip.id for clip in library.clips}, (*library.windows, *library.held_out_windows)
 
     def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
         """The file and its clip, with the caption, or why there is none."""
-        info, stamps = library.media[ids[row[1]]], sorted(times[ids[row[1]]])
+        own = [sample_window(window, PLAIN, 0).times for window in windows if window.clip_id == ids[row[1]]]
         try:
-            frames = read_frames(info, stamps, options.frames)
+            frames = read_frames(library.media[ids[row[1]]], sorted({*chain(*own)}), options.frames)
             prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
             text = clean(captioner(frames, prompt), options.max_words)
             return *row, with_trigger(text, options.trigger), ""
