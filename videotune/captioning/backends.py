@@ -31,7 +31,7 @@ RETRIES = 3
 class Captioner(Protocol):
     """What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
 
-    CaptionError where this clip has none; VideotuneError where no other clip would have one either.
+    CaptionError where this clip has none.
     """
 
     def __call__(self, frames: Frames, prompt: str, /) -> str: ...  # noqa: D102
@@ -61,8 +61,6 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
     except ModuleNotFoundError as error:
         raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
 
-    stops = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
-
     def describe(frames: Frames, prompt: str) -> str:
         content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
         chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
@@ -71,11 +69,7 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
             return "" + (reply.choices[0].message.content or "")
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:  # no chat completion
             said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(key or "\0", f"({key_env})")
-            if not isinstance(error, stops):
-                raise CaptionError(said) from error
-            raise VideotuneError(
-                f"--endpoint {url}: {said}. Check it, --model {model} and the key in {key_env}."
-            ) from error
+            raise CaptionError(said) from error
 
     return describe
 

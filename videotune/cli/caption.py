@@ -42,9 +42,8 @@ def caption(
     if as_json:
         print(json.dumps(vars(result), indent=2, ensure_ascii=False))
     else:
-        for row in (*result.skipped, *result.failed, *result.hints):
+        planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run]
+        for row in (*planned, *result.skipped, *result.failed, *result.hints):
             out(": ".join(filter(None, row.values())))
-        for clip in result.planned if dry_run else ():
-            out(f"{clip}: would be captioned")
         out(", ".join(f"{len(rows)} {name}" for name, rows in vars(result).items()))
     raise typer.Exit(result.exit_code)

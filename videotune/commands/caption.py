@@ -1,9 +1,7 @@
 """``caption``: a vision-language model writes the captions that clips lack, each as soon as it comes."""
 
-from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Unpack
@@ -95,7 +93,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     return result
 
 
-def _caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
+def _caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
     """The text file that the layout reads for each of these clips, and the clip; two clips of one name share a file.
 
     VideotuneError where a metadata file holds captions, and where a link leads out of the dataset.
@@ -116,7 +114,7 @@ def _texts(file: Path) -> tuple[str, ...]:
     return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
 
 
-def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
+def _write_all(library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
     """Ask for every caption, and write each as soon as it comes."""
     model, url = options.model, options.endpoint
     captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
@@ -124,9 +122,10 @@ def _write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptio
 
     def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
         """The file and its clip, with the caption, or why there is none."""
-        own = [sample_window(window, PLAIN, 0).times for window in windows if window.clip_id == ids[row[1]]]
+        name = ids[row[1]]
+        times = {time for one in windows if one.clip_id == name for time in sample_window(one, PLAIN, 0).times}
         try:
-            frames = read_frames(library.media[ids[row[1]]], sorted({*chain(*own)}), options.frames)
+            frames = read_frames(library.media[name], sorted(times), options.frames)
             prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
             text = clean(captioner(frames, prompt), options.max_words)
             return *row, with_trigger(text, options.trigger), ""
