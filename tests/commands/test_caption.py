@@ -163,20 +163,8 @@ def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, serv
             (clips / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
             (clips / "captions" / f"{name}.txt").write_text(f"by hand {name}")
     server.hang_from = 3
-    words = [
-        sys.executable,
-        "-m",
-        "videotune",
-        "caption",
-        clips,
-        "--model",
-        "m",
-        "--endpoint",
-        server.url,
-        "--workers",
-        "1",
-    ]
-    child = subprocess.Popen([*words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE)
+    words = f"-m videotune caption {clips} --model m --endpoint {server.url} --workers 1".split()
+    child = subprocess.Popen([sys.executable, *words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE)
     while len(server.requests) < server.hang_from and child.poll() is None:
         server.end.wait(0.02)
     child.send_signal(number)
