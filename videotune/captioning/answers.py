@@ -9,18 +9,9 @@ from videotune.files import read_json
 
 TABLES = read_json(Path(__file__).with_name("tables.json"))
 
-PURPOSES = tuple(TABLES["prompts"])
-"""What a LoRA is to learn. A caption names what varies between clips; what it leaves out goes to the trigger word."""
+PATTERNS = {name: re.compile(text, re.DOTALL | re.IGNORECASE) for name, text in TABLES["patterns"].items()}
+"""What an answer holds besides a caption, and whole sentences."""
 
-LONGEST_ANSWER = 20_000
-"""Characters of an answer that are looked at."""
-
-_THOUGHTS = re.compile(r"^.*</think(ing)?>|<think(ing)?>.*", re.DOTALL | re.IGNORECASE)
-_HEADING = re.compile(
-    r"^[\s*_#>`]*((here is|here's) [^.:]{0,60}:|((video|image) )?(caption|description)[\s*_]*:)", re.IGNORECASE
-)
-_REFUSAL = re.compile("|".join(TABLES["refusals"]), re.IGNORECASE)
-_SENTENCES = re.compile(r".*[.!?](?=\s|$)")
 _MARKS = " \t\"“”'*_`#>"
 
 
@@ -29,7 +20,10 @@ class CaptionError(Exception):
 
 
 def prompt_for(purpose: str, own: str | None, frames: int, max_words: int) -> str:
-    """The prompt on a clip of so many frames; ``own`` takes the purpose's place."""
+    """The prompt on a clip of so many frames; ``own`` takes the place of the purpose's.
+
+    A caption names what varies between clips; what it leaves out goes to the trigger word.
+    """
     parts = [TABLES["video"]] * (frames > 1) + [own or TABLES["prompts"][purpose], TABLES["form"]]
     return " ".join(parts).replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
 
@@ -39,14 +33,14 @@ def clean(answer: str, max_words: int) -> str:
 
     An answer with more words ends with its last whole sentence within them. CaptionError for a refusal, and for no text.
     """
-    text = _THOUGHTS.sub("", answer[:LONGEST_ANSWER])
-    text = " ".join(_HEADING.sub("", text).replace("**", "").replace("\0", "").split()).strip(_MARKS)
+    text = PATTERNS["thoughts"].sub("", answer[:20_000])
+    text = " ".join(PATTERNS["heading"].sub("", text).replace("**", "").replace("\0", "").split()).strip(_MARKS)
     if not text:
         raise CaptionError("the answer holds no text")
-    if _REFUSAL.match(text):
+    if PATTERNS["refusal"].match(text):
         raise CaptionError(f"the model refused: {text[:120]}")
     kept = " ".join(text.split()[:max_words])
-    whole = None if kept == text else _SENTENCES.match(kept)
+    whole = None if kept == text else PATTERNS["sentences"].match(kept)
     return whole[0] if whole else kept
 
 
@@ -59,7 +53,7 @@ def hints(captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most
     for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
         found, count, other = lint(text, Path(clip).stem), tokens.get(text, 0), first.setdefault(text, clip)
         found += [f"the caption has {count} tokens; the model reads {most}, the rest is cut"] * (count > most)
-        found += ["the caption reads like a model's refusal; write it anew"] * bool(_REFUSAL.match(text))
+        found += ["the caption reads like a model's refusal; write it anew"] * bool(PATTERNS["refusal"].match(text))
         found += [f"the caption is the same as that of {other}"] * (other != clip)
         rows += [(clip, hint) for hint in found]
     rows += [("", hint) for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})]

@@ -47,8 +47,7 @@ def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
     scale = min(1.0, LONGEST_SIDE / max(info.width, info.height))
     size = {"height": round(info.height * scale) or 1, "width": round(info.width * scale) or 1}
     task = {"info": info, "times": chosen, "resize": "stretch", **size}
-    frames: Frames = default_workers().submit("decode", task).result()
-    return frames
+    return default_workers().submit("decode", task).result()
 
 
 def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
@@ -62,8 +61,6 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
     except ModuleNotFoundError as error:
         raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
 
-    stops = (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError)
-
     def describe(frames: Frames, prompt: str) -> str:
         content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
         chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
@@ -71,43 +68,35 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
             reply = client.chat.completions.create(model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS)
             return "" + (reply.choices[0].message.content or "")
         except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:  # no chat completion
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            remedy = f"Check --endpoint {url} (most end in /v1), --model and the key in {key_env} (see --key-env)."
-            found = VideotuneError(f"{said}. {remedy}") if isinstance(error, stops) else CaptionError(said)
-            raise type(found)(str(found).replace(key or "\0", f"({key_env})")) from error
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(key or "\0", f"({key_env})")
+            if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
+                raise VideotuneError(f"{said}. Check --endpoint (most end in /v1), --model and {key_env}.") from error
+            raise CaptionError(said) from error
 
     return describe
 
 
 def local_model(name: str) -> Captioner:
     """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
-    device, words = local_device(), {"trust_remote_code": False}
-    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
+    device, place = local_device(), Path(name).expanduser()
+    words: Any = {"pretrained_model_name_or_path": str(place) if place.is_dir() else name, "trust_remote_code": False}
     try:
-        processor: Any = transformers.AutoProcessor.from_pretrained(place, **words)
-        kind: Any = transformers.AutoModelForImageTextToText
-        model = kind.from_pretrained(place, dtype=dtype, use_safetensors=True, **words).to(device).eval()
+        processor: Any = transformers.AutoProcessor.from_pretrained(**words)
+        words |= {"dtype": torch.bfloat16 if has_bf16(device) else torch.float32, "use_safetensors": True}
+        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(**words).to(device).eval()
     except Exception as error:  # transformers raises whatever its classes do on files of any kind
-        hubs = error.__cause__ if place == name and isinstance(error, OSError) else None
-        why = f"{name} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        remedy = "Name a vision-language model in safetensors; a server's needs --endpoint."
-        raise VideotuneError(
-            f"--model: {hub_problem(name, hubs) if isinstance(hubs, Exception) else why} {remedy}"
-        ) from error
+        why = f"{name} is no vision-language model that can be loaded: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, OSError) and isinstance(error.__cause__, Exception) and not place.is_dir():
+            why = hub_problem(name, error.__cause__)
+        raise VideotuneError(f"--model: {why} A server's model needs --endpoint.") from error
 
     def describe(frames: Frames, prompt: str) -> str:
         images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
         chat = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
         how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        try:
-            inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
-            with torch.inference_mode():
-                out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-        except torch.OutOfMemoryError as error:
-            raise VideotuneError(
-                "--model: the device's memory is full: give fewer --frames, or a smaller model"
-            ) from error
+        inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
+        with torch.inference_mode():
+            out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
         return str(processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
     return describe

@@ -1,6 +1,5 @@
 """Captions beside clips: which files they go to, and a model that is asked for each, written as soon as it comes."""
 
-from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
@@ -58,7 +57,7 @@ class CaptionResult:
         return DONE if not self.failed else SKIPPED if self.written else FAILED
 
 
-def caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
+def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
     """The text file that the layout reads for each of these clips, and the clip; two clips of one name share a file.
 
     VideotuneError where a metadata file holds captions, and where a link leads out of the dataset.
@@ -67,9 +66,7 @@ def caption_files(root: Path, clips: Collection[str]) -> dict[Path, str]:
     for one in read_folder(root)[0]:
         file = one.caption or one.expected
         if one.listed:
-            raise VideotuneError(
-                f"{one.listed} holds captions, and this command writes .txt files. Move it away first."
-            )
+            raise VideotuneError(f"{one.listed} holds captions, but these are text files. Move the table away first.")
         if not file.parent.resolve().is_relative_to(root.resolve()):
             raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
         if str(one.path) in clips:
@@ -82,19 +79,18 @@ def texts_of(file: Path) -> tuple[str, ...]:
     return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
 
 
-def write_all(library: Library, todo: Mapping[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
+def write_all(library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
     """Ask for every caption, and write each as soon as it comes."""
     model, url = options.model, options.endpoint
     captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
-    ids, times = {clip.path: clip.id for clip in library.clips}, dict[str, set[float]]()
-    for window in (*library.windows, *library.held_out_windows):
-        times.setdefault(window.clip_id, set()).update(sample_window(window, PLAIN, 0).times)
+    ids, windows = {clip.path: clip.id for clip in library.clips}, (*library.windows, *library.held_out_windows)
 
     def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
         """The file and its clip, with the caption, or why there is none."""
-        info, stamps = library.media[ids[row[1]]], sorted(times[ids[row[1]]])
+        name = ids[row[1]]
+        times = {time for one in windows if one.clip_id == name for time in sample_window(one, PLAIN, 0).times}
         try:
-            frames = read_frames(info, stamps, options.frames)
+            frames = read_frames(library.media[name], sorted(times), options.frames)
             prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
             text = clean(captioner(frames, prompt), options.max_words)
             return *row, with_trigger(text, options.trigger), ""

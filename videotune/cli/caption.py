@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -41,11 +40,10 @@ def caption(
     options = commands.caption.CaptionOptions(**given)
     result = commands.caption.caption(with_clips(overrides, folder), options=options)
     if as_json:
-        print(json.dumps(asdict(result), indent=2, ensure_ascii=False))
+        print(json.dumps(vars(result), indent=2, ensure_ascii=False))
     else:
-        for row in (*result.skipped, *result.failed, *result.hints):
+        planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run]
+        for row in (*planned, *result.skipped, *result.failed, *result.hints):
             out(": ".join(filter(None, row.values())))
-        for clip in result.planned if dry_run else ():
-            out(f"{clip}: would be captioned")
-        out(", ".join(f"{len(rows)} {name}" for name, rows in asdict(result).items()))
+        out(", ".join(f"{len(rows)} {name}" for name, rows in vars(result).items()))
     raise typer.Exit(result.exit_code)

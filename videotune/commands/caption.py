@@ -24,9 +24,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     words = overrides(config, layers)
     root, again = Path(words.data or "").expanduser(), options.overwrite
     if not words.data or not root.is_dir():
-        raise VideotuneError(
-            f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset first."
-        )
+        raise VideotuneError(f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset.")
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
     files = caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: texts_of(file) for file, clip in files.items()}
@@ -36,8 +34,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     until = (state.stat().st_mtime_ns if state.is_file() else float("inf")) if again else 0
     todo = {file: clip for file, clip in files.items() if not texts[clip] or file.stat().st_mtime_ns <= until}
     skipped = [dict(zip(("clip", "reason", "detail"), row, strict=True)) for row in checked.job.library.skipped]
-    kept = [clip for file, clip in files.items() if file not in todo]
-    result = CaptionResult(kept, skipped, planned=list(todo.values()))
+    result = CaptionResult([clip for file, clip in files.items() if file not in todo], skipped, list(todo.values()))
     if todo and not options.dry_run:
         write_all(checked.job.library, todo, options, result)
     if again and not options.dry_run and not result.failed:
