@@ -21,7 +21,7 @@ from tests.shell import Bases, Patch, Printed, run
 from videotune.captioning import backends
 from videotune.captioning.answers import CaptionError, clean, prompt_for
 from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
-from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
+from videotune.errors import DONE, SKIPPED, VideotuneError
 
 KEY = "sk-secret-1234"
 
@@ -132,12 +132,12 @@ def test_a_request_without_an_answer_fails(clips: Path, server: Server, monkeypa
     assert "Timeout" in result.failed[0]["why"]
 
 
-def test_all_clips_fail_and_the_key_is_not_told(clips: Path, server: Server, monkeypatch: Patch) -> None:
+def test_a_wrong_key_ends_the_command_and_is_not_told(clips: Path, server: Server, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.answers = [(401, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))] * 4
-    result = asked(clips, server)
-    assert (result.exit_code, len(result.failed)) == (FAILED, 4)
-    assert KEY not in str(result)
+    with pytest.raises(VideotuneError) as caught:  # no other clip would fare better
+        asked(clips, server)
+    assert KEY not in str(caught.value)
 
 
 def test_what_a_person_wrote_stays(clips: Path, server: Server) -> None:
