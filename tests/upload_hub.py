@@ -9,12 +9,19 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+from huggingface_hub import constants
+
+TOKEN = "hf_this_is_secret"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class UploadHub(BaseHTTPRequestHandler):
-    """``files`` of the server is what was committed, ``stored`` the large contents by their SHA-256, ``asked`` the requests;
-    ``cut`` breaks off so many large uploads in the middle, and ``hold`` leaves the n-th and later ones unanswered; ``status`` is what a path's end is answered with."""
+    """``files`` of the server is what was committed, ``stored`` the large contents by their SHA-256, ``asked`` the requests.
+
+    ``cut`` breaks off so many large uploads in the middle; ``hold`` leaves the n-th and later ones unanswered; ``status``
+    is what paths with a word in them are answered with.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -48,6 +55,9 @@ class UploadHub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server: Any = self.server
         server.asked.append((self.command, self.path))
+        if server.private is None:
+            self.answer({"error": "Repository not found"}, 404)
+            return
         self.answer({"id": "user/run", "sha": COMMIT, "private": server.private, "siblings": [], "tags": []})
 
     def do_PUT(self) -> None:
@@ -108,8 +118,8 @@ def git_hash(content: bytes) -> str:
 
 
 @contextmanager
-def upload_hub() -> Iterator[Any]:
-    """A running server; ``url`` is where."""
+def upload_hub(patch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A running server, which this process takes for the Hub; ``url`` is where."""
     with ThreadingHTTPServer(("127.0.0.1", 0), UploadHub) as running:
         server: Any = running
         server.files, server.stored, server.asked, server.cards, server.tokens = {}, {}, [], [], set()
@@ -117,6 +127,11 @@ def upload_hub() -> Iterator[Any]:
         server.lock, server.over = threading.Lock(), threading.Event()
         server.url = f"http://127.0.0.1:{server.server_address[1]}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        patch.setattr(constants, "ENDPOINT", server.url)
+        patch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setenv("HF_TOKEN", TOKEN)
         yield server
         server.over.set()
         server.shutdown()

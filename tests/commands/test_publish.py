@@ -15,26 +15,19 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from tests.commands.safety_kit import Work
-from tests.read_runs import facts_of, warnings_of
 from tests.shell import run as shell
-from tests.upload_hub import upload_hub
+from tests.upload_hub import TOKEN, upload_hub
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 
-TOKEN = "hf_this_is_secret"
 SHOWN = ("steps=2", "sample_after=2", "sample.steps=1", 'samples=["a cat"]', "video_config.frames=5")
 FORMATS = 'output_model_format=["diffusers","comfyui"]'
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with upload_hub() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with upload_hub(monkeypatch) as server:
         yield server
 
 
@@ -175,7 +168,7 @@ def test_without_a_token_or_a_network_or_exports_it_is_a_sentence(
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
     with pytest.raises(VideotuneError, match="user/run"):
         publish(run, "user/run")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(run / "nothing"))
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(VideotuneError, match="set HF_TOKEN"):
         publish(run, "user/run")
@@ -208,18 +201,3 @@ def test_an_upload_that_broke_or_was_killed_goes_on(run: Path, hub: Any, work: W
     assert publish(run, "user/run")["url"]
     assert puts(hub) - had == len(set(hub.stored) - before)
     assert len(hub.files) == len(hub.stored) + 1
-
-
-@pytest.mark.effect("push_to")
-@pytest.mark.parametrize("code", [None, 500])
-def test_a_run_is_pushed_at_its_end_and_a_failure_is_a_warning(code: int | None, work: Work, hub: Any) -> None:
-    straight = work.finished(*SHOWN)
-    hub.status = {"create": code} if code else {}
-    run = work.train(*SHOWN, "push_to=user/mine")
-    assert facts_of(run) == facts_of(straight)
-    if code:
-        (warning,) = warnings_of(run)
-        assert "--repo user/mine" in warning
-        return
-    assert warnings_of(run) == []
-    assert {"README.md", "run-step-2.safetensors"} < set(hub.files)
