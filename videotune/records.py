@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from videotune.config.aliases import renamed_run
 from videotune.errors import VideotuneError
-from videotune.files import Count, checked
+from videotune.files import Count, checked, hash_path
 
 Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 """A time since 1970, before the year 9999."""
@@ -156,3 +156,11 @@ def parse_line(line: bytes) -> dict[str, Any]:
     kind = value.get("kind") if isinstance(value, dict) else None
     checked(LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE, value)
     return value
+
+
+def verified(run: Path, line: Mapping[str, Any]) -> Path:
+    """The file or folder of a line of exports.json; VideotuneError where its bytes are not those that were written."""
+    path = run / str(line["path"])
+    if not path.exists() or hash_path(path) != line["hash"]:
+        raise VideotuneError(f"{path} is missing or damaged: remove it and write it again with videotune export {run}")
+    return path

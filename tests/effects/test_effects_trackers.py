@@ -1,4 +1,4 @@
-"""What ``trackers`` writes, read back by each program's own reader; and that a tracker that fails costs a run nothing."""
+"""What ``trackers`` and ``push_to`` write, read back by others' readers; a failure of either costs a run nothing."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from PIL import Image
 from tests.effects.effects_kit import Lab, overrides_of, trainer_of
 from tests.read_runs import facts_of, of_kind, warnings_of
 from tests.shell import train
+from tests.upload_hub import upload_hub
 from videotune.errors import DONE, VideotuneError
 from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.logging.tensorboard import FOLDER
@@ -269,3 +270,23 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(
     trackers.line({"kind": "save", "step": 1, "seconds": 0.1})
     trackers.close()
     assert len(told) == 1
+
+
+@pytest.mark.effect("push_to")
+@pytest.mark.parametrize("code", [None, 500])
+def test_a_run_is_pushed_at_its_end_and_a_failure_is_a_warning(
+    code: int | None, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = facts_of(run_of(lab))
+    shutil.move(lab.tmp / "run", lab.tmp / "straight")
+    with upload_hub(monkeypatch) as hub:
+        hub.status = {"create": code} if code else {}
+        run = run_of(lab, push_to="user/mine")
+    assert facts_of(run) == straight
+    if code:
+        (warning,) = warnings_of(run)
+        assert "--repo user/mine" in warning
+        assert hub.files == {}
+    else:
+        assert warnings_of(run) == []
+        assert {"README.md", "run-step-3.safetensors"} < set(hub.files)

@@ -1,16 +1,14 @@
 """``export``: what a run has learnt in the formats that others read, each read back before it is called done."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from videotune.config.resolve import parse
 from videotune.config.rules import refuse_what_does_not_apply
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
-from videotune.files import hash_path
-from videotune.records import read_record
+from videotune.records import read_record, verified
 from videotune.reporter.build import write_report
 from videotune.trainer.checkpoint import pick
 from videotune.trainer.components import open_models
@@ -69,11 +67,3 @@ def exported(run: Path, format: str) -> Path:
     if not found:
         raise VideotuneError(f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}")
     return verified(run, found[0])
-
-
-def verified(run: Path, line: Mapping[str, Any]) -> Path:
-    """The file or folder of a line of exports.json; VideotuneError where its bytes are not those that were written."""
-    path = run / str(line["path"])
-    if not path.exists() or hash_path(path) != line["hash"]:
-        raise VideotuneError(f"{path} is missing or damaged: remove it and write it again with videotune export {run}")
-    return path

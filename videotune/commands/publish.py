@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from videotune.commands.export import verified
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
+from videotune.records import verified
 from videotune.reporter.card import model_card, previews
 from videotune.reporter.read import read_run
 
@@ -42,7 +40,9 @@ def publish(run: Path, repo: str | None = None, *, public: bool = False, dry_run
     done = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
     try:
         return done if dry_run else done | _upload(name, public, files | {"README.md": text.encode()})
-    except (httpx.HTTPError, hub.errors.HFValidationError, OSError) as error:
+    except VideotuneError:
+        raise
+    except Exception as error:  # the Hub's library raises a dozen kinds; each is explained
         raise VideotuneError(f"publish: {hub_problem(name, error, upload=True)}") from error
 
 

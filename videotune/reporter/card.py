@@ -39,9 +39,7 @@ def model_card(run: Run) -> Any:
     use, verdict, name = inventory.use(shown), outcome.verdict(shown), run.folder.resolve().name
     family, method, base = find(str(run.setting("family"))).spec, run.setting("training_method"), hub_id(run)
     task, licence, best = _task(use), base_licence(run, family.licence), number(verdict["latest"]["best"])
-    title = "validation loss, each noise level divided by the base model's"
-    what = "private", "held-out clips", "mse"
-    result = None if best is None else [hub.EvalResult(task, *what, best, metric_name=title)]
+    result = None if best is None else [hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)]
     standard = licence.lower() in _STANDARD
     data = hub.ModelCardData(
         library_name="diffusers", base_model=base, pipeline_tag=task, model_name=name,
@@ -53,8 +51,7 @@ def model_card(run: Run) -> Any:
         widget=[{"text": text, "output": {"url": url}} for url, text in previews(run).items()] or None,
         eval_results=result,
     )  # fmt: skip
-    rows = inventory.settings(shown)["own"]
-    own = [row for row in rows if not _PRIVATE.match(row[0]) and not re.search(r"[/\\]", row[1])]
+    own = [row for row in inventory.settings(shown)["own"] if not _PRIVATE.match(row[0]) and "/" not in row[1]]
     facts = {"name": name, "base": base or family.title, "licence": licence, "d": use, "own": own, "run": shown}
     facts |= {"verdict": verdict, "steps": sorted({step_in(file) or 0 for file in files})}
     text = fill(environment("videotune.reporter").overlay(autoescape=False), "card.md.j2", facts)

@@ -104,16 +104,16 @@ class WandbTracker(Adapter):
         import wandb
         from requests.utils import get_netrc_auth
 
-        address = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-        asked = {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ) or get_netrc_auth(address)
+        known = get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+        asked = known or {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ)
         if not asked:  # the library would ask for a key on the terminal
             echo(
                 f"wandb: no WANDB_API_KEY, so the run is written offline; send it with: wandb sync {run.folder}/wandb/*"
             )
-        quiet = {"silent": True, "console": "off", "save_code": False, "disable_git": True, "x_disable_meta": True}
         self._run = wandb.init(
             project=run.project, id=run.id, name=run.folder.name, dir=run.folder, config=dict(run.config),
-            mode=None if asked else "offline", resume="allow", reinit="create_new", settings=wandb.Settings(**quiet),
+            mode=None if asked else "offline", resume="allow", reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True, x_disable_meta=True),
         )  # fmt: skip
         super().__init__(run, self._run.step - 1)
 
@@ -142,9 +142,10 @@ class TrackioTracker(Adapter):
         with raising_warnings():
             import trackio
 
-            name = f"{run.folder.name}-{run.id[:8]}"
-            self._run = trackio.init(run.project, name, config=dict(run.config), resume="allow", embed=False,
-                                     auto_log_gpu=False, auto_log_cpu=False)  # fmt: skip
+            self._run = trackio.init(
+                run.project, f"{run.folder.name}-{run.id[:8]}", config=dict(run.config), resume="allow", embed=False,
+                auto_log_gpu=False, auto_log_cpu=False,
+            )  # fmt: skip
         super().__init__(run, self._run._next_step - 1)
 
     def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
