@@ -1,12 +1,8 @@
 """``publish`` and ``card``: a run's files and its model card, on the Hugging Face Hub or in a file."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from videotune.errors import VideotuneError
-from videotune.hub_errors import hub_problem
-from videotune.lazy import huggingface_hub as hub
 from videotune.records import verified
 from videotune.reporter.card import model_card, previews
 from videotune.reporter.read import read_run
@@ -38,25 +34,4 @@ def publish(run: Path, repo: str | None = None, *, public: bool = False, dry_run
     sizes = [{"path": name, "bytes": path.stat().st_size} for name, path in files.items()]
     name = repo or run.resolve().name
     done = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
-    try:
-        return done if dry_run else done | _upload(name, public, files | {"README.md": text.encode()})
-    except VideotuneError:
-        raise
-    except Exception as error:  # the Hub's library raises a dozen kinds; each is explained
-        raise VideotuneError(f"publish: {hub_problem(name, error, upload=True)}") from error
-
-
-def _upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """The repository's id and address."""
-    if hub.get_token() is None:
-        raise VideotuneError(
-            f"publish: there is no token: make one that may write at {hub.constants.ENDPOINT}/settings/tokens, and set "
-            "HF_TOKEN to it"
-        )
-    api = hub.HfApi(library_name="videotune")
-    place = api.create_repo(repo, private=not public, exist_ok=True)
-    if not public and not api.model_info(place.repo_id).private:
-        raise VideotuneError(f"publish: {place.repo_id} is public already: add --public, or name another --repo")
-    adds = [hub.CommitOperationAdd(name, content) for name, content in files.items()]
-    api.create_commit(place.repo_id, adds, commit_message="Upload of videotune")
-    return {"repo": place.repo_id, "url": str(place)}
+    return done if dry_run else done | upload(name, public, files | {"README.md": text.encode()})

@@ -7,35 +7,10 @@ from typing import Any
 
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.files import life
-from videotune.reporter.outcome import recommended_checkpoint, standing
-from videotune.reporter.read import Fields, at, number, read_run
+from videotune.reporter.outcome import status
 
 LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""
-
-
-def status(run: Path) -> dict[str, Any]:
-    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
-    if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
-        beat = life(run)
-        state, why = (
-            ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
-        )
-        return {
-            "run": str(run),
-            "state": state,
-            "why": why,
-            "step": 0,
-            "steps": None,
-            "verdict": None,
-            "recommended": None,
-        }
-    found = read_run(run)
-    steps, latest = number(at(found.config, "steps")), found.last("verdict")
-    state, _, why = standing(found, steps is not None and found.steps.last >= steps)
-    best = recommended_checkpoint(found, Fields(latest))[0]
-    facts = {"run": str(run), "state": state, "why": why, "step": found.steps.last, "steps": steps}
-    return facts | {"verdict": latest["verdict"], "recommended": best}
 
 
 def wait(

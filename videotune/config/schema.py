@@ -3,6 +3,7 @@
 A key with a single legal value (``training_method``) is a statement that a config may make, not a knob.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -175,19 +176,9 @@ class SampleMetrics(Section):
     """an image encoder that transformers reads (folder or Hub id) to compare by (default: a heuristic)"""
 
 
-def _ema(value: Any) -> Any:
-    """``"ema": 0.999`` is short for ``{"decay": 0.999}``."""
-    return {"decay": value} if isinstance(value, float) else value
-
-
-def _optimizer(value: Any) -> Any:
-    """``"optimizer": "ADAMW"`` is short for ``{"name": "ADAMW"}``."""
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _listed(value: Any) -> Any:
-    """``"samples": "a cat"`` is short for a list of one prompt, and ``"trackers": "wandb"`` of one tracker."""
-    return [value] if isinstance(value, str) else value
+def _short(kind: type, wrap: Callable[[Any], Any]) -> BeforeValidator:
+    """A value of that kind is short for what ``wrap`` makes of it: ``"ema": 0.999`` for ``{"decay": 0.999}``."""
+    return BeforeValidator(lambda value: wrap(value) if isinstance(value, kind) else value)
 
 
 class Config(Section):
@@ -254,7 +245,7 @@ class Config(Section):
     """the text encoder"""
     embedding: Embedding = Field(default_factory=Embedding)
     """new tokens"""
-    optimizer: Annotated[Optimizer, BeforeValidator(_optimizer)] = Field(default_factory=Optimizer)
+    optimizer: Annotated[Optimizer, _short(str, lambda name: {"name": name})] = Field(default_factory=Optimizer)
     """the optimizer"""
     learning_rate: float = override(1e-4, gt=0)
     """the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)"""
@@ -270,7 +261,7 @@ class Config(Section):
     """POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"""
     warmup_steps: int | None = override(None, ge=0)
     """linear warm-up (default: 5 % of the steps, at most 100)"""
-    ema: Annotated[Ema, BeforeValidator(_ema)] = Field(default_factory=Ema)
+    ema: Annotated[Ema, _short(float, lambda decay: {"decay": decay})] = Field(default_factory=Ema)
     """an average of the weights"""
     max_grad_norm: float = override(1.0, gt=0)
     """the gradient is clipped to this norm, once a step"""
@@ -355,11 +346,11 @@ class Config(Section):
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
     sample_after_epochs: float | None = safe(None, gt=0)
     """passes over the data between previews, instead of sample_after"""
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], BeforeValidator(_listed)] = safe(2)
+    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda one: [one])] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    trackers: Annotated[list[TrackerName], BeforeValidator(_listed)] = safe([])
+    trackers: Annotated[list[TrackerName], _short(str, lambda one: [one])] = safe([])
     """curves, validations and previews for tensorboard, wandb, trackio or mlflow too, or for a list of them"""
     tracker_project: str = safe("videotune", pattern=r"^[\w.-]{1,64}$")
     """the project (MLflow: the experiment) under which trackers list the run"""

@@ -1,10 +1,12 @@
 """What a reader should know first: how the run stands, how it went, the recommended checkpoint, which clips are learnt."""
 
 import re
+from pathlib import Path
 from typing import Any
 
+from videotune.files import life
 from videotune.reporter.curves import PARTS, Line, line_chart
-from videotune.reporter.read import Record, Run, at, mapping, number, points
+from videotune.reporter.read import Record, Run, at, mapping, number, points, read_run
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
@@ -40,6 +42,30 @@ def standing(run: Run, whole: bool) -> Standing:
         return "failed", "bad", sentence
     sentence = f"last heard of {heard} ({doing}, step {plain(number(beat['step']))} done), no end written"
     return "dead", "bad", f"{who} is dead: {sentence}; --resume goes on from what was saved"
+
+
+def status(run: Path) -> dict[str, Any]:
+    """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
+    if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
+        beat = life(run)
+        state, why = (
+            ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
+        )
+        return {
+            "run": str(run),
+            "state": state,
+            "why": why,
+            "step": 0,
+            "steps": None,
+            "verdict": None,
+            "recommended": None,
+        }
+    found = read_run(run)
+    steps, latest = number(at(found.config, "steps")), found.last("verdict")
+    state, _, why = standing(found, steps is not None and found.steps.last >= steps)
+    best = recommended_checkpoint(found, latest)[0]
+    facts = {"run": str(run), "state": state, "why": why, "step": found.steps.last, "steps": steps}
+    return facts | {"verdict": latest["verdict"], "recommended": best}
 
 
 def verdict(run: Run) -> dict[str, Any]:

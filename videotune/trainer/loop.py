@@ -65,9 +65,7 @@ def train_loop(trainer: Trainer) -> str:
                 write_step(trainer, late, progress)
                 late = None
                 if trainer.skipped_in_a_row >= MOST_SKIPPED:
-                    raise NotFinite(
-                        f"{trainer.skipped_in_a_row} steps in a row had a loss or gradient that is not finite"
-                    )
+                    raise NotFinite(f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient")
             ran = run_callbacks(trainer, step, wanted, stop, end)
             settle(trainer, wait=stop or end)
             if stop and not end:

@@ -48,9 +48,7 @@ def prepare(
     family = open_models(job.spec, job.base, config)
     prints = family.fingerprints()
     if resume and read_run_config(run)["base"]["fingerprints"] != prints:
-        raise VideotuneError(
-            f"the base model of {run} has changed since it started; it cannot be resumed on another one"
-        )
+        raise VideotuneError(f"the base model of {run} has changed since the start, so the run cannot be resumed")
     loss = make_objective(job.spec, config)
     expert_schedule = make_expert_schedule(job.spec, config, loss)
     refuse_missing(config.trackers)
