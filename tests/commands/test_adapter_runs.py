@@ -19,6 +19,7 @@ from tests.runs import open_run, prepare
 from tests.shell import Bases, Printed, export, plan, sample, train
 from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
+from videotune.commands.export import export as export_command
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.config.resolve import parse
 from videotune.errors import DONE, VideotuneError
@@ -64,10 +65,11 @@ def test_several_processes_cannot_update_within_backward(work: Work) -> None:
         prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
-@pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON"])
+@pytest.mark.parametrize("kind", ["ADAMW", "LION_8BIT", "MUON", "SCHEDULE_FREE"])
 def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, finished: Finished) -> None:
     """To a tenth of what lies there, and never much less; small matrices are kept in float32 whatever their optimizer."""
-    run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", "ema=0.9")
+    averaged = () if kind == "SCHEDULE_FREE" else ("ema=0.9",)
+    run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", *averaged)
     there = sum(value.numel() * value.element_size() for value in state(run, 1).values())
     plan, config = read_json(run / "plan.json"), parse(read_json(run / "config.json")["settings"])
     planned = plan["disk"]["checkpoint_bytes"]
@@ -198,6 +200,25 @@ def test_a_run_its_files_and_its_merged_model_draw_the_same(kind: str, of_varian
     facts = read_json(merged / "videotune.json")
     assert (facts["merged"], facts["step"]) == (kind, 4)
     assert facts["use"] == "pipe = WanPipeline.from_pretrained(THIS_FOLDER)"
+
+
+@pytest.mark.parametrize("kind", ["LORA", "DORA"])
+def test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained(
+    kind: str, finished: Finished, tiny_bases: Bases, tmp_path: Path
+) -> None:
+    rules = 'lora.modules=[{"pattern": "to_q", "rank": 2, "alpha": 20}]'
+    run, base = finished("steps=4", "save_every=2", *settings_of(kind), rules), str(tiny_bases("wan"))
+    wanted = rendered(run=run)
+    (line,) = read_json(run / "exports.json")
+    assert np.abs(rendered(base=base, loras=(run / line["path"],)) - wanted).max() <= 1
+    (half,) = export_command(run, dtype="bfloat_16", out=tmp_path)
+    assert {value.dtype for value in load_file(half.path).values()} == {torch.bfloat16}
+    assert export(run, merge=True) == DONE
+    assert np.abs(rendered(base=str(run / "export" / "run-step-4-merged")) - wanted).max() <= 1
+    assert np.abs(rendered(base=base) - wanted).max() > 1
+    for words in ({"merge": True, "dtype": "FLOAT_16"}, {"dtype": "FLOAT_8"}):
+        with pytest.raises(VideotuneError, match="dtype"):
+            export_command(run, **words)
 
 
 def test_kinds_without_degrees_have_no_strength(of_variant: Bases, tiny_bases: Bases, tmp_path: Path) -> None:
