@@ -39,14 +39,9 @@ class UploadHub(BaseHTTPRequestHandler):
             self.answer({"files": [self.mode(one["path"]) for one in json.loads(body)["files"]]})
         elif self.path.endswith("/batch"):
             objects = json.loads(body)["objects"]
-            new = {
-                one["oid"]: {"upload": {"href": f"{hub.url}/{one['oid']}"}}
-                for one in objects
-                if one["oid"] not in hub.stored
-            }
-            self.answer(
-                {"objects": [one | ({"actions": new[one["oid"]]} if one["oid"] in new else {}) for one in objects]}
-            )
+            for one in (one for one in objects if one["oid"] not in hub.stored):
+                one["actions"] = {"upload": {"href": f"{hub.url}/{one['oid']}"}}
+            self.answer({"objects": objects})
         else:  # of validate-yaml too, which is not read here
             lines = [json.loads(line) for line in body.splitlines()] if "/commit/" in self.path else []
             for value in (line["value"] for line in lines if line["key"] in ("file", "lfsFile")):
@@ -56,7 +51,7 @@ class UploadHub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         about = {"id": "user/run", "sha": COMMIT, "private": self.server.private, "siblings": [], "tags": []}
-        self.answer(about, 404 if self.server.private is None else 200)
+        self.answer(about, self.server.status.get("", 404 if self.server.private is None else 200))
 
     def do_PUT(self) -> None:
         hub, size = self.server, int(self.headers["Content-Length"])

@@ -5,11 +5,10 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -179,46 +178,27 @@ def test_a_tracker_has_curves_previews_verdict_and_config_and_goes_on_after_a_re
     assert not any(word in printed.out + printed.err for word in ("rackio", "INFO", "wandb:", "mlflow."))
 
 
-class Broken(BaseHTTPRequestHandler):
-    """A server that answers 500 to everything."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.send_response(500)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_PUT = do_HEAD = do_POST
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
-
-
-@pytest.fixture
-def broken() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_server_that_fails_costs_one_warning_and_no_number(
-    name: str, broken: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    name: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "0123456789abcdef" * 3
     straight = facts_of(run_of(lab))
     shutil.move(lab.tmp / "run", lab.tmp / "straight")
-    wandb.teardown()
-    monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setenv("WANDB_BASE_URL", broken)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
-    monkeypatch.setenv("WANDB_API_KEY", secret[:40])
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", broken.replace("//", f"//me:{secret}@"))
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv("TRACKIO_SERVER_URL", broken)
-    monkeypatch.setenv("TRACKIO_WRITE_TOKEN", secret)
-    run = run_of(lab, trackers=[name, "tensorboard"])
+    with upload_hub(monkeypatch) as server:
+        server.status = {"": 500}
+        uri = server.url.replace("//", f"//me:{secret}@")
+        own = {
+            "WANDB_MODE": "online",
+            "WANDB_BASE_URL": server.url,
+            "WANDB_INIT_TIMEOUT": "2",
+            "WANDB_API_KEY": secret[:40],
+        }
+        own |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        for key, value in (own | {"TRACKIO_SERVER_URL": server.url, "TRACKIO_WRITE_TOKEN": secret}).items():
+            monkeypatch.setenv(key, value)
+        wandb.teardown()
+        run = run_of(lab, trackers=[name, "tensorboard"])
     (warning,) = warnings_of(run)
     assert warning.startswith(name)
     assert facts_of(run) == straight
@@ -226,24 +206,13 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(
     assert not any(secret[:40].encode() in path.read_bytes() for path in run.rglob("*") if path.is_file())
 
 
-class Failing:
-    """A tracker whose every method raises."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        self.seen = 0
-
-    def line(self, line: Any) -> None:
-        self.seen += 1
-        assert self.seen < 3
-
-    def close(self) -> None:
-        raise OSError("closed twice")
-
-
 def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ADAPTERS, "wandb", Failing)
+    """A tracker that raises on its second line, and at its close."""
     for lines in (1, 6):
         told: list[str] = []
+        answers = iter([None])
+        failing = SimpleNamespace(line=lambda _, answers=answers: next(answers), close=lambda: 1 / 0)
+        monkeypatch.setitem(ADAPTERS, "wandb", lambda run, failing=failing: failing)
         trackers = Trackers(["wandb"], TrackedRun(Path("run"), "0", "videotune", {}, 1), told.append)
         for _ in range(lines):
             trackers.line({"kind": "step"})
