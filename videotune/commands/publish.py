@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from videotune.exporter.hub import upload
 from videotune.records import verified
 from videotune.reporter.card import model_card, previews
 from videotune.reporter.read import read_run
