@@ -31,7 +31,7 @@ def filled(tmp_path: Path) -> Queue:
 
     def make(**priorities: int) -> Path:
         for name, priority in priorities.items():
-            add(tmp_path / "queue", name, {"steps": 1}, priority=priority)
+            add(tmp_path / "queue", name, {"steps": 1}, tmp_path / f"run {name}", priority, "all")
         return tmp_path / "queue"
 
     return make

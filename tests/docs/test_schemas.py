@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.read_runs import of_kind
-from tests.shell import check, plan, train
+from tests.shell import check, options_of, plan, train
 from tests.shell import run as shell
 from videotune.cli.import_config import ORDER, import_config
 from videotune.config.resolve import Resolved
@@ -191,6 +191,29 @@ def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert faults("lora", found) == []
         for key in found:
             assert faults("lora", {name: value for name, value in found.items() if name != key}), key
+
+
+def test_what_other_commands_print(run: Path, words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines, tables, and keys of their own."""
+    for command in (("wait", run), ("card", run), ("report", run), ("export", run), ("presets", "list")):
+        assert shell(*command, as_json=True) == DONE
+        assert faults("output", json.loads(capsys.readouterr().out)) == [], command
+    assert (
+        shell("queue", "add", **options_of(words("steps=1")), out=tmp_path / "one", queue=tmp_path, as_json=True)
+        == DONE
+    )
+    for command in ("run", "ls"):
+        capsys.readouterr()
+        assert shell("queue", command, queue=tmp_path, as_json=True) == DONE
+        found = json.loads(capsys.readouterr().out)
+        assert (
+            faults(
+                "output", found if command == "run" else {"exit_code": 0, "lines": [], "tables": {}, "entries": found}
+            )
+            == []
+        )
+    assert shell("publish", run, dry_run=True, as_json=True) == DONE
+    assert faults("output", json.loads(capsys.readouterr().out)) == []
 
 
 def test_the_demos_result() -> None:

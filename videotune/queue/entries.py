@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
+from typing_extensions import TypedDict
 
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import checked, read_json, write_json
@@ -33,6 +34,15 @@ TRIES = 2
 
 CARD = "CUDA_VISIBLE_DEVICES"
 NAME = re.compile(r"[\w][\w.,=+-]{0,99}")
+
+
+class Row(TypedDict, total=False):
+    """What ``queue.json`` says of an entry beside its config."""
+
+    run: str | None
+    priority: int
+    added: float
+    skips: str | None
 
 
 @dataclass(frozen=True)
@@ -85,13 +95,8 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
 def _rows(queue: Path) -> dict[str, Any]:
     """What ``queue.json`` says of each; VideotuneError where it is damaged."""
     listed = queue / LISTED
-    row = {"run": str | None, "priority": int | None, "added": float | None, "skips": str | None}
     try:
-        rows = read_json(listed) if listed.is_file() else {}
-        for values in checked(dict[str, dict[str, Any]], rows).values():
-            for key, kind in row.items():
-                checked(kind, values.get(key))
-        return dict(rows)
+        return dict(checked(dict[str, Row], read_json(listed))) if listed.is_file() else {}
     except ValueError as error:
         raise VideotuneError(
             f"{listed} is damaged ({error}): mend it, or delete it to queue the configs anew"
@@ -118,7 +123,7 @@ def add(
             raise VideotuneError(
                 f"{queue} has an entry {name} already: give another --name, or `videotune queue rm {name}`"
             )
-        row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
+        row: Row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
         write_json(queue / LISTED, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)
     return queue / f"{name}.json"
