@@ -45,6 +45,13 @@ def test_purposes_and_sizes_differ_in_what_they_set(tmp_path: Path) -> None:
     assert len(found) == 2 * len(recipes())
 
 
+def test_prior_preservation_is_a_dataset_whose_target_is_the_base(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(config_of("character", "wan 2.2 LoRA", "clips", 5, "ohwx", str(tmp_path / "dogs")))
+    config = resolve_config(Overrides(config=path), planning=True)[0].config
+    assert [(one.path, one.kind) for one in config.datasets][1:] == [(str(tmp_path / "dogs"), "regularization")]
+
+
 def test_the_largest_preset_that_a_card_holds() -> None:
     assert preset_for("wan 2.2 A14B LoRA", 30) == "wan 2.2 A14B LoRA 24GB"
     assert preset_for("wan 2.2 A14B LoRA 12GB", 80) == "wan 2.2 A14B LoRA 12GB"

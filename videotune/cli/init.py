@@ -27,6 +27,12 @@ def init(
         str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
     ] = None,
     trigger: Annotated[str | None, typer.Option("--trigger", help="the word that stands for it; empty: none")] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            "--prior-preservation", help="clips of others of its kind, which the model keeps as it knows them"
+        ),
+    ] = None,
 ) -> None:
     """Write a commented config for a purpose, a model and a card; what is not given is asked."""
     target = folder / "config.yaml"
@@ -48,7 +54,7 @@ def init(
     if trigger is None:
         trigger = typer.prompt("Which word stands for it in captions? Empty: none", default="", show_default=False)
     place = str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
-    write_text(target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None))
+    write_text(target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None, prior))
     print(target)
     for command in ("check", "plan", f"train --out {folder / 'run'}"):
         echo(f"videotune {command} --config {target}")

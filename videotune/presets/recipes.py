@@ -25,6 +25,7 @@ SMALL = 20
 """Clips below which a set is small: from as many on a part of them is held out."""
 
 EPOCHS = "times that each window is seen: the notes' moderate band is 10 to 50, its upper part for few clips"
+PRIOR = "of these clips the model learns its own prediction without the adapter, so that others of the kind stay as they are"
 
 
 @cache
@@ -54,8 +55,12 @@ def preset_for(model: str, card: int | None) -> str:
     return fits[-1] if fits else preset_named(model)
 
 
-def config_of(purpose: str, preset: str, data: str, clips: int, trigger: str | None = None) -> str:
+def config_of(
+    purpose: str, preset: str, data: str, clips: int, trigger: str | None = None, prior: str | None = None
+) -> str:
     """A config as YAML, with the reason and the source of each value as comments. ``clips``: how many there are.
+
+    ``prior``: clips at which the base model's predictions are preserved.
 
     Raises VideotuneError for a purpose that there is not.
     """
@@ -65,8 +70,9 @@ def config_of(purpose: str, preset: str, data: str, clips: int, trigger: str | N
     own = recipe["keys"]
     why = preset_reasons(preset) | {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
     small, count = clips < SMALL, f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
-    why |= {"epochs": EPOCHS, "datasets": recipe["advice"]}
+    why |= {"epochs": EPOCHS, "datasets": recipe["advice"], "prior_preservation": PRIOR}
     keys: dict[str, Any] = {"datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]}
+    keys |= {"prior_preservation": prior} if prior else {}
     keys |= {key: value for key, value in read_preset(preset).items() if key != "steps"}
     keys = merge(keys, unflatten({name: row[0] for name, row in own.items()}))
     keys["epochs"] = recipe["small" if small else "large"]

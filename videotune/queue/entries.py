@@ -123,7 +123,12 @@ def add(
             raise VideotuneError(
                 f"{queue} has an entry {name} already: give another --name, or `videotune queue rm {name}`"
             )
-        row: Row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
+        row: Row = {
+            "run": str(run.absolute()) if run else None,
+            "priority": priority,
+            "added": time.time(),
+            "skips": skips,
+        }
         write_json(queue / LISTED, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)
     return queue / f"{name}.json"
