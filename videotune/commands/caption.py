@@ -22,7 +22,7 @@ def caption(config: ConfigSource = None, *, options: CaptionOptions, **layers: U
     where no clip can get one.
     """
     words = overrides(config, layers)
-    root, again = Path(words.data or "").expanduser(), options.overwrite
+    root, again = Path(words.data or "").expanduser().absolute(), options.overwrite
     if not words.data or not root.is_dir():
         raise VideotuneError(f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset.")
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
