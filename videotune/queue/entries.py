@@ -85,12 +85,15 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
 def _rows(queue: Path) -> dict[str, Any]:
     """What ``queue.json`` says of each; VideotuneError where it is damaged."""
     listed = queue / LISTED
-    row = {"run": str | None, "priority": int | None, "added": float | None, "skips": str | None}
+    # lists, since a bare text would be read as JSON
+    row = {
+        "run": list[str | None], "priority": list[int | None], "added": list[float | None], "skips": list[str | None],
+    }  # fmt: skip
     try:
         rows = read_json(listed) if listed.is_file() else {}
         for values in checked(dict[str, dict[str, Any]], rows).values():
             for key, kind in row.items():
-                checked(kind, values.get(key))
+                checked(kind, [values.get(key)])
         return dict(rows)
     except ValueError as error:
         raise VideotuneError(
