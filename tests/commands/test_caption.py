@@ -263,6 +263,12 @@ def test_a_local_model(tiny_vlm: Path, clips: Path, monkeypatch: Patch) -> None:
     assert all(text.startswith(("word", "<")) for text in texts(clips).values())
 
 
+def test_a_relative_folder(clips: Path, server: Server, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(clips.parent)
+    assert len(asked(Path(clips.name), server).written) == 4
+    assert (clips / "captions" / "deep" / "c.txt").is_file()
+
+
 def test_a_folder_that_is_no_model(tmp_path: Path, clips: Path) -> None:
     with pytest.raises(VideotuneError):
         caption(options=CaptionOptions(str(tmp_path)), data=str(clips))

@@ -93,6 +93,13 @@ def test_a_name_that_is_no_file_of_the_queue_is_refused(filled: Queue, name: str
         add(filled(a=0), name, {})
 
 
+@pytest.mark.parametrize("skips", ["2", "all"])
+def test_an_entry_keeps_its_run_folder_and_its_skips(skips: str, tmp_path: Path) -> None:
+    add(tmp_path / "queue", "a", {"steps": 1}, tmp_path / "runs" / "a", skips=skips)
+    found = named(tmp_path / "queue", "a")
+    assert (found.run, found.skips) == (tmp_path / "runs" / "a", skips)
+
+
 def test_a_taken_name_and_a_damaged_list_are_refused(filled: Queue) -> None:
     home = filled(a=0)
     with pytest.raises(VideotuneError):

@@ -8,7 +8,7 @@ import typer
 from videotune.console import echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
-from videotune.presets.recipes import config_of, models, preset_for, recipes
+from videotune.presets.recipes import config_of, models, preset_for, recipe, recipes
 
 ANY = 1_000_000
 """GB of a card that holds everything."""
@@ -41,6 +41,7 @@ def init(
     if purpose is None:
         print_table("purposes", ["purpose", "teaches"], [[name, one["about"]] for name, one in recipes().items()])
         purpose = typer.prompt("What is to be learnt?", default="concept")
+    recipe(purpose)  # refuses it before the next question
     if model is None:
         cards = [
             [name, ", ".join(one.rpartition(" ")[2] for one in own if one != name)] for name, own in models().items()

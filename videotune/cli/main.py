@@ -117,14 +117,15 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or DONE)
     except TyperException as error:  # a word that the command does not know; 2 would say that something was skipped
         if error.format_message().strip():  # a bare `videotune` has shown its help
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context else "videotune"
+            command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
             _tell(f"videotune: {error.format_message()}  See `{command} --help`.")
         sys.exit(FAILED)
     except VideotuneError as error:
         _tell(f"videotune: {error}")
         sys.exit(error.exit_code)
-    except BrokenPipeError:
+    except (BrokenPipeError, typer.Abort) as error:  # a question without an answer; a Ctrl-C has said so already
+        if isinstance(error, typer.Abort):
+            _tell("videotune: stopped at a question: the command's options answer it, see its --help")
         sys.exit(FAILED)
     except OSError as error:
         where = f"{printable(str(error.filename))}: " if error.filename else ""

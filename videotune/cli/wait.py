@@ -24,5 +24,6 @@ def wait(
     """
     with bar("waiting (steps)") as progress:
         code, found = commands.wait.wait(run, step, timeout, lambda done: progress.update(done, step or max(done, 1)))
-    print(f"{found['state']} at step {found['step']}: {found['why']}")
+    verdict, best = (found[key] or "none" for key in ("verdict", "recommended"))
+    print(f"{found['state']} at step {found['step']}, verdict: {verdict}, recommended step: {best}; {found['why']}")
     return {"exit_code": code} | found

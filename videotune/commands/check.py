@@ -64,7 +64,7 @@ def blockers(job: Job) -> list[str]:
     if not uncaptioned or job.config.missing_caption != "error":
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
-    ways = 'write it, or set missing_caption to "skip", "empty" or "text"'
+    ways = 'write it or let `videotune caption`, or set missing_caption to "skip", "empty" or "text"'
     return [f"{clips} no usable caption, which ends a training before it begins: {ways}"]
 
 

@@ -34,6 +34,13 @@ def recipes() -> dict[str, dict[str, Any]]:
     return dict(json.loads((Path(__file__).parents[1] / "config" / "recipes.json").read_text(encoding="utf-8")))
 
 
+def recipe(purpose: str) -> dict[str, Any]:
+    """The recipe of a purpose; VideotuneError for one that there is not."""
+    if purpose not in recipes():
+        raise VideotuneError(f"there is no purpose {purpose!r}{did_you_mean(recipes())}")
+    return recipes()[purpose]
+
+
 def models() -> dict[str, list[str]]:
     """The presets of each model, those for small cards first."""
     found: dict[str, list[str]] = {}
@@ -51,7 +58,7 @@ def preset_for(model: str, card: int | None) -> str:
     fits = [one for one in models().get(model, []) if card is None or (memory_class(one) or 0) <= card]
     if model in models() and not fits:
         small = ", ".join(models()[model])
-        raise VideotuneError(f"no preset of {model} is for {card} GB; there are {small}. Take another model.")
+        raise VideotuneError(f"no preset of {model} is for {card} GB: it has {small}. Take another model.")
     return fits[-1] if fits else preset_named(model)
 
 
@@ -64,19 +71,17 @@ def config_of(
 
     Raises VideotuneError for a purpose that there is not.
     """
-    if purpose not in recipes():
-        raise VideotuneError(f"--purpose {purpose!r}{did_you_mean(recipes())}")
-    recipe = recipes()[purpose]
-    own = recipe["keys"]
+    found = recipe(purpose)
+    own = found["keys"]
     why = preset_reasons(preset) | {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
     small, count = clips < SMALL, f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
-    why |= {"epochs": EPOCHS, "datasets": recipe["advice"], "prior_preservation": PRIOR}
+    why |= {"epochs": EPOCHS, "datasets": found["advice"], "prior_preservation": PRIOR}
     keys: dict[str, Any] = {"datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]}
     keys |= {"prior_preservation": prior} if prior else {}
     keys |= {key: value for key, value in read_preset(preset).items() if key != "steps"}
     keys = merge(keys, unflatten({name: row[0] for name, row in own.items()}))
-    keys["epochs"] = recipe["small" if small else "large"]
-    head = f"{recipe['about']}, {count}; preset {preset}: {preset_about(preset)}"
+    keys["epochs"] = found["small" if small else "large"]
+    head = f"{found['about']}, {count}; preset {preset}: {preset_about(preset)}"
     return "\n".join([*_comment(f"videotune init: {purpose}, {head}"), "", *_yaml(keys, why)]) + "\n"
 
 

@@ -51,15 +51,8 @@ def status(run: Path) -> dict[str, Any]:
         state, why = (
             ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
         )
-        return {
-            "run": str(run),
-            "state": state,
-            "why": why,
-            "step": 0,
-            "steps": None,
-            "verdict": None,
-            "recommended": None,
-        }
+        facts = {"run": str(run), "state": state, "why": why, "step": 0}
+        return facts | dict.fromkeys(("steps", "verdict", "recommended"))
     found = read_run(run)
     steps, latest = number(at(found.config, "steps")), found.last("verdict")
     state, _, why = standing(found, steps is not None and found.steps.last >= steps)
