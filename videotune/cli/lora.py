@@ -13,9 +13,7 @@ from videotune.console import out as say
 from videotune.console import print_table
 from videotune.errors import VideotuneError
 
-lora_app = typer.Typer(
-    help="LoRA files of any program: inspect, convert, merge, resize, extract.", no_args_is_help=True
-)
+lora_app = typer.Typer(help="LoRA files of any program: inspect, convert, merge, resize, extract", no_args_is_help=True)
 
 FileIn = Annotated[Path, typer.Argument(help="a safetensors file, or a folder of PEFT or diffusers with one")]
 Out = Annotated[Path, typer.Option("--out", help="the file to write; of peft the folder")]

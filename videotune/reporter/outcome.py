@@ -48,18 +48,10 @@ def status(run: Path) -> dict[str, Any]:
     """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
     if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
         beat = life(run)
-        state, why = (
-            ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
-        )
-        return {
-            "run": str(run),
-            "state": state,
-            "why": why,
-            "step": 0,
-            "steps": None,
-            "verdict": None,
-            "recommended": None,
-        }
+        alive = beat is not None and beat["alive"]
+        facts: dict[str, Any] = {"run": str(run), "state": "running" if alive else "absent", "step": 0, "steps": None}
+        facts |= {"why": str(beat["state"]) if beat and alive else f"{run} holds no run yet"}
+        return facts | {"verdict": None, "recommended": None}
     found = read_run(run)
     steps, latest = number(at(found.config, "steps")), found.last("verdict")
     state, _, why = standing(found, steps is not None and found.steps.last >= steps)

@@ -64,9 +64,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         echo(f"all {job.steps} steps are done already: exporting again")
         return
     if job.config.deterministic:
-        echo(
-            "deterministic: kernels that give the same bits every time; what a step takes with them stands in the journal"
-        )
+        echo("deterministic: kernels that give the same bits every time; the journal has what a step takes with them")
     device, several = next(trainer.net.parameters()).device, trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
     where += ", which share its weights out" if trainer.together else ""

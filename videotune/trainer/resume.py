@@ -170,9 +170,7 @@ def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
     asked = of_class(changes, "override")
     if asked and not override:
         lines = "".join(f"\n  {change}" for change in asked)
-        raise VideotuneError(
-            f"this changes what {run} learns from the next step on:{lines}\nIf that is meant, add --override"
-        )
+        raise VideotuneError(f"this changes what {run} learns from here on:{lines}\nIf that is meant, add --override")
 
 
 def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
@@ -201,7 +199,7 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
         )
     now, was = versions(), kept.get("versions", {})
     return found + [
-        f"versions.{name}: {was[name]} -> {now[name]}" for name in now if name in was and was[name] != now[name]
+        f"versions.{name}: {was[name]} -> {here}" for name, here in now.items() if was.get(name, here) != here
     ]
 
 
