@@ -32,9 +32,7 @@ def init(
         print_table("purposes", ["purpose", "teaches"], [[name, one["about"]] for name, one in recipes().items()])
         purpose = typer.prompt("What is to be learnt?", default="concept")
     if model is None:
-        cards = [
-            [name, ", ".join(one.rpartition(" ")[2] for one in own if one != name)] for name, own in models().items()
-        ]
+        cards = [[name, ", ".join(x.rpartition(" ")[2] for x in own if x != name)] for name, own in models().items()]
         print_table("models", ["model", "cards"], cards)
         model = typer.prompt("Which model?")
     if card is None:

@@ -87,14 +87,10 @@ def rm(name: Name, queue: Place = HERE) -> None:
 def sweep(
     overrides: Overrides,
     out: Annotated[Path, typer.Option("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
-    vary: Annotated[
-        list[str], typer.Option("--vary", help="KEY=V1,V2,…; several: every combination", show_default=False)
-    ],
+    vary: Annotated[list[str], typer.Option("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
     gpus: Cards = None,
     allow_skips: Skips = None,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="queue only; `videotune queue run --queue OUT` trains")
-    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
     from videotune.queue.entries import entries

@@ -169,9 +169,7 @@ def refuse(words: SampleOptions) -> None:
     if (words.run is None) == (words.base is None):
         raise VideotuneError("sample needs a RUN folder, or --base MODEL with or without --lora FILE: name one")
     if (words.run and (words.loras or words.embeddings)) or (words.base and words.step is not None):
-        raise VideotuneError(
-            "--lora and --embedding need --base, and --step a RUN: a run is sampled with its own weights"
-        )
+        raise VideotuneError("--lora and --embedding need --base, and --step a RUN: a run has its own weights")
     for path in words.loras:
         if not path.is_file():
             raise VideotuneError(f"no such LoRA file: {path}")

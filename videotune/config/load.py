@@ -103,9 +103,7 @@ def parsed(text: str, path: Path) -> Any:
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
-        raise VideotuneError(
-            f"{path} is no valid JSON: {error.msg}, line {error.lineno}, column {error.colno}"
-        ) from error
+        raise VideotuneError(f"{path} is no JSON: {error.msg}, line {error.lineno}, column {error.colno}") from error
     except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
         raise VideotuneError(f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}") from error
 

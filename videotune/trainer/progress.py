@@ -78,9 +78,7 @@ def track(trainer: Trainer) -> None:
     if config.trackers:
         settings = without_paths(read_run_config(trainer.run)["settings"])
         run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
-        trainer.trackers = Trackers(
-            config.trackers, run, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
-        )
+        trainer.trackers = Trackers(config.trackers, run, lambda why: trainer.journal.warn(trainer.heartbeat.step, why))
         trainer.journal.followers.append(trainer.trackers.line)
 
 

@@ -198,9 +198,7 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
             "or continue with them as they are: --override"
         )
     now, was = versions(), kept.get("versions", {})
-    return found + [
-        f"versions.{name}: {was[name]} -> {here}" for name, here in now.items() if was.get(name, here) != here
-    ]
+    return found + [f"versions.{name}: {was[name]} -> {new}" for name, new in now.items() if was.get(name, new) != new]
 
 
 def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
