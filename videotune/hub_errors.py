@@ -40,6 +40,4 @@ def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str =
     text = str(error).replace(token, "(HF_TOKEN)") if token else str(error)
     if upload:
         return name + (what or f" could not be sent: {text}\nRun it again: what has arrived is not sent again.")
-    return name + (
-        what or f" could not be fetched: {text}\nComplete files are kept: run it again, or give a local folder."
-    )
+    return name + (what or f" could not be fetched: {text}\nComplete files stay: run it again, or give a local folder.")

@@ -35,9 +35,7 @@ def autopsy(
 def show(found: dict[str, Any]) -> None:
     """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
     trainer, both = found["trainer"], (found["theirs"], found["ours"])
-    out(
-        f"{trainer} (rules of {found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
-    )
+    out(f"{trainer} ({found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips")
     rows = [
         [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
          "\n".join(dict.fromkeys(outcome_text(outcome) for outcome in row["theirs"])),

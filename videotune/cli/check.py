@@ -86,12 +86,10 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     rows = [table_row(job, clip) for clip in clips]
     listed = rows if every else few(rows)
     columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
-    columns_shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
-    cells = [[row[i] for i in columns_shown] for row in listed]
-    numbers = [place for place, i in enumerate(columns_shown) if i in (4, 6, 7, 8)]
-    print_table(
-        f"clips, with their views at {job.steps} steps", [columns[i] for i in columns_shown], cells, right=numbers
-    )
+    shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
+    cells = [[row[i] for i in shown] for row in listed]
+    numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
+    print_table(f"clips, with their views at {job.steps} steps", [columns[i] for i in shown], cells, right=numbers)
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:

@@ -53,9 +53,7 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     print()
     print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
     print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
-    print(
-        f"our frames and diffusers' with the exported file differ by {result['same_frames']['max_difference']} of 255"
-    )
+    print(f"our frames and diffusers' with the export differ by {result['same_frames']['max_difference']} of 255")
     for name, path in (
         ("report", out / "run" / "report.html"),
         ("picture", out / "before_after.png"),

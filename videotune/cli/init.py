@@ -16,16 +16,12 @@ ANY = 1_000_000
 
 def init(
     folder: Annotated[Path, typer.Argument(help="the folder that gets config.yaml")],
-    purpose: Annotated[
-        str | None, typer.Option("--purpose", help=f"what is to be learnt: {', '.join(recipes())}")
-    ] = None,
+    purpose: Annotated[str | None, typer.Option("--purpose", help=f"what to learn: {', '.join(recipes())}")] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="a model of `videotune presets list`, or a preset's whole name")
     ] = None,
     card: Annotated[int | None, typer.Option("--card", min=1, help="memory of the GPU in GB")] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
-    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="a folder of clips, an archive or a Hub dataset")] = None,
     trigger: Annotated[str | None, typer.Option("--trigger", help="the word that stands for it; empty: none")] = None,
     prior: Annotated[
         str | None,
@@ -43,9 +39,7 @@ def init(
         purpose = typer.prompt("What is to be learnt?", default="concept")
     recipe(purpose)  # refuses it before the next question
     if model is None:
-        cards = [
-            [name, ", ".join(one.rpartition(" ")[2] for one in own if one != name)] for name, own in models().items()
-        ]
+        cards = [[name, ", ".join(x.rpartition(" ")[2] for x in own if x != name)] for name, own in models().items()]
         print_table("models", ["model", "cards"], cards)
         model = typer.prompt("Which model?")
     if card is None:

@@ -40,9 +40,8 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
         raise typer.Exit(text["exit_code"])
 
     added = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
-    every = [
-        one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in (*parameters.values(), added)
-    ]
+    own = (*parameters.values(), added)
+    every = [one.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[one.name]) for one in own]
     run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run

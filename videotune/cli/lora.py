@@ -13,15 +13,11 @@ from videotune.console import out as say
 from videotune.console import print_table
 from videotune.errors import VideotuneError
 
-lora_app = typer.Typer(
-    help="LoRA files of any program: inspect, convert, merge, resize, extract.", no_args_is_help=True
-)
+lora_app = typer.Typer(help="LoRA files of any program: inspect, convert, merge, resize, extract", no_args_is_help=True)
 
 FileIn = Annotated[Path, typer.Argument(help="a safetensors file, or a folder of PEFT or diffusers with one")]
 Out = Annotated[Path, typer.Option("--out", help="the file to write; of peft the folder")]
-Form = Annotated[
-    str, typer.Option("--to", help="diffusers, comfyui, kohya (also musubi's), original or peft (a folder)")
-]
+Form = Annotated[str, typer.Option("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")]
 Base = Annotated[str | None, typer.Option("--base", help="the base model's folder or Hub id (default: the file tells)")]
 FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where a file fits several")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what --out names")]

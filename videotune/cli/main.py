@@ -54,9 +54,7 @@ for name, group in GROUPS.items():
 
 @app.command()
 def studio(
-    root: Annotated[Path, typer.Option("--root", help="the folder that holds the projects")] = Path(
-        "videotune-projects"
-    ),
+    root: Annotated[Path, typer.Option("--root", help="the folder of the projects")] = Path("videotune-projects"),
     host: Annotated[
         str, typer.Option("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
     ] = "127.0.0.1",

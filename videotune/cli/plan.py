@@ -69,17 +69,16 @@ def show_plan(result: PlanResult) -> None:
     if facts["device"]:
         print(verdict(facts))
     print(f"{job.spec.title}{base}: {facts['steps']} steps of {size_of_step}")
-    print(
-        f"clips: found {clips['found']} = used {clips['used']} + held out {clips['held_out']} + skipped {clips['skipped']}"
-    )
-    rows = [
-        [shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in facts["buckets"]
-    ]
+    print("clips: found {found} = used {used} + held out {held_out} + skipped {skipped}".format_map(clips))
+    each = facts["buckets"]
+    rows = [[shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in each]
     columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
     window, clip = views["per_window"], views["per_clip"]
     print(
-        f"views a window: {window['min']} to {window['max']} ({window['band']}); a clip: {clip['min']} to {clip['max']}"
+        "views a window: {min} to {max} ({band})".format_map(window),
+        "a clip: {min} to {max}".format_map(clip),
+        sep="; ",
     )
     print(f"  {views['advice']}")
     if views["steps_for"]:
@@ -100,9 +99,8 @@ def show_plan(result: PlanResult) -> None:
         if all(e["steps"] for e in each):
             print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
     disk = facts["disk"]
-    line = (
-        f"disk: latents {size(disk['latent_bytes'])} and text at most {size(disk['text_bytes_at_most'])} in {job.cache}"
-    )
+    text = size(disk["text_bytes_at_most"])
+    line = f"disk: latents {size(disk['latent_bytes'])} and text at most {text} in {job.cache}"
     if "checkpoints" in disk:
         line += (
             f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export "
@@ -144,10 +142,8 @@ def calculated(device: Mapping[str, Any]) -> str:
 def show_fit(facts: Mapping[str, Any]) -> None:
     """What the run needs of the device and of the host, where, and how long it takes."""
     device, host, chosen = facts["device"], facts["host"], facts["chosen"]
-    rows = [
-        [name, phase["way"], size(phase["allocated_bytes"]), size(phase["need_bytes"])]
-        for name, phase in device["phases"].items()
-    ]
+    phases = device["phases"].items()
+    rows = [[name, one["way"], size(one["allocated_bytes"]), size(one["need_bytes"])] for name, one in phases]
     print_table("memory of the device, calculated", ["when", "how", "held", "needed"], rows, right=(2, 3))
     parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
     print(f"most is needed for {device['phase']}: {parts}")
@@ -198,8 +194,7 @@ def show_noise_levels(one: dict[str, Any], validation: list[float]) -> None:
     for i, share in enumerate(one["bands"]):
         inside = [f"{t:.3f}" for t in validation if i / bands <= t < (i + 1) / bands or (t == 1 and i == bands - 1)]
         rows.append([f"{i / bands:.3f} to {(i + 1) / bands:.3f}", f"{share:.1%}", ", ".join(inside) or "none"])
-    print_table(
-        "by band, as the journal's by_t", ["t", "share of draws", "the validation loss reads at"], rows, right=(1,)
-    )
+    headings = ["t", "share of draws", "the validation loss reads at"]
+    print_table("by band, as the journal's by_t", headings, rows, right=(1,))
     if len(one["experts"]) > 1:
         print("experts: " + ", ".join(f"{name} {share:.1%}" for name, share in one["experts"].items()))

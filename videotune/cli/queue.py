@@ -17,18 +17,11 @@ if TYPE_CHECKING:
 
 queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
 
-Place = Annotated[
-    Path | None, typer.Option("--queue", help="the queue's folder (default: $VIDEOTUNE_QUEUE, or videotune-queue)")
-]
+Place = Annotated[Path, typer.Option("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
+HERE = Path("videotune-queue")
 Name = Annotated[str, typer.Argument(help="an entry of the queue")]
 Cards = Annotated[str | None, typer.Option("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
 Priority = Annotated[int, typer.Option("--priority", help="the highest runs first")]
-
-
-def _place(queue: Path | None) -> Path:
-    from videotune.queue.entries import default_queue
-
-    return queue or default_queue()
 
 
 def _cards(gpus: str | None) -> list[str | None]:
@@ -42,7 +35,7 @@ def add(
     name: Annotated[str | None, typer.Option("--name", help="its name (default: of --out, or the config file)")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
     priority: Priority = 0,
-    queue: Place = None,
+    queue: Place = HERE,
     allow_skips: Skips = None,
 ) -> None:
     """Add a training; its settings are checked at once."""
@@ -51,16 +44,16 @@ def add(
 
     source = overrides.config if isinstance(overrides.config, Path) else None
     own = name or (out.name if out else source.stem if source else "run")
-    print(put(_place(queue), own, standalone(overrides), out, priority, allow_skips))
+    print(put(queue, own, standalone(overrides), out, priority, allow_skips))
 
 
 @queue_app.command("ls")
-def ls(queue: Place = None, as_json: AsJson = False) -> None:
+def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
     from videotune.files import life
     from videotune.queue.entries import entries
 
-    found = entries(_place(queue))
+    found = entries(queue)
     rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in found]
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -71,37 +64,33 @@ def ls(queue: Place = None, as_json: AsJson = False) -> None:
 
 @queue_app.command("run")
 def run(
-    queue: Place = None,
+    queue: Place = HERE,
     gpus: Cards = None,
     watch: Annotated[bool, typer.Option("--watch", help="when nothing waits, wait for more")] = False,
 ) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
     from videotune.queue.entries import entries, work
 
-    code = work(_place(queue), _cards(gpus), watch, _tell)
-    return {"exit_code": code, "entries": [one.to_json() for one in entries(_place(queue))]}
+    code = work(queue, _cards(gpus), watch, _tell)
+    return {"exit_code": code, "entries": [one.to_json() for one in entries(queue)]}
 
 
 @queue_app.command("rm")
-def rm(name: Name, queue: Place = None) -> None:
+def rm(name: Name, queue: Place = HERE) -> None:
     """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
     from videotune.queue.entries import remove
 
-    echo(f"{name} is out of the queue; its run folder stays: {remove(_place(queue), name)}")
+    echo(f"{name} is out of the queue; its run folder stays: {remove(queue, name)}")
 
 
 @takes_config
 def sweep(
     overrides: Overrides,
     out: Annotated[Path, typer.Option("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
-    vary: Annotated[
-        list[str], typer.Option("--vary", help="KEY=V1,V2,…; several: every combination", show_default=False)
-    ],
+    vary: Annotated[list[str], typer.Option("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
     gpus: Cards = None,
     allow_skips: Skips = None,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="queue only; `videotune queue run --queue OUT` trains")
-    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
     from videotune.queue.entries import entries

@@ -11,12 +11,8 @@ from videotune.console import bar
 
 def wait(
     run: Annotated[Path, typer.Argument(help="a run folder, which may not be there yet")],
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, help="until this step is done (default: to the end)")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="seconds; 0: print the state at once")
-    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="until this step (default: to the end)")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=0, help="seconds; 0: print the state now")] = None,
 ) -> dict[str, Any]:
     """Block until a run has ended, or has done a step, and print its state.
 

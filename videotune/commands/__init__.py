@@ -12,23 +12,12 @@ from typing import TYPE_CHECKING
 from videotune.lazy import gc_paused
 
 if TYPE_CHECKING:
-    from videotune.commands import autopsy as autopsy
-    from videotune.commands import cache as cache
-    from videotune.commands import caption as caption
-    from videotune.commands import check as check
-    from videotune.commands import compare as compare
-    from videotune.commands import demo as demo
-    from videotune.commands import doctor as doctor
-    from videotune.commands import export as export
-    from videotune.commands import import_config as import_config
-    from videotune.commands import lora as lora
-    from videotune.commands import plan as plan
-    from videotune.commands import publish as publish
-    from videotune.commands import report as report
-    from videotune.commands import sample as sample
-    from videotune.commands import self_test as self_test
-    from videotune.commands import train as train
-    from videotune.commands import wait as wait
+    from videotune.commands import (  # noqa: I001
+        autopsy as autopsy, cache as cache, caption as caption, check as check, compare as compare,
+        demo as demo, doctor as doctor, export as export, import_config as import_config, lora as lora,
+        plan as plan, publish as publish, report as report, sample as sample, self_test as self_test,
+        train as train, wait as wait,
+    )  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:

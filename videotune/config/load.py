@@ -103,9 +103,7 @@ def parsed(text: str, path: Path) -> Any:
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
-        raise VideotuneError(
-            f"{path} is not valid JSON: {error.msg} in line {error.lineno}, column {error.colno}"
-        ) from error
+        raise VideotuneError(f"{path} is no JSON: {error.msg}, line {error.lineno}, column {error.colno}") from error
     except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
         raise VideotuneError(f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}") from error
 
@@ -182,9 +180,7 @@ def preset_named(name: str) -> str:
     words = re.findall(r"[a-z]+|[\d.]+", wanted)
     holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
     near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
-    raise VideotuneError(
-        f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows them all."
-    )
+    raise VideotuneError(f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows all.")
 
 
 def memory_class(preset: str) -> int | None:

@@ -76,9 +76,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
         return "PEFT inject_adapter_in_model"
     loader = family.pipeline_class()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
-    known = any(
-        key.startswith("transformer.") for key in state
-    )  # diffusers has put its own names in place of the file's
+    known = any(key.startswith("transformer.") for key in state)  # diffusers has put its own names in the place
     state = state if known else lora_of(family, net, file)
     loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
     return "diffusers load_lora_weights" if known else "videotune sample --lora"

@@ -100,9 +100,7 @@ def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, 
     for name, parts in modules.items():
         own = {part: value for part, value in parts.items() if part != "alpha"}
         if not (own["oft_R"].ndim == 2 and own["oft_R"].numel() if set(own) == {"oft_R"} else size_of(own)):
-            raise VideotuneError(
-                f"{file.path}: {name}: its tensors are no set of one rank, or dora_scale is not by outputs"
-            )
+            raise VideotuneError(f"{file.path}: {name}: its tensors differ in rank, or dora_scale is not by outputs")
     if not modules:
         raise VideotuneError(f"{file.path} is no LoRA and holds no other adapter: it has the keys {some(sorted(rest))}")
     return modules, rest

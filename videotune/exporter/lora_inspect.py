@@ -209,13 +209,9 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
 
 def shares(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The share of each group of modules in ‖ΔW‖² over all of them."""
-    norms = {
-        group: [row["norm"] or 0.0 for row in rows if row["group"] == group] for group in {row["group"] for row in rows}
-    }
+    norms = {key: [row["norm"] or 0.0 for row in rows if row["group"] == key] for key in {row["group"] for row in rows}}
     whole = sum(one**2 for own in norms.values() for one in own) or 1.0
-    found = [
-        {"group": name, "modules": len(own), "share": sum(x**2 for x in own) / whole} for name, own in norms.items()
-    ]
+    found = [{"group": name, "modules": len(of), "share": sum(x**2 for x in of) / whole} for name, of in norms.items()]
     return sorted(found, key=lambda own: (-own["share"], own["group"]))
 
 

@@ -134,9 +134,7 @@ def refuse_form(family: Family, kind: str, form: str) -> None:
     """Raise VideotuneError where a form cannot hold a kind of adapter, or the family has no such names."""
     if kind not in FORMS.get(form, ()):
         reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
-        raise VideotuneError(
-            f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "no such form")
-        )
+        raise VideotuneError(f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown"))
     if form == "original" and form not in family.full_key_maps():
         raise VideotuneError(f"--to original: {family.spec.title} has no other names there: take comfyui")
 
@@ -171,9 +169,7 @@ def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Modul
         b = torch.cat([own.parts["lora_B"] for own in mine])
         return replace(first, paths=members, parts={"lora_A": a[0], "lora_B": b})
     scale = first.scale if len(scales) == 1 else 1.0
-    there = {
-        path: own.parts["lora_B"].float() * (own.scale / scale) for path, own in modules.items() if path in members
-    }
+    there = {path: of.parts["lora_B"].float() * (of.scale / scale) for path, of in modules.items() if path in members}
     factors = [there[path] if path in there else _zeros(net, path, 0)["lora_B"] for path in members]
     parts = {"lora_A": torch.cat([value.float() for value in a]), "lora_B": torch.block_diag(*factors)}
     return replace(first, paths=members, parts=parts, scale=scale)

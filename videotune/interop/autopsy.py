@@ -78,9 +78,7 @@ def build_autopsy(
     """
     clips = [clip for clip in account["clips"] if (clip.get("source_frames") or 0) > 1]
     rate = None if TRAINER_FACTS[trainer].get("tells_fps") else spec.rules.fps
-    found = {
-        clip["path"]: [outcome for one in applied.datasets for outcome in outcomes(one, clip, rate)] for clip in clips
-    }
+    found = {clip["path"]: [found for one in applied.datasets for found in outcomes(one, clip, rate)] for clip in clips}
     shapes: Counter[str] = Counter()
     for outcome in (outcome for own in found.values() for outcome in own if outcome["dropped"] is None):
         shapes[outcome["shape"]] += outcome["samples"]

@@ -45,9 +45,7 @@ def read_theirs(paths: Sequence[Path]) -> Theirs:
     parts = {kind["part"]: leaves for _, leaves, kind in given if "part" in kind}
     mains = [one for one in given if "part" not in one[2]]
     if len(trainers) != 1 or len(parts) + len(mains) < len(given):
-        raise VideotuneError(
-            f"the files are of {' and '.join(trainers)}, or of several runs: give the files of one run"
-        )
+        raise VideotuneError(f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run")
     values: dict[str, Any] = {}
     files, missing = [path for path, _, _ in given], list[tuple[str, str]]()
     for path, leaves, kind in sorted(mains, key=lambda one: "script" in one[1]):  # a command line is above a file

@@ -188,6 +188,7 @@ _CONVERSIONS: dict[Any, Any] = {
     "sides": lambda value, _: [round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value],
     "sizes with frames": lambda value, _: _buckets([one[::-1] for one in _listed(value)], _)[::-1],
     "one more": lambda value, _: value + 1,
+    "thousandths": lambda value, _: value / 1000,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
     "word": lambda value, _: other_values().get(str(value).upper(), str(value).upper()),

@@ -22,9 +22,7 @@ TORCH = ("2.11", "2.13")
 def refuse_other_torch(version: str) -> None:
     """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
     if version.rsplit(".", 1)[0] not in TORCH:
-        raise VideotuneError(
-            f"torch {version}: videotune runs with torch {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
-        )
+        raise VideotuneError(f"torch {version}: videotune takes {' or '.join(TORCH)}: pip install 'torch==2.13.*'")
 
 
 refuse_other_torch(torch.__version__.partition("+")[0])

@@ -302,9 +302,7 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
         there, mine = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
         fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
         pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
-        raise VideotuneError(
-            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ, as {pair}"
-        )
+        raise VideotuneError(f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ: {pair}")
     eight = sum(source.stored.dtype in FP8 for source in sources.values())
     if eight and echo:
         echo(f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give")

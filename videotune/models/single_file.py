@@ -75,9 +75,7 @@ def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[
     ``NAME#1,0/2`` are the second and the first half of the rows of NAME. Raises VideotuneError for scales that are not one
     a tensor or one a row.
     """
-    families: list[Any] = [
-        one for one in map(FAMILIES.get, names()) if getattr(one, "transformer_class", "") == network
-    ]
+    families: list[Any] = [x for x in map(FAMILIES.get, names()) if getattr(x, "transformer_class", "") == network]
     tables = [(), *(table for one in families for table in (*one.file_names, one.original_names or ()))]
     files = {name: path for path, headers in stored.items() for name in headers}
     best: dict[str, Source] = {}

@@ -6,7 +6,6 @@ nothing that the next one does not read there.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -15,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from filelock import FileLock, Timeout
 from typing_extensions import TypedDict
@@ -82,25 +81,20 @@ def entries(queue: Path) -> list[Entry]:
 def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
     tries = next((i for i, job in enumerate(ran) if job.code is None or job.state in ("done", "stopped")), len(ran))
-    last = ran[0].state if ran else "waiting"
-    state: State = (
-        last if last in ("waiting", "running", "done", "stopped") else "waiting" if tries < TRIES else "failed"
-    )
+    last, state = ran[0] if ran else None, cast(State, "waiting" if tries < TRIES else "failed")
+    if last and last.state in ("running", "done", "stopped"):
+        state = last.state
     added = float(row.get("added") or path.stat().st_mtime)
-    return Entry(
-        path.stem, path, run, row.get("priority") or 0, added, row.get("skips"), state, tries, next(iter(ran), None)
-    )
+    return Entry(path.stem, path, run, row.get("priority") or 0, added, row.get("skips"), state, tries, last)
 
 
 def _rows(queue: Path) -> dict[str, Any]:
     """What ``queue.json`` says of each; VideotuneError where it is damaged."""
     listed = queue / LISTED
     try:
-        return dict(checked(dict[str, Row], read_json(listed))) if listed.is_file() else {}
+        return dict(checked(dict[str, Row], read_json(listed) if listed.is_file() else {}))
     except ValueError as error:
-        raise VideotuneError(
-            f"{listed} is damaged ({error}): mend it, or delete it to queue the configs anew"
-        ) from error
+        raise VideotuneError(f"{listed} is damaged ({error}): mend it, or delete it to queue all anew") from error
 
 
 def add(
@@ -120,15 +114,8 @@ def add(
     queue.mkdir(parents=True, exist_ok=True)
     with FileLock(queue / ".list-lock"):
         if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
-            raise VideotuneError(
-                f"{queue} has an entry {name} already: give another --name, or `videotune queue rm {name}`"
-            )
-        row: Row = {
-            "run": str(run.absolute()) if run else None,
-            "priority": priority,
-            "added": time.time(),
-            "skips": skips,
-        }
+            raise VideotuneError(f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`")
+        row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
         write_json(queue / LISTED, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)
     return queue / f"{name}.json"
@@ -136,17 +123,14 @@ def add(
 
 def named(queue: Path, name: str) -> Entry:
     """An entry by its name; VideotuneError that lists them where there is none."""
-    found = entries(queue)
-    for entry in found:
-        if entry.name == name:
-            return entry
-    there = ", ".join(one.name for one in found) or "nothing"
-    raise VideotuneError(f"{queue} has no entry {name}; it holds {there}")
+    found = {entry.name: entry for entry in entries(queue)}
+    if name not in found:
+        raise VideotuneError(f"{queue} has no entry {name}; it holds {', '.join(found) or 'nothing'}")
+    return found[name]
 
 
 def remove(queue: Path, name: str) -> Path:
     """Stop an entry if it runs, wait until it has saved, and take its config out; returns its run folder, which stays."""
-    entry = named(queue, name)
     while (entry := named(queue, name)).job is not None and entry.job.running:
         jobs.stop(entry.job)
         time.sleep(0.5)
@@ -169,7 +153,7 @@ def start(queue: Path, entry: Entry, card: str | None) -> None:
 
 
 def work(
-    queue: Path, cards: Sequence[str | None] = (None,), watch: bool = False, tell: Callable[[Entry], None] = print
+    queue: Path, cards: Sequence[str | None] = (None,), watch: bool = False, tell: Callable[[Entry], Any] = print
 ) -> int:
     """Train what waits, one training a card, until nothing waits (``watch``: and then wait for more); the exit code.
 
@@ -224,8 +208,3 @@ def _stop_all(queue: Path) -> int:
             jobs.stop(job)
         time.sleep(0.5)
     return INTERRUPTED
-
-
-def default_queue() -> Path:
-    """The queue of commands that name none: $VIDEOTUNE_QUEUE, or ``videotune-queue`` here."""
-    return Path(os.environ.get("VIDEOTUNE_QUEUE") or "videotune-queue")

@@ -48,10 +48,9 @@ def status(run: Path) -> dict[str, Any]:
     """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
     if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
         beat = life(run)
-        state, why = (
-            ("running", str(beat["state"])) if beat and beat["alive"] else ("absent", f"{run} holds no run yet")
-        )
-        facts = {"run": str(run), "state": state, "why": why, "step": 0}
+        beat = beat if beat and beat["alive"] else None
+        state, why = ("running", str(beat["state"])) if beat else ("absent", f"{run} holds no run yet")
+        facts: dict[str, Any] = {"run": str(run), "state": state, "why": why, "step": 0}
         return facts | dict.fromkeys(("steps", "verdict", "recommended"))
     found = read_run(run)
     steps, latest = number(at(found.config, "steps")), found.last("verdict")

@@ -30,9 +30,8 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     rows = sorted((_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"])
     waiting = [folder.name for folder in folders if not (folder / "config.json").is_file()]
     chart = _chart([run for run in runs if run.validations], [row["name"] for row in rows])
-    write_text(
-        page, render("runs.html.j2", rows=rows, keys=list(differing), chart=chart, waiting=waiting, title="Runs")
-    )
+    facts = {"rows": rows, "keys": list(differing), "chart": chart, "waiting": waiting}
+    write_text(page, render("runs.html.j2", title="Runs", **facts))
     return page
 
 

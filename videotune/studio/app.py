@@ -64,9 +64,7 @@ def _refuse_taken(host: str, port: int) -> None:
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise VideotuneError(
-                f"{host}:{port} cannot be listened on ({error.strerror}): give another --port"
-            ) from error
+            raise VideotuneError(f"{host}:{port} is not free ({error.strerror}): give another --port") from error
 
 
 def make_app(root: Path, host: str, password: str | None) -> FastAPI:

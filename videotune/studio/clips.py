@@ -144,9 +144,7 @@ def move(project: Project, relative: str, to: str) -> str:
     """Move a clip with its caption to another part of the project: held out, back to the clips, or out of the data."""
     part, clip = find(project, relative)
     if clip.listed:
-        raise VideotuneError(
-            f"{relative} is listed in {clip.listed}: take it out of that list, and move the file yourself"
-        )
+        raise VideotuneError(f"{relative} is listed in {clip.listed}: take it out of the list, and move it yourself")
     if to not in (CLIPS, HELD_OUT, REMOVED):
         raise VideotuneError(f"clips are moved to {CLIPS}, {HELD_OUT} or {REMOVED}, not to {to!r}")
     if to == part:

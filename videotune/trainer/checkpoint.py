@@ -44,9 +44,7 @@ class Checkpoint:
         """
         names = sorted(name for name in self.files if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name))
         if not names:
-            raise VideotuneError(
-                f"checkpoint {self.folder} cannot be read: {MARKER} lists no file of {part}{self._others()}"
-            )
+            raise VideotuneError(f"checkpoint {self.folder} is damaged: {MARKER} has no file of {part}{self._others()}")
         for name in names[share[0] :: share[1]]:
             if hash_file(self.folder / name) != self.files[name]["hash"]:
                 raise VideotuneError(
@@ -221,7 +219,7 @@ def newest_checkpoint(run: Path, saved: Iterable[int] = (), option: str = "--ste
         wrong = damaged.get(newest, "its folder is missing")
         other = f"Use one of them: {option} {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
-            f"the newest checkpoint of {run}, step {newest}, is not whole: {wrong}; {listed(run)}. {other}"
+            f"the newest checkpoint of {run}, step {newest}, is partial: {wrong}; {listed(run)}. {other}"
         )
     return found[-1] if found else None
 

@@ -153,9 +153,7 @@ def _complete(
         for one in (each[part] for each in written):
             for name, (shape, first) in one["tensors"].items():
                 tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append([one["file"], first])
-        write_json(
-            aside / f"{part}.index.json", {"files": [each[part]["file"] for each in written], "tensors": tensors}
-        )
+        write_json(aside / f"{part}.index.json", {"files": [one[part]["file"] for one in written], "tensors": tensors})
     write_json(aside / "state.json", {"step": step, **state})
     files = {path.name: files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())}
     sync_folder(aside)

@@ -114,9 +114,8 @@ def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> Ex
         return ExpertSchedule(names)
     first = next(expert for expert in spec.experts if expert.name == names[0])
     mass = loss.timesteps.mass(first.t_lo, first.t_hi)
-    return ExpertSchedule(
-        names, exact(mass if config.expert_share is None else config.expert_share), config.expert_period
-    )
+    share = mass if config.expert_share is None else config.expert_share
+    return ExpertSchedule(names, exact(share), config.expert_period)
 
 
 def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:

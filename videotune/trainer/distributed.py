@@ -118,9 +118,7 @@ class DistributedContext:
             try:
                 torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
             except RuntimeError as late:
-                raise RankMismatch(f"this process failed where the others did not: {error or late}") from (
-                    error or late
-                )
+                raise RankMismatch(f"this process failed and the others did not: {error or late}") from (error or late)
             if any(failed) and not all(failed):
                 raise RankMismatch(f"process {failed.index(True)} failed where others did not: {error}") from error
         if error is not None:

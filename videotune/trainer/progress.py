@@ -64,9 +64,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         echo(f"all {job.steps} steps are done already: exporting again")
         return
     if job.config.deterministic:
-        echo(
-            "deterministic: kernels that give the same bits every time; what a step takes with them stands in the journal"
-        )
+        echo("deterministic: kernels that give the same bits every time; the journal has what a step takes with them")
     device, several = next(trainer.net.parameters()).device, trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
     where += ", which share its weights out" if trainer.together else ""
@@ -80,9 +78,7 @@ def track(trainer: Trainer) -> None:
     if config.trackers:
         settings = without_paths(read_run_config(trainer.run)["settings"])
         run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
-        trainer.trackers = Trackers(
-            config.trackers, run, lambda text: trainer.journal.warn(trainer.heartbeat.step, text)
-        )
+        trainer.trackers = Trackers(config.trackers, run, lambda why: trainer.journal.warn(trainer.heartbeat.step, why))
         trainer.journal.followers.append(trainer.trackers.line)
 
 

@@ -170,9 +170,7 @@ def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
     asked = of_class(changes, "override")
     if asked and not override:
         lines = "".join(f"\n  {change}" for change in asked)
-        raise VideotuneError(
-            f"this changes what {run} learns from the next step on:{lines}\nIf that is meant, add --override"
-        )
+        raise VideotuneError(f"this changes what {run} learns from here on:{lines}\nIf that is meant, add --override")
 
 
 def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
@@ -200,9 +198,7 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
             "or continue with them as they are: --override"
         )
     now, was = versions(), kept.get("versions", {})
-    return found + [
-        f"versions.{name}: {was[name]} -> {now[name]}" for name in now if name in was and was[name] != now[name]
-    ]
+    return found + [f"versions.{name}: {was[name]} -> {new}" for name, new in now.items() if was.get(name, new) != new]
 
 
 def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:

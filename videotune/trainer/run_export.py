@@ -77,11 +77,8 @@ def export_run(
             told |= _use(family, config, expert, format, facts["base"].get("parts", facts["base"]["name"]))
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
-                done.append(
-                    export_full(
-                        family, expert or spec.experts[0].name, net, _base(config, spec), path, told, text, dtype
-                    )
-                )
+                network = expert or spec.experts[0].name
+                done.append(export_full(family, network, net, _base(config, spec), path, told, text, dtype))
             else:
                 path = path.with_name(f"{path.name}.safetensors")
                 done.append(export_lora(family, format, own, config.lora.scale, path, told, expert, dtype))

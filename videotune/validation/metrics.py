@@ -177,9 +177,7 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
     if pooled is not None:
         return pooled.flatten(1)
     if last is None:
-        raise VideotuneError(
-            f"sample_metrics.encoder: {place!r} gives no features of an image; an image encoder is needed"
-        )
+        raise VideotuneError(f"sample_metrics.encoder: {place!r} gives no features of images; name an image encoder")
     return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
 
 

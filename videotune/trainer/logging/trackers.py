@@ -28,15 +28,9 @@ from videotune.trainer.logging.tensorboard import TensorBoardWriter
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages that a tracker imports, where they are not its name alone."""
 
-ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-}  # a step waits for the answer
-ENVIRONMENT |= {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "WANDB_ERROR_REPORTING": "false",
-}  # nothing for the libraries' authors
-"""Settings of the libraries, unless the user has set them."""
+ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
+ENVIRONMENT |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
+"""Settings of the libraries, unless the user has set them: a step waits for the answer, and their authors hear nothing."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +101,7 @@ class WandbTracker(Adapter):
         known = get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
         asked = known or {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ)
         if not asked:  # the library would ask for a key on the terminal
-            echo(
-                f"wandb: no WANDB_API_KEY, so the run is written offline; send it with: wandb sync {run.folder}/wandb/*"
-            )
+            echo(f"wandb: no WANDB_API_KEY, so the run is written offline. Send it: wandb sync {run.folder}/wandb/*")
         self._run = wandb.init(
             project=run.project, id=run.id, name=run.folder.name, dir=run.folder, config=dict(run.config),
             mode=None if asked else "offline", resume="allow", reinit="create_new",
@@ -228,8 +220,7 @@ def raising_warnings() -> Iterator[None]:
         raise OSError(failed[0])
 
 
-ADAPTERS: dict[str, Callable[[TrackedRun], Tracker]]
-ADAPTERS = {"wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker}
+ADAPTERS: Mapping[str, Any] = {"wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker}
 
 
 class Trackers:
@@ -239,7 +230,8 @@ class Trackers:
         """``warn`` is told in a sentence of what failed."""
         os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
         self._warn, self._open = warn, dict[str, Tracker]()
-        makers = ADAPTERS | {"tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn)}
+        makers: dict[str, Callable[[TrackedRun], Tracker]] = {**ADAPTERS}
+        makers["tensorboard"] = lambda run: TensorBoardWriter(run.folder, run.first, warn)
         for name in dict.fromkeys(names):
             with self._dropping(name):
                 self._open[name] = makers[name](run)
