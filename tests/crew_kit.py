@@ -40,9 +40,8 @@ class Ended:
 def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     """Runs of a few steps of samples of 32x32, with an average."""
     own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={STEPS}", "caption_dropout=0.3")
-    return Overrides(
-        data=str(clips), sets=(*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
-    )
+    sets = (*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
+    return Overrides(data=str(clips), sets=sets)
 
 
 def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3) -> None:

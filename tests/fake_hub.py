@@ -2,21 +2,21 @@
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
+
+from tests.local_server import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class FakeHub(BaseHTTPRequestHandler):
+class FakeHub(Handler):
     """``repos`` of the server are files by repository; ``asked`` what was asked for; ``cut`` breaks off once, ``broken``
     always. The repository rejected does not take the token, and gated refuses its files."""
 
     def do_GET(self) -> None:
-        server: Any = self.server
+        server = self.server
         server.asked.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
         parts = self.path.split("?")[0].strip("/").split("/")
         api = parts[0] == "api"
@@ -42,7 +42,7 @@ class FakeHub(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send(self, name: str, content: bytes) -> None:
-        server: Any = self.server
+        server = self.server
         if name in server.broken and self.command == "GET":
             self.answer(403, b"")
             return
@@ -53,17 +53,6 @@ class FakeHub(BaseHTTPRequestHandler):
         if cut:
             server.cut.remove(name)
         self.answer(206 if start else 200, content[start:], headers, cut=len(content) // 2 if cut else None)
-
-    def answer(self, code: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
-        self.send_response(code)
-        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body[:cut])
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
 
 
 def etag(content: bytes) -> str:
@@ -76,13 +65,6 @@ def row(key: str, name: str, content: bytes) -> dict[str, Any]:
     return {key: name, "size": size, "oid": "0" * 40, "blobId": "0" * 40, "lfs": lfs}
 
 
-@contextmanager
-def hub_of(repos: Mapping[str, Mapping[str, bytes]]) -> Iterator[Any]:
+def hub_of(repos: Mapping[str, Mapping[str, bytes]]) -> AbstractContextManager[Any]:
     """A running server; ``url`` is where."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as running:
-        server: Any = running
-        server.repos, server.asked, server.cut, server.broken = repos, [], set(), set()
-        server.url = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    return serving(FakeHub, repos=repos, asked=[], cut=set(), broken=set())

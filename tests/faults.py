@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import safetensors.torch
+from safetensors.torch import save, save_file
 
 import videotune.files
 from videotune.trainer import checkpoint_writer
@@ -59,7 +59,7 @@ def _half(path: Path, content: bytes) -> None:
 
 
 def _half_tensors(tensors: Any, path: Path, *_: Any, **__: Any) -> None:
-    whole = safetensors.torch.save(tensors)
+    whole = save(tensors)
     path.write_bytes(whole[: len(whole) // 2])
 
 
@@ -75,9 +75,7 @@ def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Itera
     with patch.multiple(os, **{name: one.counted(name, getattr(os, name)) for name in CALLS}):  # noqa: SIM117
         with (
             patch.object(videotune.files, "_put", one.counted("write", videotune.files._put, _half)),
-            patch.object(
-                checkpoint_writer, "save_file", one.counted("save_file", safetensors.torch.save_file, _half_tensors)
-            ),
+            patch.object(checkpoint_writer, "save_file", one.counted("save_file", save_file, _half_tensors)),
             patch.object(shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)),
             patch.object(os, "open", one.counted("open", os.open)),
         ):
@@ -95,9 +93,7 @@ def each_fault(
 
     ``again`` comes before each try, ``check`` after each failure.
     """
-    with patch.object(
-        os, "fsync", lambda _: None
-    ):  # it is counted, and its failing is told; waiting for it is not needed
+    with patch.object(os, "fsync", lambda _: None):  # it is counted and may fail; nobody has to wait for it
         return _each_fault(work, again, check, hows)
 
 

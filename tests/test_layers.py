@@ -12,9 +12,7 @@ import pytest
 from videotune.models.registry import find, names
 
 ROOT = Path(__file__).parent.parent / "videotune"
-FAMILY_WORDS = {
-    re.split(r"[^a-z]", name.lower())[0] for known in names() for name in (known, *find(known).spec.aliases)
-}
+FAMILY_WORDS = {re.split("[^a-z]", name.lower())[0] for known in names() for name in (known, *find(known).spec.aliases)}
 """The first word of each name that a family has."""
 
 

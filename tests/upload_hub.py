@@ -6,54 +6,54 @@ import threading
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+
+from tests.local_server import Handler, serving
 
 TOKEN = "hf_this_is_secret"
 MODES = ("lfs", "regular")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-class UploadHub(BaseHTTPRequestHandler):
+class UploadHub(Handler):
     """``files`` of the server is what was committed, ``stored`` the large contents by their SHA-256, ``asked`` the requests.
 
     ``cut`` breaks off so many large uploads in the middle; ``hold`` leaves the n-th and later ones unanswered; ``status``
     is what paths with a word in them are answered with.
     """
 
-    server: Any
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        hub, body = self.server, self.rfile.read(int(self.headers["Content-Length"]))
+        hub, body = self.server, self.body()
         hub.asked.append((self.command, self.path, self.headers["Authorization"]))
         if code := next((code for word, code in hub.status.items() if word in self.path), None):
-            self.answer({"error": "no"}, code)
+            self.give({"error": "no"}, code)
         elif self.path.endswith("/repos/create"):
             asked, there = json.loads(body), hub.private is not None
             hub.private = hub.private if there else asked["visibility"] == "private"
-            self.answer({"url": f"{hub.url}/{asked['organization'] or 'user'}/{asked['name']}"}, 409 if there else 200)
+            self.give({"url": f"{hub.url}/{asked['organization'] or 'user'}/{asked['name']}"}, 409 if there else 200)
         elif "/preupload/" in self.path:
             files = [{"path": one["path"], "shouldIgnore": False} for one in json.loads(body)["files"]]
-            self.answer({"files": [one | {"uploadMode": MODES[one["path"][-2:] == "md"]} for one in files]})
+            self.give({"files": [one | {"uploadMode": MODES[one["path"][-2:] == "md"]} for one in files]})
         elif self.path.endswith("/batch"):
             objects = json.loads(body)["objects"]
             for one in (one for one in objects if one["oid"] not in hub.stored):
                 one["actions"] = {"upload": {"href": f"{hub.url}/{one['oid']}"}}
-            self.answer({"objects": objects})
+            self.give({"objects": objects})
         else:  # of validate-yaml too, which is not read here
             lines = [json.loads(line) for line in body.splitlines()] if "/commit/" in self.path else []
             for value in (line["value"] for line in lines if line["key"] in ("file", "lfsFile")):
                 content = b64decode(value["content"]) if "content" in value else hub.stored[value["oid"]]
                 hub.files[value["path"]] = content
-            self.answer({"commitUrl": f"{hub.url}/user/run/commit/{COMMIT}", "commitOid": COMMIT})
+            self.give({"commitUrl": f"{hub.url}/user/run/commit/{COMMIT}", "commitOid": COMMIT})
 
     def do_GET(self) -> None:
         about = {"id": "user/run", "sha": COMMIT, "private": self.server.private, "siblings": [], "tags": []}
-        self.answer(about, self.server.status.get("", 404 if self.server.private is None else 200))
+        self.give(about, self.server.status.get("", 404 if self.server.private is None else 200))
 
     def do_PUT(self) -> None:
         hub, size = self.server, int(self.headers["Content-Length"])
@@ -67,32 +67,20 @@ class UploadHub(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             hub.stored[hashlib.sha256(content).hexdigest()] = content
-        self.answer({})
+        self.give({})
 
-    def answer(self, content: Any, code: int = 200) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Keep quiet."""
+    def give(self, content: Any, code: int = 200) -> None:
+        self.answer(code, json.dumps(content).encode())
 
 
 @contextmanager
 def upload_hub(patch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A running server, which this process takes for the Hub; ``url`` is where."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), UploadHub) as running:
-        hub: Any = running
-        hub.files, hub.stored, hub.asked, hub.status, hub.private = {}, {}, [], {}, None
-        hub.cut, hub.hold, hub.lock, hub.over = 0, 0, threading.Lock(), threading.Event()
-        hub.url = f"http://127.0.0.1:{hub.server_address[1]}"
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
+    facts: dict[str, Any] = {"files": {}, "stored": {}, "asked": [], "status": {}, "private": None, "cut": 0, "hold": 0}
+    with serving(UploadHub, **facts, lock=threading.Lock(), over=threading.Event()) as hub:
         patch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
         for name, value in {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
             patch.setattr(constants, name, value)
         patch.setenv("HF_TOKEN", TOKEN)
         yield hub
         hub.over.set()
-        hub.shutdown()

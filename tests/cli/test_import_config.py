@@ -35,9 +35,7 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ours.json").read_text())["epochs"] == 6
 
 
-@pytest.mark.parametrize(
-    "content", [b'{"model_type": ', pickle.dumps({"network_module": "x"}), b'{"learning_rate": 1e-4}']
-)
+@pytest.mark.parametrize("content", [b'{"model_type": ', pickle.dumps({"network_module": "x"}), b'{"lr": 1e-4}'])
 def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "theirs.json").write_bytes(content)
     done = run("import", tmp_path / "theirs.json", "--out", tmp_path / "ours.json")

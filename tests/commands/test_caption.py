@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,7 +16,9 @@ from PIL import Image
 
 from tests.clips import noise, write_clip, write_image
 from tests.docs.test_schemas import faults
+from tests.local_server import Handler, serving
 from tests.shell import Bases, Patch, Printed, run
+from tests.waiting import until
 from videotune.captioning import backends
 from videotune.captioning.answers import CaptionError, clean, prompt_for
 from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
@@ -26,41 +27,18 @@ from videotune.errors import DONE, SKIPPED, VideotuneError
 KEY = "sk-secret-1234"
 
 
-class Server:
+class Captioner(Handler):
     """Speaks /v1/chat/completions: ``answers`` (status, text of the body) are given in turn, then a caption of its own."""
 
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, str]] = []
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[Any] = []
-        self.hang_from, self.end = 10**6, Event()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                outer.headers.append(self.headers)
-                outer.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                number = len(outer.requests)
-                if number >= outer.hang_from:
-                    outer.end.wait(60)
-                status, text = outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            log_message = lambda *_: None  # noqa: E731
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
-        Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.end.set()
-        self._http.shutdown()
-        self._http.server_close()
+    def do_POST(self) -> None:
+        outer = self.server
+        outer.headers.append(self.headers)
+        outer.requests.append(json.loads(self.body()))
+        number = len(outer.requests)
+        if number >= outer.hang_from:
+            outer.end.wait(60)
+        status, text = outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
+        self.answer(status, text.encode(), {"Content-Type": "application/json"})
 
 
 def completion(text: str | None) -> str:
@@ -69,10 +47,10 @@ def completion(text: str | None) -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
+def server() -> Iterator[Any]:
+    with serving(Captioner, answers=[], requests=[], headers=[], hang_from=10**6, end=Event()) as made:
+        yield made
+        made.end.set()
 
 
 @pytest.fixture
@@ -84,15 +62,15 @@ def clips(tmp_path: Path) -> Path:
     return tmp_path / "clips"
 
 
-def asked(clips: Path, server: Server, **options: Any) -> CaptionResult:
-    return caption(options=CaptionOptions("m", server.url, **{"workers": 1, **options}), data=str(clips))
+def asked(clips: Path, server: Any, **options: Any) -> CaptionResult:
+    return caption(options=CaptionOptions("m", f"{server.url}/v1", **{"workers": 1, **options}), data=str(clips))
 
 
 def texts(clips: Path) -> dict[str, str]:
     return {str(path.relative_to(clips)): path.read_text() for path in sorted(clips.rglob("captions/**/*.txt"))}
 
 
-def test_frames_key_and_retries(clips: Path, server: Server, monkeypatch: Patch) -> None:
+def test_frames_key_and_retries(clips: Path, server: Any, monkeypatch: Patch) -> None:
     """The library asks again after 429 and 500; the server gets JPEG frames, the key, the model and the prompt."""
     monkeypatch.setenv("MY_KEY", KEY)
     server.answers = [(429, "{}"), (500, "{}"), (200, completion('**Caption:** "Ohwx runs."'))]
@@ -115,7 +93,7 @@ BROKEN = ["no json", "{}", "[]", '{"choices": []}', '{"choices": [{"message": {"
 
 
 @pytest.mark.parametrize("body", [*BROKEN, completion("I'm sorry, I can't help with that."), completion("<think>so")])
-def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Path, server: Server) -> None:
+def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Path, server: Any) -> None:
     server.answers = [(200, body)]
     result = asked(clips, server)
     assert (len(result.failed), len(result.written), result.exit_code) == (1, 3, SKIPPED)
@@ -124,7 +102,7 @@ def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Pat
     assert (len(again.kept), len(again.written), again.exit_code) == (3, 1, DONE)
 
 
-def test_a_request_without_an_answer_fails(clips: Path, server: Server, monkeypatch: Patch) -> None:
+def test_a_request_without_an_answer_fails(clips: Path, server: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(backends, "RETRIES", 0)
     server.hang_from = 2
     result = asked(clips, server, timeout=0.3)
@@ -132,7 +110,7 @@ def test_a_request_without_an_answer_fails(clips: Path, server: Server, monkeypa
     assert "Timeout" in result.failed[0]["why"]
 
 
-def test_a_wrong_key_ends_the_command_and_is_not_told(clips: Path, server: Server, monkeypatch: Patch) -> None:
+def test_a_wrong_key_ends_the_command_and_is_not_told(clips: Path, server: Any, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.answers = [(401, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))] * 4
     with pytest.raises(VideotuneError) as caught:  # no other clip would fare better
@@ -140,7 +118,7 @@ def test_a_wrong_key_ends_the_command_and_is_not_told(clips: Path, server: Serve
     assert KEY not in str(caught.value)
 
 
-def test_what_a_person_wrote_stays(clips: Path, server: Server) -> None:
+def test_what_a_person_wrote_stays(clips: Path, server: Any) -> None:
     (clips / "captions").mkdir()
     own = clips / "captions" / "a.txt"
     own.write_text("a red fox\nit runs\n")
@@ -156,17 +134,16 @@ def test_what_a_person_wrote_stays(clips: Path, server: Server) -> None:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, server: Server) -> None:
+def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, server: Any) -> None:
     """The process is stopped while the third request waits for its answer; what was written is not asked for again."""
     if overwrite:
         for name in ("a", "b", "d", "deep/c"):
             (clips / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
             (clips / "captions" / f"{name}.txt").write_text(f"by hand {name}")
     server.hang_from = 3
-    words = f"-m videotune caption {clips} --model m --endpoint {server.url} --workers 1".split()
+    words = f"-m videotune caption {clips} --model m --endpoint {server.url}/v1 --workers 1".split()
     child = subprocess.Popen([sys.executable, *words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE)
-    while len(server.requests) < server.hang_from and child.poll() is None:
-        server.end.wait(0.02)
+    until(lambda: len(server.requests) >= server.hang_from or child.poll() is not None)
     child.send_signal(number)
     child.communicate(timeout=60)
     before = {name: text for name, text in texts(clips).items() if text.startswith("caption")}
@@ -179,7 +156,7 @@ def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, serv
     assert backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
 
 
-def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, server: Server, tmp_path: Path) -> None:
+def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, server: Any, tmp_path: Path) -> None:
     with pytest.raises(VideotuneError):
         asked(tmp_path / "clips.zip", server)
     (clips / "metadata.csv").write_text("file_name,text\nvideos/a.mp4,a fox\n")
@@ -193,8 +170,8 @@ def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, se
     assert server.requests == []
 
 
-def test_json_dry_run_and_hints(clips: Path, server: Server, capsys: Printed, tiny_bases: Bases) -> None:
-    words = {"model": "m", "endpoint": server.url, "workers": 1, "as_json": True}
+def test_json_dry_run_and_hints(clips: Path, server: Any, capsys: Printed, tiny_bases: Bases) -> None:
+    words = {"model": "m", "endpoint": f"{server.url}/v1", "workers": 1, "as_json": True}
     assert run("caption", clips, **words, dry_run=True) == DONE
     dry = json.loads(capsys.readouterr().out)
     assert faults("caption", dry) == []

@@ -178,15 +178,13 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
     assert_same_run(run, straight, 4)
 
 
-@pytest.mark.parametrize(
-    ("number", "background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)]
-)
-def test_a_signal_before_the_first_step_ends_at_once(number: int, background: bool, work: Work) -> None:
+@pytest.mark.parametrize(("number", "behind"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_before_the_first_step_ends_at_once(number: int, behind: bool, work: Work) -> None:
     """But for a Ctrl-C where a script began the run in the background: that is for what runs in front."""
     run = work.run
-    first = moments.in_encoding_in_the_background if background else moments.in_encoding
+    first = moments.in_encoding_in_the_background if behind else moments.in_encoding
     running = start(work.overrides("steps=4"), run, first=first)
-    if background and number == signal.SIGINT:
+    if behind and number == signal.SIGINT:
         running.until_printed("at: encoding")
         running.send(number)
         assert running.ended(0.3) is None

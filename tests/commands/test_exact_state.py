@@ -119,9 +119,8 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     assert facts_of(run) == facts_of(whole)
     ours, theirs = state(run, STEPS), state(whole, STEPS)
     assert equal(ours, theirs)
-    assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | (
-        {"ema"} if kind in AVERAGED else set()
-    )
+    averages = {"ema"} if kind in AVERAGED else set()
+    assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | averages
     assert (torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}) == ("8-bit" in kind)
 
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from tests.commands.safety_kit import Work
 from tests.shell import Patch
 from tests.shell import run as shell
 from tests.upload_hub import TOKEN, upload_hub
+from tests.waiting import until
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
@@ -145,14 +144,11 @@ def test_an_upload_that_broke_or_was_killed_goes_on(run: Path, hub: Any, work: W
     env = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"}
 
     process = subprocess.Popen(command, env=os.environ | env, stderr=subprocess.DEVNULL)
-    while len(hub.stored) < 2:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    until(lambda: len(hub.stored) > 1 or process.poll() is not None)
+    process.kill()
     process.wait()
     assert hub.files == {}
-    had, hub.hold = puts(hub), 0
-    before = set(hub.stored)
+    had, before, hub.hold = puts(hub), set(hub.stored), 0
     assert publish(run, "user/run")["url"]
     assert puts(hub) - had == len(set(hub.stored) - before)
     assert len(hub.files) == len(hub.stored) + 1

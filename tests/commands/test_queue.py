@@ -15,6 +15,7 @@ import pytest
 from tests.commands.safety_kit import Make
 from tests.read_runs import assert_same_run, complete, steps_of
 from tests.shell import options_of, run
+from tests.waiting import until
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
@@ -43,9 +44,8 @@ def ended(home: Path, name: str, code: int | None, started: float | None = None,
     folder = home / "jobs" / f"{number:06d}-train"
     folder.mkdir(parents=True)
     begun = time.time() - 100 if started is None else started
-    write_json(
-        folder / "job.json", {"kind": "train", "about": name, "words": [], "cwd": ".", "started": begun, "env": env}
-    )
+    facts = {"kind": "train", "about": name, "words": [], "cwd": ".", "started": begun, "env": env}
+    write_json(folder / "job.json", facts)
     if code is not None:
         write_json(folder / "rc.json", {"code": code, "ended": begun + 1})
 
@@ -121,13 +121,6 @@ def command(*words: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "videotune", *map(str, words)])
 
 
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end, "it did not become true"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     overrides: Make, finished: Callable[..., Path], tmp_path: Path
@@ -197,7 +190,5 @@ def test_a_sweep_trains_each_value_and_compares_them(overrides: Make, tmp_path: 
     assert losses[0] != losses[1]
     page = (out / "sweep.html").read_text()
     assert all(f"{one.name}/report.html" in page.replace("%3D", "=") for one in runs)
-    assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE, (
-        "given again, nothing is left to do"
-    )
-    assert len(jobs.all_jobs(out)) == 2
+    assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE
+    assert len(jobs.all_jobs(out)) == 2, "given again, nothing is left to do"

@@ -39,11 +39,9 @@ def test_a_file_of_prompts_is_read_once_into_the_config(tmp_path: Path) -> None:
         assert (cat.prompt, cat.steps, dog) == ("a cat", 3, "a dog")
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.txt", ""), ("a.json", '{"a": 1}'), ("b.txt", "a --x 3"), ("c.json", "[")]
-)
-def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
+@pytest.mark.parametrize(("name", "text"), [("a.txt", ""), ("a.json", '{"a": 1}'), ("b.txt", "a --x"), ("c.json", "[")])
+def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
     for path in (tmp_path / name, tmp_path / "missing.txt"):
         with pytest.raises(VideotuneError):
             resolve_config(Overrides(preset="toy", data="clips", sets=(f"samples={path}",)))

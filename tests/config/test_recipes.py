@@ -74,8 +74,6 @@ def test_init_writes_a_config_that_trains_and_never_writes_over_one(
     small = ["train_dtype=FLOAT_32", "weight_dtype=auto", "text_encoder.weight_dtype=auto", "resolution=32x32"]
     small += ["layer_offload_fraction=0", "epochs=0.5", "sample_after=0", "sample_metrics.budget=0"]
     base = [f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}"]
-    assert (
-        run("train", config=tmp_path / "a" / "config.yaml", set=[*small, *base], out=tmp_path / "run", allow_skips=1)
-        == DONE
-    )
+    made = tmp_path / "a" / "config.yaml"
+    assert run("train", config=made, set=[*small, *base], out=tmp_path / "run", allow_skips=1) == DONE
     assert steps_of(tmp_path / "run")

@@ -328,9 +328,7 @@ def test_sources_do_not_depend_on_the_order_of_clips(stems: list[str], random: R
     again, notes_again = group_by_source(shuffled)
     assert [sources[i] for i in order] == again
     assert notes == notes_again
-    pairs, pairs_again = (
-        {(some[i].path, some[j].path) for i, j in near_duplicates(some)} for some in (clips, shuffled)
-    )
+    pairs, pairs_again = ({(own[i].path, own[j].path) for i, j in near_duplicates(own)} for own in (clips, shuffled))
     assert pairs == pairs_again
 
 

@@ -163,9 +163,8 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
     clips = by_name(tmp_path)
     assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
     assert clips["gone.mp4"].missing == "metadata.jsonl:2 lists it, and it does not exist"
-    assert (
-        clips["unlisted.mp4"].missing == f"metadata.jsonl does not list it, and {tmp_path}/unlisted.txt does not exist"
-    )
+    why = f"metadata.jsonl does not list it, and {tmp_path}/unlisted.txt does not exist"
+    assert clips["unlisted.mp4"].missing == why
     assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing
     assert clips["sub/side.mp4"].caption == tmp_path / "sub/side.txt"
     assert clips["sub/side.mp4"].listed is None

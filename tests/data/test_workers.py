@@ -11,9 +11,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ import pytest
 
 from tests.clips import noise, write_clip, write_image
 from tests.fuzz.mutate import damaged_bytes
+from tests.waiting import until
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS, ClipProblem
@@ -61,15 +61,6 @@ def endless(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "endless.mp4"
     while HELD:
         os.close(HELD.pop())
-
-
-def until(true: Callable[[], Any], seconds: float = 20) -> Any:
-    """Wait for a condition; its value."""
-    end = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)
-    return value
 
 
 OTHERS: set[int] = set()
@@ -335,9 +326,8 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         write_clip(folder / "a.avi", frames, options={"g": "5"}),
         write_clip(folder / "mjpeg.avi", frames[:5], codec="mjpeg", pix_fmt="yuvj420p"),
     ]
-    return files + [
-        write_image(folder / f"a.{kind}", frames[0]) for kind in ("png", "jpg", "webp", "bmp", "tif", "gif")
-    ]
+    kinds = ("png", "jpg", "webp", "bmp", "tif", "gif")
+    return files + [write_image(folder / f"a.{kind}", frames[0]) for kind in kinds]
 
 
 def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Path) -> None:

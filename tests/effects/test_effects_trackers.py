@@ -175,13 +175,8 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(name: str, lab: Lab
     with upload_hub(monkeypatch) as server:
         server.status = {"": 500}
         uri = server.url.replace("//", f"//me:{secret}@")
-        own = {
-            "WANDB_MODE": "online",
-            "WANDB_BASE_URL": server.url,
-            "WANDB_INIT_TIMEOUT": "2",
-            "WANDB_API_KEY": secret[:40],
-        }
-        own |= {"MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        own = {"WANDB_MODE": "online", "WANDB_BASE_URL": server.url, "WANDB_INIT_TIMEOUT": "2"}
+        own |= {"WANDB_API_KEY": secret[:40], "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
         for key, value in (own | {"TRACKIO_SERVER_URL": server.url, "TRACKIO_WRITE_TOKEN": secret}).items():
             monkeypatch.setenv(key, value)
         wandb.teardown()

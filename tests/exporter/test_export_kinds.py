@@ -4,6 +4,7 @@ And --merge: the base with the adapter in its weights, each rounded once to the 
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,9 +123,7 @@ def test_formats_that_others_would_read_wrongly_are_refused(
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("value", "words"), [(None, "is zero"), (float("nan"), "NaN"), (float("inf"), "NaN or infinite")]
-)
+@pytest.mark.parametrize(("value", "words"), [(None, "is zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")])
 def test_an_adapter_that_helps_nobody_is_not_exported(
     kind: str, value: float | None, words: str, family: Any, tmp_path: Path
 ) -> None:

@@ -67,9 +67,8 @@ def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> Non
     assert strengths["peft"] == {"videotune": 1.0, "PEFT": 1.0}
     pipe = {f"diffusion_model.{key}": value for key, value in load_file(tmp_path / "comfyui.safetensors").items()}
     pipe = {key.removeprefix("diffusion_model."): value for key, value in pipe.items() if not key.endswith(".alpha")}
-    (
-        tmp_path / "pipe"
-    ).mkdir()  # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's names
+    # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's names
+    (tmp_path / "pipe").mkdir()
     save_file(pipe, tmp_path / "pipe" / "adapter_model.safetensors")
     (tmp_path / "pipe" / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 2}))
     found = readers(inspect(tmp_path / "pipe", str(family.folder)))

@@ -178,9 +178,8 @@ def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
         weights[f"{name}.weight"] += delta.float()
     weights["blocks.0.norm2.weight"] += 10.0
     save_file(weights, file, {"format": "pt"})
-    told = extract(
-        tuned / "transformer", str(family.folder), kit.RANK, None, kit.target(family, tmp_path / "b.safetensors")
-    )
+    target = kit.target(family, tmp_path / "b.safetensors")
+    told = extract(tuned / "transformer", str(family.folder), kit.RANK, None, target)
     kit.same(kit.deltas_of(family, tmp_path / "b.safetensors"), wanted, 1e-5)
     own = weights["blocks.0.norm2.weight"].numel() * 100.0
     share = own / (own + sum(float(delta.square().sum()) for delta in wanted.values()))
@@ -271,9 +270,8 @@ def test_what_numbers_and_texts_cannot_hold(how: str, tiny_family: Open, tmp_pat
     elif how == "float4":
         tensors[key] = torch.zeros(4, 12, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     else:
-        head = (
-            {"lora_config": f'{{"lora_alpha": {"9" * 400}}}'} if how == "alpha" else {"videotune": r'{"a": "\ud800"}'}
-        )
+        heads = {"alpha": {"lora_config": f'{{"lora_alpha": {"9" * 400}}}'}}
+        head = heads.get(how, {"videotune": r'{"a": "\ud800"}'})
     save_file(tensors, source, metadata=head)
     target = kit.target(family, tmp_path / "out.safetensors")
     if how == "surrogate":

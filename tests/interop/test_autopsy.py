@@ -115,9 +115,7 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
 def test_steps_of_an_epoch_are_those_of_their_batches(trainer: str, values: dict[str, Any], steps: int) -> None:
     applied = rules_of(trainer, values, WAN)
     clips = [clip(f"{i}.mp4", 41, 16.0) for i in range(3)]
-    found = {
-        row["path"]: [outcome for one in applied.datasets for outcome in outcomes(one, row, 16.0)] for row in clips
-    }
+    found = {row["path"]: [found for one in applied.datasets for found in outcomes(one, row, 16.0)] for row in clips}
     assert steps_of(applied, found) == steps
 
 

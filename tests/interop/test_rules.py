@@ -12,9 +12,8 @@ from videotune.interop.trainer_rules import rules_of
 from videotune.models.registry import find
 from videotune.types import ModelSpec
 
-TABLES: dict[str, list[list[Any]]] = json.loads(Path(__file__).with_name("results_of_others.json").read_text())[
-    "tables"
-]
+RESULTS = Path(__file__).with_name("results_of_others.json")
+TABLES: dict[str, list[list[Any]]] = json.loads(RESULTS.read_text())["tables"]
 
 
 def mark(indices: list[int] | None) -> list[int] | None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.shell import Patch
 from videotune.errors import VideotuneError
 from videotune.interop.command_line import options_of
 from videotune.interop.theirs import read_theirs
@@ -84,9 +85,8 @@ def test_a_referred_file_given_too_is_not_read_twice() -> None:
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    (tmp_path / "main.toml").write_text(
-        (CONFIGS / "diffusion-pipe" / "main.toml").read_text().replace("data.toml", "x" * 300)
-    )
+    text = (CONFIGS / "diffusion-pipe" / "main.toml").read_text()
+    (tmp_path / "main.toml").write_text(text.replace("data.toml", "x" * 300))
     theirs = read_theirs([tmp_path / "main.toml"])
     assert theirs.missing == (("dataset", "x" * 300),)
     assert theirs.values["adapter.rank"] == 20
@@ -99,9 +99,7 @@ def test_paths_and_variables_of_windows() -> None:
     assert theirs.values["dataset_config.datasets.1.frame_stride"] == 8
 
 
-def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SECRET", "told")
     touch = f"touch {tmp_path}/made"
     script = f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'

@@ -77,12 +77,9 @@ def test_a_config_in_our_keys(name: str) -> None:
     ours = {key: value for key, value in flatten(found.config).items() if key != "datasets"}
     assert {key: ours.get(key) for key in expected["ours"]} == expected["ours"]
     folder = CONFIGS / Path(expected["files"][0]).parent
-    rows = [
-        {"path": str(folder / row["path"])} if "/" not in row["path"] else {} for row in expected.get("datasets", [])
-    ]
-    assert found.config.get("datasets", []) == [
-        one | row for one, row in zip(expected.get("datasets", []), rows, strict=True)
-    ]
+    datasets = expected.get("datasets", [])
+    rows = [{"path": str(folder / row["path"])} if "/" not in row["path"] else {} for row in datasets]
+    assert found.config.get("datasets", []) == [one | row for one, row in zip(datasets, rows, strict=True)]
     assert {row.verdict for row in found.rows} <= set(ORDER)
     assert all(
         row.ours or row.note for row in found.rows if row.verdict != "same" and row.theirs not in (None, "", [], {})

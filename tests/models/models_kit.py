@@ -16,9 +16,7 @@ from videotune.types import Batch, ClipShape
 
 FAMILIES = pytest.mark.parametrize("name", names())
 KINDS = pytest.mark.parametrize(
-    ("name", "variant"),
-    [(name, variant) for name in names() for variant in find(name).variants],
-    ids=lambda word: word,
+    ("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants], ids=lambda word: word
 )
 """Every family with each of the kinds of checkpoint that it knows."""
 Bases, Open = Callable[..., Path], Callable[..., Any]
@@ -43,9 +41,8 @@ def shapes_of(family: Any) -> list[ClipShape]:
 
 def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
     """A clip (3,T,H,W) of noise in 256 levels, as a decoder gives them."""
-    levels = torch.randint(
-        256, (3, shape.frames, shape.height, shape.width), generator=torch.Generator().manual_seed(seed)
-    )
+    random = torch.Generator().manual_seed(seed)
+    levels = torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=random)
     return levels.float() / 127.5 - 1
 
 

@@ -256,9 +256,8 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
         assert torch.equal(predicted(), usual)
         blocks = [block for path in family.spec.blocks for block in net.get_submodule(path)]
         hook = masked(family, -(-batch.x0.shape[2] // family.spec.patch[0]))
-        handles = [
-            getattr(block, family.attention).register_forward_pre_hook(hook, with_kwargs=True) for block in blocks
-        ]
+        layers = [getattr(block, family.attention) for block in blocks]
+        handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
         torch.testing.assert_close(isolated, predicted(), rtol=1e-4, atol=1e-5)
         for handle in handles:
             handle.remove()
@@ -341,9 +340,8 @@ def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> 
     """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
     heard, nets = [], kit.denoisers(family)
     for expert, net in nets.items():
-        net.register_forward_pre_hook(
-            lambda _, words, named, expert=expert: heard.append((expert, dict(named))), with_kwargs=True
-        )
+        hook = lambda _, words, named, expert=expert: heard.append((expert, dict(named)))  # noqa: E731
+        net.register_forward_pre_hook(hook, with_kwargs=True)
     for shape in kit.shapes_of(family):
         batch = kit.batch_of(family, ["a red circle"], shape=shape)
         heard.clear()
@@ -379,9 +377,8 @@ def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any]
         if other is None:
             odd.append(word)
             continue
-        for mine, given in zip(
-            *(map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one)), strict=True
-        ):
+        both = (map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one))
+        for mine, given in zip(*both, strict=True):
             same = mine.shape == given.shape and torch.allclose(mine.float(), given.float(), rtol=1e-6, atol=1e-3)
             odd += [] if same else [word]
     return odd

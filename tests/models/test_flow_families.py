@@ -212,9 +212,8 @@ def test_a_first_frame_is_fed_as_the_pipeline_feeds_it(variant: str, tiny_family
     batch, heard = batch_of(family, ["a red circle"], given=True, shape=LTX_SHAPE), heard_by(net)
     first = batch.x0[:, :, :1]
     with torch.no_grad():
-        drawn = family.sample(
-            {"transformer": net}, batch.cond, None, SampleRequest(LTX_SHAPE, 4, 1.0, (3,), first=first)
-        )
+        request = SampleRequest(LTX_SHAPE, 4, 1.0, (3,), first=first)
+        drawn = family.sample({"transformer": net}, batch.cond, None, request)
     assert torch.equal(drawn[:, :, :1], first)
     size = batch.x0.shape[2:]
     a_frame = size[1] * size[2]

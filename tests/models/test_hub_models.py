@@ -14,6 +14,7 @@ import pytest
 
 from tests import shell
 from tests.fake_hub import COMMIT, hub_of
+from tests.shell import Patch
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
 
@@ -200,9 +201,7 @@ def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(s
     assert not fetched(server) & before
 
 
-def test_each_file_is_held_once_against_the_hubs_own_hash(
-    placed: Placed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_is_held_once_against_the_hubs_own_hash(placed: Placed, tmp_path: Path, monkeypatch: Patch) -> None:
     folder, read, digest = Path(placed("user/good")[0]), [], hashlib.file_digest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: (read.append(file.name), digest(file, kind))[1])
@@ -219,7 +218,7 @@ def test_each_file_is_held_once_against_the_hubs_own_hash(
     assert len(read) == 5, "the one that changed"
 
 
-def test_offline_is_an_option_of_the_commands(small_clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_an_option_of_the_commands(small_clips: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
     with pytest.raises(VideotuneError, match="nobody/nothing is not in"):
         shell.run("plan", offline=True, data=small_clips, set="base_model_name=nobody/nothing")

@@ -338,8 +338,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize(
-    "name",
-    [INDEX, NET, SCHEDULE, "vae/config.json", "text_encoder/config.json", "tokenizer/tokenizer.json"],
+    "name", [INDEX, NET, SCHEDULE, "vae/config.json", "text_encoder/config.json", "tokenizer/tokenizer.json"]
 )
 def test_json_that_is_none(name: str, content: bytes, base: Path) -> None:
     (base / name).write_bytes(content)
@@ -437,8 +436,7 @@ def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")],
+    ("key", "value"), [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")]
 )
 def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
     """A token that the text encoder has no row for, a length that is no number."""

@@ -46,9 +46,8 @@ def test_a_family_of_one_file_trains_by_the_command(package: Path, small_clips: 
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "videotune", *words], capture_output=True, text=True, env=env, cwd=Path.cwd()
-        )
+        command = [sys.executable, "-m", "videotune", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=Path.cwd())
 
     done = run("tiny", "acme", str(tmp_path / "base"))
     assert (done.returncode, done.stderr) == (0, "")

@@ -93,9 +93,8 @@ def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, mon
 
 BEAT = '{"pid": 1, "host": "x", "started": 1.0, "state": "training", "since": 1.0, "time": 2.0}'
 DAMAGED = ["", "{", "[]", "{}", '{"pid": 1e400, "host": 3}', '{"time": "x", "state": 1}']
-DAMAGED += [
-    BEAT.replace(one, other) for one, other in (("2.0", "1e308"), ("2.0", "-1"), ("1.0", "1" * 400), ("1.0", "[]"))
-]
+WRONG = (("2.0", "1e308"), ("2.0", "-1"), ("1.0", "1" * 400), ("1.0", "[]"))
+DAMAGED += [BEAT.replace(one, other) for one, other in WRONG]
 
 
 @pytest.mark.parametrize("content", DAMAGED)

@@ -29,9 +29,8 @@ def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> Non
     assert "16 frames are no count the model takes: 17 are used" in top
     assert kit.report(run) == page, "written twice"
     (run.parent / "run").symlink_to(run)
-    assert "<title>Run my run &amp; more</title>" in kit.report(run.parent / "run").replace(
-        run.parent.name, "my run &amp; more"
-    )
+    linked = kit.report(run.parent / "run").replace(run.parent.name, "my run &amp; more")
+    assert "<title>Run my run &amp; more</title>" in linked
 
 
 def test_the_page_needs_no_network_and_no_script(run: Path) -> None:

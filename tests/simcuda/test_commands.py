@@ -47,9 +47,7 @@ def ran(folder: str) -> dict[str, Any]:
         "asked": asked,
         "same": plain.keys() == streamed.keys() and all(torch.equal(streamed[key], plain[key]) for key in plain),
         "entries": len(plain),
-        "drawn": sum(
-            path.stat().st_size > 0 for name in ("last", "earlier") for path in (lab.folder / name).glob("*.mp4")
-        ),
+        "drawn": sum(x.stat().st_size > 0 for name in ("last", "earlier") for x in (lab.folder / name).glob("*.mp4")),
     }
 
 

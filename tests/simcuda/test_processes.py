@@ -13,10 +13,7 @@ from tests.simcuda.lab import QUIET, Lab, seen_by_card
 from videotune.errors import DONE
 
 SAME = ("train_dtype=FLOAT_32", "learning_rate=0.0003", "warmup_steps=0", *QUIET)
-WAYS = {
-    "LORA": ("training_method=LORA",),
-    "sharded FINE_TUNE": ("training_method=FINE_TUNE", "sharding=FULL"),
-}
+WAYS = {"LORA": ("training_method=LORA",), "sharded FINE_TUNE": ("training_method=FINE_TUNE", "sharding=FULL")}
 
 KNOWN = {"freed while aten::_fused_adamw_ on stream 0 may still run: record_stream is missing"}
 """Of sharded gradients: torch has a stream of its own for them, which waits for computation before it allocates again."""

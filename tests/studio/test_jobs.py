@@ -7,24 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.journal_lines import step_line
+from tests.waiting import until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.studio import actions, projects, run_pages, status
-
-
-def until(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait for something to become true."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not become true"
-        time.sleep(0.1)
 
 
 def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:

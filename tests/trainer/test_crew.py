@@ -92,9 +92,8 @@ def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: 
         os.kill(int(pid), signal.SIGKILL)
     process.communicate(timeout=180)
     for processes, steps, step in ((3, STEPS - 1, 2), (1, STEPS, STEPS - 1)):
-        process = launch(
-            "torchrun", processes, "--out", str(run), "--resume", "--from", str(step), "--set", f"steps={steps}"
-        )
+        words = ("--resume", "--from", str(step), "--set", f"steps={steps}")
+        process = launch("torchrun", processes, "--out", str(run), *words)
         told, _ = process.communicate(timeout=240)
         assert process.returncode == DONE, told
     close(run, alone)

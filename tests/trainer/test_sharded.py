@@ -37,9 +37,8 @@ def rounded(run: Path, other: Path) -> None:
 def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
     """A sharded run in so many processes, of one sample each a step."""
     told = (*words.sets, "batch_size=1", "sharding=FULL", *sets)
-    return go_on(
-        count, run, "--data", str(words.data), *(part for text in told for part in ("--set", text)), fault=fault
-    )
+    sets = [part for text in told for part in ("--set", text)]
+    return go_on(count, run, "--data", str(words.data), *sets, fault=fault)
 
 
 def go_on(count: int, run: Path, *more: str, fault: str = "") -> Ended:
@@ -142,9 +141,8 @@ def test_a_sharded_run_goes_on_in_one_process(two: Path, alone: Bases, tmp_path:
 def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Bases, tmp_path: Path) -> None:
     """Of two samples a step one process has none: it runs the network along, and adds nothing."""
     run = shutil.copytree(alone("FINE_TUNE"), tmp_path / "run")
-    ended = go_on(
-        3, run, "--resume", "--from", "2", "--set", "sharding=FULL", *(w for text in QUIET for w in ("--set", text))
-    )
+    sets = [word for text in ("sharding=FULL", *QUIET) for word in ("--set", text)]
+    ended = go_on(3, run, "--resume", "--from", "2", *sets)
     assert ended.codes == (DONE,) * 3, ended.said
     assert (pick(run, STEPS).folder / "weights-00003-of-00003.safetensors").is_file()
     rounded(run, alone("FINE_TUNE"))

@@ -39,12 +39,7 @@ def dataset_split(
 
     with bar("splitting (seconds)") as progress:
         results = split(
-            source,
-            out,
-            min_seconds=min_seconds,
-            threshold=threshold,
-            overwrite=overwrite,
-            progress=progress.update,
+            source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite, progress=progress.update
         )
     root = source if source.is_dir() else source.parent
     rows = [_row(result, root) for result in results]

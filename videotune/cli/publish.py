@@ -27,8 +27,7 @@ def publish(
 
 
 def card(
-    run: RunFolder,
-    out: Annotated[Path | None, typer.Option("--out", help="file to write (default: print it)")] = None,
+    run: RunFolder, out: Annotated[Path | None, typer.Option("--out", help="file to write (default: print it)")] = None
 ) -> dict[str, Any]:
     """Write the model card that publish would upload."""
     made = commands.publish.card(run)

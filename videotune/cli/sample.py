@@ -25,8 +25,7 @@ def sample(
         list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be repeated")
     ] = None,
     image: Annotated[
-        list[Path] | None,
-        typer.Option("--image", help="the first frame; one for all prompts, or one for each"),
+        list[Path] | None, typer.Option("--image", help="the first frame; one for all prompts, or one for each")
     ] = None,
     strength: Strength = 1.0,
     sets: Sets = None,

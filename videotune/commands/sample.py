@@ -85,10 +85,7 @@ class Sampler:
 
 
 def sample(
-    run: Path | str | None = None,
-    prompts: Sequence[str] = (),
-    out: Path | str = "samples",
-    **options: Any,
+    run: Path | str | None = None, prompts: Sequence[str] = (), out: Path | str = "samples", **options: Any
 ) -> list[Path]:
     """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
     words = SampleOptions(prompts, run=None if run is None else Path(run), **options)

@@ -7,11 +7,9 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import digest
 
-KEYS = {
-    "ruler_after": "validate_every",
-    "probe_budget": "sample_metrics.budget",
-    "tensorboard": "trackers",
-} | {f"probe.{key}": f"sample_metrics.{key}" for key in ("samples", "steps", "prompts", "encoder")}
+KEYS = {"ruler_after": "validate_every", "probe_budget": "sample_metrics.budget", "tensorboard": "trackers"} | {
+    f"probe.{key}": f"sample_metrics.{key}" for key in ("samples", "steps", "prompts", "encoder")
+}
 """Old name -> new name, dotted."""
 
 VALUES: Mapping[str, Mapping[Any, Any]] = {"tensorboard": {True: ["tensorboard"], False: []}}

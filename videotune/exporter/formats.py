@@ -95,10 +95,7 @@ def refuse_overflow(before: Mapping[str, Tensor], after: Mapping[str, Tensor], d
 
 
 def check_same(
-    wanted: Mapping[str, Tensor],
-    found: Iterable[tuple[str, Tensor]],
-    path: Path,
-    needed: Collection[str] | None = None,
+    wanted: Mapping[str, Tensor], found: Iterable[tuple[str, Tensor]], path: Path, needed: Collection[str] | None = None
 ) -> None:
     """Raise VideotuneError where a tensor that was found is not the wanted one, or a needed one (None: any) is missing."""
     seen = set()
