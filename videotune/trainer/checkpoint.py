@@ -219,7 +219,7 @@ def newest_checkpoint(run: Path, saved: Iterable[int] = (), option: str = "--ste
         wrong = damaged.get(newest, "its folder is missing")
         other = f"Use one of them: {option} {last}" if found else "Go back to the beginning: --from 0"
         raise VideotuneError(
-            f"the newest checkpoint of {run}, step {newest}, is partial: {wrong}; {listed(run)}. {other}"
+            f"the newest checkpoint of {run}, step {newest}, is not whole: {wrong}; {listed(run)}. {other}"
         )
     return found[-1] if found else None
 
