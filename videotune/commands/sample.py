@@ -85,17 +85,29 @@ class Sampler:
 
 
 def sample(
-    run: Path | str | None = None, prompts: Sequence[str] = (), out: Path | str = "samples", **options: Any
+    run: Path | str | None = None,
+    prompts: Sequence[str] = (),
+    out: Path | str = "samples",
+    *,
+    seed: int | None = None,
+    step: int | None = None,
+    base: str | None = None,
+    loras: Sequence[Path] = (),
+    embeddings: Sequence[Path] = (),
+    images: Sequence[Path] = (),
+    strength: float = 1.0,
+    sets: Sequence[str] = (),
 ) -> list[Path]:
     """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
-    words = SampleOptions(prompts, run=None if run is None else Path(run), **options)
-    if words.run is not None:
-        refuse_samples_in_data(words.run, Path(out))
+    folder = None if run is None else Path(run)
+    words = SampleOptions(prompts, seed, folder, step, base, loras, strength, sets, images, embeddings)
+    if folder is not None:
+        refuse_samples_in_data(folder, Path(out))
     Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
     seeds = [sampler.seed + i for i in range(len(prompts))]
     paths = []
-    for prompt, one, video in zip(prompts, seeds, render(sampler, prompts, seeds, words.images), strict=True):
+    for prompt, one, video in zip(prompts, seeds, render(sampler, prompts, seeds, images), strict=True):
         name = named_by(file_name(sampler.step, prompt, one), prompt)
         paths.append(Path(out) / f"{adapter_name(words)}{name}")
         write_video(paths[-1], video, sampler.settings.shape.fps)

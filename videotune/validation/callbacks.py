@@ -192,7 +192,7 @@ class Previews(SamplingCallback):
         """Prompts and seeds whose previews of ``step`` are there; None where there is nothing to do."""
         lines = (line for line in trainer.journal.history.of_kind("sample") if line.get("step") == step)
         made = {(line["prompt"], line["seed"]) for line in lines}
-        wanted = due(step, self.every, trainer.job.steps) and len(made) < len(self._prompts)
+        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(selection.names_of(trainer.job))
         return made if wanted and not self.has_failed(trainer, step) else None
 
     def run(self, trainer: Trainer, step: int) -> None:

@@ -89,14 +89,19 @@ def previews_of(job: Job) -> list[Preview]:
     Raises VideotuneError for a shape that the model cannot sample, and for the same prompt with the same seed.
     """
     sample, usual, found = job.config.sample, usual_shape(job), dict[tuple[str, int], Preview]()
-    for place, prompt in enumerate(prompts_of(job)):
-        own = {"seed": sample.seed + place} | prompt.model_dump(exclude_none=True, exclude={"prompt"})
+    for key, prompt in zip(names_of(job), prompts_of(job), strict=True):
+        own = prompt.model_dump(exclude_none=True, exclude={"prompt"})
         config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
-        key = prompt.prompt, config.sample.seed
         if key in found:
             raise VideotuneError(f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed")
         found[key] = Preview(*key, sample_settings(config, job.spec, usual))
     return list(found.values())
+
+
+def names_of(job: Job) -> list[tuple[str, int]]:
+    """(prompt, seed) of each preview: a seed of its own, or the run's and one more for each prompt before it."""
+    first = job.config.sample.seed
+    return [(one.prompt, first + i if one.seed is None else one.seed) for i, one in enumerate(prompts_of(job))]
 
 
 def captions_evenly(job: Job, most: int) -> list[str]:
