@@ -32,9 +32,20 @@ def sample(
     offline: Offline = False,
 ) -> None:
     """Generate videos with a run, with a LoRA or embedding file, or with a base model alone."""
-    files = {"loras": lora or (), "embeddings": embedding or (), "images": image or ()}
-    named = {"seed": seed, "step": step, "base": base, "strength": strength, "sets": sets or ()}
-    for path in commands.sample.sample(run, prompt or (), out, **files, **named):
+    paths = commands.sample.sample(
+        run,
+        prompt or (),
+        out,
+        seed=seed,
+        step=step,
+        base=base,
+        loras=lora or (),
+        embeddings=embedding or (),
+        images=image or (),
+        strength=strength,
+        sets=sets or (),
+    )
+    for path in paths:
         print(path)
 
 
