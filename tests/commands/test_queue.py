@@ -110,6 +110,21 @@ def test_a_taken_name_and_a_damaged_list_are_refused(filled: Queue) -> None:
             entries(home)
 
 
+DAMAGED = {
+    "job.json": ["{", "[]", '{"kind": "train"}', '{"kind": "train", "about": "a", "words": [], "started": "x"}'],
+    "rc.json": ['{"code": "x", "ended": 1}', "{", "null"],
+    "pid.json": ['{"runner": "x"}', "[1]"],
+}
+
+
+@pytest.mark.parametrize(("file", "content"), [(file, one) for file, many in DAMAGED.items() for one in many])
+def test_a_damaged_file_of_a_process_stops_nothing(filled: Queue, file: str, content: str) -> None:
+    home = filled(a=0)
+    ended(home, "a", None if file == "pid.json" else 1)
+    (home / "jobs" / "000001-train" / file).write_text(content)
+    assert states(home) == {"a": "waiting"}
+
+
 def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: Path) -> None:
     words = options_of(overrides("steps=2"))
     with pytest.raises(VideotuneError):

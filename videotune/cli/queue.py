@@ -25,7 +25,7 @@ Priority = Annotated[int, typer.Option("--priority", help="the highest runs firs
 
 
 def _cards(gpus: str | None) -> list[str | None]:
-    return [part.strip() for part in gpus.split(",") if part.strip()] if gpus else [None]
+    return list(dict.fromkeys(part.strip() for part in (gpus or "").split(",") if part.strip())) or [None]
 
 
 @queue_app.command("add")
@@ -107,6 +107,6 @@ def sweep(
 
 def _tell(entry: Entry) -> None:
     """Print an entry's new state."""
-    if entry.state != "waiting":
+    if entry.state != "waiting" or entry.tries:
         why = entry.to_json()["why"]
         echo(f"{entry.name}: {entry.state}{f' ({why})' if why else ''}  {entry.run}")

@@ -64,7 +64,8 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """What ``queue ls --json`` prints of it."""
-        why = jobs.why(self.job) if self.job is not None and self.state in ("failed", "stopped") else None
+        ended = self.state in ("failed", "stopped") or (self.state == "waiting" and self.tries > 0)
+        why = jobs.why(self.job) if self.job is not None and ended else None
         card = None if self.job is None else self.job.env.get(CARD)
         facts = {"name": self.name, "state": self.state, "priority": self.priority, "run": str(self.run)}
         return facts | {"config": str(self.config), "tries": self.tries, "card": card, "why": why}

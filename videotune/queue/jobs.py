@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import psutil
+from typing_extensions import TypedDict
 
 from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
-from videotune.files import read_json, write_json
+from videotune.files import checked, read_json, write_json
 
 State = Literal["running", "done", "failed", "stopped", "dead"]
 
@@ -38,6 +39,31 @@ WHOLE = ("split", "train")
 
 KEPT = 40
 """Folders of ended jobs that stay, of one kind."""
+
+
+class Facts(TypedDict):
+    """``job.json``: what was started, when, and how."""
+
+    kind: str
+    about: str
+    words: list[str]
+    started: float
+    env: NotRequired[dict[str, str]]
+
+
+class Pids(TypedDict):
+    """``pid.json``: the processes, and when they were written down."""
+
+    runner: int
+    command: int
+    time: float
+
+
+class End(TypedDict):
+    """``rc.json``: how and when the command ended."""
+
+    code: int
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -106,13 +132,13 @@ def start(
 
 
 def read(folder: Path) -> Job:
-    """A job as its folder and the table of processes say that it stands."""
-    facts = read_json(folder / "job.json")
-    alive = not (folder / "rc.json").is_file() and _alive(folder, facts)
-    end = None if alive else _json(folder / "rc.json")  # read after: it may end between the two looks
-    code, ended = (None, None) if end is None else (int(end["code"]), float(end["ended"]))
+    """A job as its folder and the table of processes say that it stands; ValueError where its folder is damaged."""
+    facts: Facts = checked(Facts, read_json(folder / "job.json"))
+    alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
+    end = None if alive else _json(folder / "rc.json", End)  # read after: it may end between the two looks
+    code, ended = (None, None) if end is None else (end["code"], end["ended"])
     state = "running" if alive else "dead" if code is None else _how(code, facts["kind"])
-    times = float(facts["started"]), ended
+    times = facts["started"], ended
     return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
 
 
@@ -124,14 +150,14 @@ def _how(code: int, kind: str) -> State:
     return "dead" if code < 0 else "failed"
 
 
-def _alive(folder: Path, facts: dict[str, Any]) -> bool:
+def _alive(folder: Path, started: float) -> bool:
     """Whether the runner, or the command that it left behind, is there: the same process, not its number alone."""
     for one in _started:
         one.poll()  # an ended child is a zombie until it is asked
-    pids = _json(folder / "pid.json")
+    pids = _json(folder / "pid.json", Pids)
     if pids is None:
-        return time.time() - float(facts["started"]) < BEGINNING
-    return any(_same(pids[who], float(pids["time"])) for who in ("runner", "command"))
+        return time.time() - started < BEGINNING
+    return any(_same(pid, pids["time"]) for pid in (pids["runner"], pids["command"]))
 
 
 def _same(pid: int, written: float) -> bool:
@@ -142,17 +168,20 @@ def _same(pid: int, written: float) -> bool:
         return False
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path, kind: Any) -> Any:
+    """A file's content as that TypedDict; None where it is not there, or damaged."""
     try:
-        value = read_json(path)
+        return checked(kind, read_json(path))
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _each(project: Path, kind: str | None) -> Iterator[Job]:
-    folders = sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True)
-    return (read(folder) for folder in folders if (folder / "job.json").is_file())
+    for folder in sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True):
+        try:
+            yield read(folder)
+        except (OSError, ValueError):
+            continue  # a folder that is being made or taken away, or that nobody can read
 
 
 def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
@@ -167,8 +196,8 @@ def latest(project: Path, kind: str, about: str | None = None) -> Job | None:
 
 def stop(job: Job) -> bool:
     """Ask a job's command to end (SIGTERM); whether there was one to ask."""
-    pids = _json(job.folder / "pid.json")
-    if pids is None or not _same(pids["command"], float(pids["time"])):
+    pids = _json(job.folder / "pid.json", Pids)
+    if pids is None or not _same(pids["command"], pids["time"]):
         return False
     psutil.Process(pids["command"]).terminate()
     return True
@@ -205,7 +234,7 @@ def why(job: Job) -> str:
     lines = log_tail(job, 40)
     begins = [place for place, line in enumerate(lines) if line.startswith("videotune: ")]
     text = "\n".join(lines[begins[-1] :] if begins else lines[-1:]).removeprefix("videotune: ")
-    return text.replace(f"{job.folder.parent.parent}/", "") or "it said nothing"
+    return text.replace(f"{job.folder.parent.parent.absolute()}/", "") or "it said nothing"
 
 
 def restart(project: Path, kind: str, words: Sequence[str], about: str = "") -> None:
