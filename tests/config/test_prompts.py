@@ -24,7 +24,7 @@ def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> Non
     assert prompt_of(line, "here") == prompt
 
 
-@pytest.mark.parametrize("line", ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s"])
+@pytest.mark.parametrize("line", ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s", "--s 3"])
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(VideotuneError, match=r"^prompts\.txt:3: "):
         prompt_of(line, "prompts.txt:3")

@@ -136,7 +136,8 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def _explain(item: Any) -> str:
-    name = ".".join(str(part) for part in item["loc"])
+    # pydantic adds kinds: samples.list[…].0.Prompt.frames
+    name = ".".join(str(part) for part in item["loc"] if re.fullmatch("[a-z0-9_]+", str(part)))
     if name not in leaves() and name.rpartition(".")[0] in leaves():  # pydantic adds the kind: samples.int
         name = name.rpartition(".")[0]
     given = shortened(repr(item["input"]))

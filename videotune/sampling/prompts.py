@@ -37,8 +37,10 @@ def prompt_of(line: str, place: str) -> str | dict[str, Any]:
 
     Raises VideotuneError that names the ``place`` for an option that there is not, or a value that is none.
     """
-    prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f"{line} ")
+    prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f" {line} ")
     found: dict[str, Any] = {}
+    if not prompt.strip():
+        raise VideotuneError(f"{place}: there is no prompt before the options")
     for option in options:
         name, _, text = option.strip().partition(" ")
         if name not in FLAGS:
