@@ -79,11 +79,12 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
 def local_model(name: str) -> Captioner:
     """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
     device, place = local_device(), Path(name).expanduser()
-    words: Any = {"pretrained_model_name_or_path": str(place) if place.is_dir() else name, "trust_remote_code": False}
+    source, dtype = str(place) if place.is_dir() else name, torch.bfloat16 if has_bf16(device) else torch.float32
+    words: Any = {"dtype": dtype, "use_safetensors": True}
     try:
-        processor: Any = transformers.AutoProcessor.from_pretrained(**words)
-        words |= {"dtype": torch.bfloat16 if has_bf16(device) else torch.float32, "use_safetensors": True}
-        model: Any = transformers.AutoModelForImageTextToText.from_pretrained(**words).to(device).eval()
+        processor: Any = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        kind: Any = transformers.AutoModelForImageTextToText
+        model: Any = kind.from_pretrained(source, trust_remote_code=False, **words).to(device).eval()
     except Exception as error:  # transformers raises whatever its classes do on files of any kind
         why = f"{name} is no vision-language model that can be loaded: {' '.join(str(error).split())[:300]}"
         if isinstance(error, OSError) and isinstance(error.__cause__, Exception) and not place.is_dir():

@@ -230,7 +230,9 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
     signal ends it.
     """
     if not is_disk_full(error):
-        raise VideotuneError(f"step {step} cannot be saved: {error}. {rescue_message(trainer.run)}") from error
+        raise VideotuneError(
+            f"step {step} cannot be saved in {trainer.run}: {error}. {rescue_message(trainer.run)}"
+        ) from error
     sweep(trainer.run)
     if trainer.paused_at is None:
         trainer.paused_at = time.monotonic()
