@@ -193,6 +193,7 @@ def test_json_dry_run_and_hints(clips: Path, server: Any, capsys: Printed, tiny_
         ("Here is a caption for the clip: A fox.", "A fox."),
         ("# “A fox.”", "A fox."),
         ("A large dog runs.", "A large dog runs."),
+        ("\x1b[31mA\x07 \u202efox\0 \ud800runs.", "A fox runs."),
         ("One two. Three four five six.", "One two."),
         ("one two three four five six", "one two three four"),
     ],

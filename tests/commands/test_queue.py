@@ -125,6 +125,38 @@ def test_a_damaged_file_of_a_process_stops_nothing(filled: Queue, file: str, con
     assert states(home) == {"a": "waiting"}
 
 
+def test_a_run_folder_belongs_to_one_entry(filled: Queue, tmp_path: Path) -> None:
+    """Another run there would be resumed, with the settings that it began with."""
+    home, done = filled(a=0), tmp_path / "queue" / "runs" / "b"
+    write_json(done / "config.json", {})
+    for name, out in (("b", None), ("c", done), ("c", tmp_path / "run a")):
+        with pytest.raises(VideotuneError):
+            add(home, name, {}, out)
+    assert states(home) == {"a": "waiting"}
+
+
+def test_what_is_no_config_of_its_own_is_left_out_or_refused(filled: Queue) -> None:
+    home = filled(a=0)
+    (home / "gone.json").symlink_to("nowhere")
+    (home / "folder.yaml").mkdir()
+    assert states(home) == {"a": "waiting"}
+    for name in (b"a.yaml", b"b\nc.json", b"d\xff.json"):
+        wrong = home / os.fsdecode(name)
+        wrong.write_text("{}")
+        with pytest.raises(VideotuneError):
+            entries(home)
+        wrong.unlink()
+
+
+@pytest.mark.parametrize("gpus", ["all", "-1", "0,x", "[0]"])
+def test_gpus_that_are_no_numbers_are_refused(gpus: str, filled: Queue) -> None:
+    """CUDA would hide all cards behind such a name, and the training would run on the CPU."""
+    home = filled(a=0)
+    with pytest.raises(VideotuneError):
+        run("queue", "run", queue=home, gpus=gpus)
+    assert states(home) == {"a": "waiting"}
+
+
 def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: Path) -> None:
     words = options_of(overrides("steps=2"))
     with pytest.raises(VideotuneError):

@@ -33,8 +33,8 @@ def clean(answer: str, max_words: int) -> str:
 
     An answer with more words ends with its last whole sentence within them. CaptionError for a refusal, and for no text.
     """
-    text = PATTERNS["thoughts"].sub("", answer[:20_000])
-    text = " ".join(PATTERNS["heading"].sub("", text).replace("**", "").replace("\0", "").split()).strip(_MARKS)
+    text = PATTERNS["thoughts"].sub("", PATTERNS["controls"].sub("", answer[:20_000]))
+    text = " ".join(PATTERNS["heading"].sub("", text).replace("**", "").split()).strip(_MARKS)
     if not text:
         raise CaptionError("the answer holds no text")
     if PATTERNS["refusal"].match(text):

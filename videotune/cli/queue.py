@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from videotune.cli.options import AsJson, Skips, takes_config
 from videotune.console import echo, print_table
+from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from videotune.queue.entries import Entry
@@ -25,7 +27,10 @@ Priority = Annotated[int, typer.Option("--priority", help="the highest runs firs
 
 
 def _cards(gpus: str | None) -> list[str | None]:
-    return list(dict.fromkeys(part.strip() for part in (gpus or "").split(",") if part.strip())) or [None]
+    cards = dict.fromkeys(part.strip() for part in (gpus or "").split(",") if part.strip())
+    if not all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", card) for card in cards):
+        raise VideotuneError(f"--gpus {gpus}: give the numbers of GPUs, as nvidia-smi lists them, such as 0,1")
+    return list[str | None](cards) or [None]
 
 
 @queue_app.command("add")

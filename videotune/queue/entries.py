@@ -72,9 +72,15 @@ class Entry:
 
 
 def entries(queue: Path) -> list[Entry]:
-    """The trainings of a queue in the order in which they run; none where there is no such folder."""
+    """The trainings of a queue in the order in which they run; none where there is no such folder.
+
+    Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
+    """
     rows, ran = _rows(queue), jobs.all_jobs(queue, "train")
-    files = [path for path in queue.glob("[!.]*") if path.suffix in CONFIGS and path.name != LISTED]
+    files = [one for one in queue.glob("[!.]*") if one.suffix in CONFIGS and one.name != LISTED and one.is_file()]
+    names = [path.stem for path in files]
+    if wrong := [path for path in files if not path.stem.isprintable() or names.count(path.stem) > 1]:
+        raise VideotuneError(f"{wrong[0]}: rename it: each config of a queue needs a name of its own, in letters")
     found = [_entry(queue, path, rows.get(path.stem, {}), [j for j in ran if j.about == path.stem]) for path in files]
     return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
 
@@ -108,7 +114,8 @@ def add(
 ) -> Path:
     """Put a config into the queue; returns its file. ``skips``: as ``train --allow-skips`` takes it.
 
-    Raises VideotuneError where the name is taken, or is none for a file.
+    Raises VideotuneError where the name is taken, or is none for a file, and where the run folder is that of another run,
+    which would be resumed in its place.
     """
     if not NAME.fullmatch(name) or name == Path(LISTED).stem:
         raise VideotuneError(f"--name {name!r}: letters, digits and . , = + - _, at most 100, and not queue")
@@ -116,6 +123,9 @@ def add(
     with FileLock(queue / ".list-lock"):
         if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
             raise VideotuneError(f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`")
+        own = (run or queue / "runs" / name).absolute()
+        if (own / "config.json").is_file() or any(one.run == own for one in entries(queue)):
+            raise VideotuneError(f"{own} is the folder of another run: give another --out, or delete that run")
         row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
         write_json(queue / LISTED, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)

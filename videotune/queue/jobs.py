@@ -164,7 +164,7 @@ def _same(pid: int, written: float) -> bool:
     try:
         process = psutil.Process(pid)
         return process.create_time() < written + 2 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except (psutil.Error, ValueError):  # ValueError: a number below 0
         return False
 
 
