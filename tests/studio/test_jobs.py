@@ -27,6 +27,7 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     assert (ended.state, ended.code) == ("failed", 1)
     assert "nonsense" in jobs.why(ended)
     assert jobs.latest(tmp_path, "check") == ended
+    assert hash(ended) == hash(jobs.read(job.folder)), "pages are kept by their job"
     assert jobs.latest(tmp_path, "plan") is None
 
 

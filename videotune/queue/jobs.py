@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -82,7 +82,7 @@ class Job:
     code: int | None
     started: float
     ended: float | None
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(hash=False)
 
     @property
     def running(self) -> bool:
