@@ -30,7 +30,7 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Write a commented config for a purpose, a model and a card; what is not given is asked."""
+    """Write a commented config for a purpose, a model and a card; the command asks for options that are not given."""
     target = folder / "config.yaml"
     if target.exists():
         raise VideotuneError(f"{target} is there already: name another folder")

@@ -26,28 +26,32 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     Folders where no run lies yet are listed as waiting.
     """
     runs = [read_run(folder) for folder in folders if (folder / "config.json").is_file()]
-    differing = settings_apart(runs)
+    differing = differing_settings(runs)
     rows = sorted((_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"])
     waiting = [folder.name for folder in folders if not (folder / "config.json").is_file()]
     chart = _chart([run for run in runs if run.validations], [row["name"] for row in rows])
-    facts = {"rows": rows, "keys": list(differing), "chart": chart, "waiting": waiting}
+    facts = {"rows": rows, "keys": differing, "chart": chart, "waiting": waiting}
     write_text(page, render("runs.html.j2", title="Runs", **facts))
     return page
 
 
-def settings_apart(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The settings that not all runs share, by dotted name, with each run's value."""
-    flat = [flatten((run.config or {}).get("settings") or {}) for run in runs]
-    names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in OWN]
-    values = {name: [one.get(name) for one in flat] for name in names}
-    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
+def settings_of(run: Run) -> dict[str, Any]:
+    """The run's settings by dotted name."""
+    return flatten((run.config or {}).get("settings") or {})
 
 
-def _row(run: Run, differing: dict[str, list[Any]], home: Path) -> dict[str, Any]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """The dotted names of the settings that differ between runs."""
+    flat = [settings_of(run) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one if name not in OWN)
+    return [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
+
+
+def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
     """A run's cells; ``rank`` puts the lowest validation loss first, and runs without one last."""
     verdict = outcome.verdict(run)
     best = min((loss for _, loss in points(run.validations, "held_out", "normalised")), default=None)
-    settings = flatten((run.config or {}).get("settings") or {})
+    settings = settings_of(run)
     seconds = (run.last("end")["seconds"] or {}).values()
     report = run.folder / "report.html"
     return {
@@ -56,7 +60,7 @@ def _row(run: Run, differing: dict[str, list[Any]], home: Path) -> dict[str, Any
         "values": [value_text(settings.get(key)) for key in differing],
         "state": summary(run)["state"],
         "steps": run.steps.last,
-        "verdict": (verdict["latest"] or {}).get("verdict") or "none yet",
+        "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
         "held_out": None if best is None else plain(best),
         "minutes": plain(sum(number(one) or 0 for one in seconds) / 60, 2) if seconds else None,
