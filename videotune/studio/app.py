@@ -1,4 +1,4 @@
-"""The studio as a program: its page, the login, and the routes of its parts on one server."""
+"""The studio as a program: its pages, the login, and who may ask, on one server."""
 
 import os
 import secrets
@@ -7,20 +7,17 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.middleware.base import RequestResponseEndpoint
 
-import videotune.reporter
 from videotune.errors import DONE, VideotuneError
-from videotune.studio.pages import html
-from videotune.studio.routes import STATIC, router
-from videotune.studio.security import HEADERS, WHILE, WrongPasswords, check_host, is_local, refusal
+from videotune.studio import downloads, header, live, projects_page
+from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
+from videotune.studio.web import STATIC, Asked, Changes, Form, html, page, say
 
 PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
@@ -28,10 +25,8 @@ PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 NAME = "studio"
 """The name to log in with."""
 
-COOKIE = "videotune-studio"
-
-LONGEST_LOGIN = 4096
-"""Bytes of a name and a password."""
+PAGES = {"projects": projects_page}
+"""The modules of pages: each has ``routes`` and ``REGIONS``."""
 
 
 def serve(root: Path, host: str, port: int) -> int:
@@ -49,7 +44,7 @@ def serve(root: Path, host: str, port: int) -> int:
     address = f"[{host}]" if ":" in host else host
     print(f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     # the password's limit counts by address, so the address is the connection's own, never one that a header names
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False)
     return DONE
 
 
@@ -71,39 +66,21 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     """The whole program; whoever has logged in holds a session's name in a cookie."""
     shutil.rmtree(root / UPLOADS, ignore_errors=True)  # what a server that was killed had half received
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    sessions, wrong = set[str](), WrongPasswords()
-
-    def may(request: Request) -> bool:
-        return password is None or request.cookies.get(COOKIE) in sessions
-
-    @app.middleware("http")
-    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        why = refusal(request.method, request.headers, host)
-        answer = await call_next(request) if why is None else PlainTextResponse(why, 403)
-        for name, value in HEADERS.items():
-            answer.headers.setdefault(name, value)
-        return answer
-
-    @app.get("/")
-    def page(request: Request) -> Response:
-        return HTMLResponse(html("page")) if may(request) else RedirectResponse("/login", 303)
+    app.state.root, app.state.local, app.state.changes = root, is_local(host), Changes()
+    app.state.locked, sessions, wrong = password is not None, set[str](), WrongPasswords()
+    app.add_middleware(Guard, host=host, sessions=sessions if password is not None else None, changes=app.state.changes)
 
     @app.get("/login")
     def login() -> Response:
         return HTMLResponse(html("login", wrong=False))
 
     @app.post("/login")
-    async def log_in(request: Request) -> Response:
-        address, body = request.client.host if request.client else "", b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST_LOGIN:
-                return PlainTextResponse("too long", 413)
+    def log_in(request: Request, form: Form) -> Response:
+        address = request.client.host if request.client else ""
         if not wrong.begin(address):
             return PlainTextResponse(f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429)
-        words = {key: values[0] for key, values in parse_qs(body.decode(errors="replace")).items()}
-        right = secrets.compare_digest(words.get("username", "").encode(), NAME.encode())
-        if not right & secrets.compare_digest(words.get("password", "").encode(), str(password).encode()):
+        right = secrets.compare_digest(form["username"].encode(), NAME.encode())
+        if not right & secrets.compare_digest(form["password"].encode(), str(password).encode()):
             return HTMLResponse(html("login", wrong=True), 400)
         wrong.forget(address)
         sessions.add(session := secrets.token_urlsafe(32))
@@ -111,16 +88,32 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         answer.set_cookie(COOKIE, session, httponly=True, samesite="strict")
         return answer
 
-    @app.get("/report.css")
-    def report_style() -> FileResponse:
-        return FileResponse(Path(videotune.reporter.__file__).parent / "templates" / "report.css")
-
-    def refused(request: Request, error: Exception) -> PlainTextResponse:
-        """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
-        return PlainTextResponse(str(error)[:2000].encode("utf-8", "backslashreplace"), 400)
+    @app.post("/logout")
+    def log_out(request: Request) -> Response:
+        sessions.discard(request.cookies.get(COOKIE, ""))
+        return say(go="/login")
 
     for kind in (ValueError, OSError, RecursionError):
         app.add_exception_handler(kind, refused)
     app.mount("/static", StaticFiles(directory=STATIC))
-    app.include_router(router(root, may, is_local(host)))
+    for module in PAGES.values():
+        app.include_router(module.routes)
+    app.include_router(downloads.routes)
+    app.include_router(live.router({name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}))
     return app
+
+
+def refused(request: Request, error: Exception) -> Response:
+    """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
+    told = f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
+    told = told[:2000].encode("utf-8", "backslashreplace").decode()
+    if request.headers.get("hx-request"):
+        answer = say(told, bad=True, status=422)
+        answer.body = told.encode()
+        answer.headers["Content-Length"] = str(len(answer.body))
+        return answer
+    if "text/html" not in request.headers.get("accept", ""):
+        return PlainTextResponse(told, 400)
+    state = request.app.state
+    nothing = Asked(state.root, state.local, None, {}, state.locked)
+    return page(nothing, "error", header.REGIONS, "Not found", 404, words=told)

@@ -1,6 +1,9 @@
 """Projects: a folder each below the root; what a person calls it, and paths that cannot leave it."""
 
+import os
 import re
+import secrets
+import shutil
 import time
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -10,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from videotune.data.archives import unpack
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.records import load_json
@@ -19,6 +23,9 @@ BOOK = "project.json"
 
 CLIPS, HELD_OUT, REMOVED, ORIGINALS = "clips", "held-out", "removed", "originals"
 """Folders of a project: clips to train on, clips to measure with, clips taken out, videos that were cut into scenes."""
+
+ELSEWHERE = ("cache_dir", "output_model_destination")
+"""Keys that the studio sets itself: files go into the project."""
 
 PRESET = "toy"
 """What a new project begins with: the one preset that runs anywhere."""
@@ -112,6 +119,74 @@ def create(root: Path, title: str) -> Project:
             facts = {"title": title, "created": round(time.time(), 3), "archived": False, "preset": PRESET}
             return change(Project(folder, facts))
     raise VideotuneError(f"there are too many projects called {title!r}: give another name")
+
+
+def duplicate(root: Path, project: Project) -> Project:
+    """A new project with another's clips, captions and settings; clips are hard links where the disk has them."""
+    copy = create(root, f"{project.title[:72]} (copy)")
+    for part in (CLIPS, HELD_OUT, "config.json"):
+        if (source := project.folder / part).is_dir():
+            shutil.copytree(source, copy.folder / part, copy_function=_link, dirs_exist_ok=True)
+        elif source.is_file():
+            shutil.copyfile(source, copy.folder / part)
+    return change(copy, **{key: value for key, value in project.facts.items() if key not in ("title", "created")})
+
+
+def _link(source: str, target: str) -> None:
+    """The same file by another name: nothing writes into a clip or a caption, new content comes as a new file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+NOT_MOVED = ("bin", "jobs", ".studio", ".unpacking")
+"""Folders of a project that its export leaves out: the bin, the processes of this computer, what can be made again."""
+
+
+def is_exported(relative: Path) -> bool:
+    """Whether a file of a project belongs into its export."""
+    return relative.parts[0] not in NOT_MOVED and not any(part.startswith(".") for part in relative.parts)
+
+
+def import_project(root: Path, archive: Path) -> Project:
+    """The project in a zip that was exported, under a name that is free; its runs name its clips where they lie now.
+
+    Raises VideotuneError where the archive holds no project.
+    """
+    place = root / f".import-{secrets.token_hex(4)}"
+    try:
+        folder = unpack(archive, place)
+        books = [path for path in folder.glob(f"*/{BOOK}") if path.is_file()]
+        if len(books) != 1:
+            raise VideotuneError(f"{archive.name} is no project: one folder with a {BOOK} is wanted")
+        facts = load_json(books[0], "export the project again")
+        if not isinstance(facts, dict):
+            raise VideotuneError(f"{archive.name}: its {BOOK} is damaged: export the project again")
+        new = create(root, str(facts.get("title") or books[0].parent.name)[:80])
+        shutil.copytree(books[0].parent, new.folder, dirs_exist_ok=True, copy_function=shutil.move)
+        moved = change(Project(new.folder, facts), title=new.title, folder=None, sources=None)
+        save_draft(moved, {key: value for key, value in draft(moved).items() if key not in ELSEWHERE})
+        for path in moved.folder.glob("runs/*/*.json"):
+            _rename_root(path, str(facts.get("folder") or ""), str(moved.folder))
+        return moved
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _rename_root(path: Path, old: str, new: str) -> None:
+    """Replace a project's former folder at the begin of every text of a JSON file."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [moved(one) for one in value]
+        return new + value[len(old) :] if isinstance(value, str) and value.startswith((old + "/", old + "\\")) else value
+
+    if old:
+        with suppress(VideotuneError):  # a damaged file stays as it is; the run's page says so
+            write_json(path, moved(load_json(path, "")))
 
 
 def clean_title(title: str) -> str:

@@ -2,12 +2,22 @@
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from videotune.errors import VideotuneError
+from videotune.studio.web import Changes
 
 SAFE = ("GET", "HEAD", "OPTIONS")
+OPEN = ("/login", "/static/")
+"""What a browser is given before the login."""
+
+COOKIE = "videotune-studio"
 LEAST = 8
 """Letters of a password."""
 
@@ -82,3 +92,48 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     if other or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates):
         return "A page of another site may not ask this studio for anything."
     return None
+
+
+class Guard:
+    """In front of every route: refuses other sites and whoever has not logged in, and adds the headers of every answer.
+
+    ``sessions``: names of those who have logged in; None where no password is set. After a request that may have changed
+    something, ``changes`` wakes the open pages.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes) -> None:
+        self._app, self._host, self._sessions, self._changes = app, host, sessions, changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    answered.setdefault(name, value)
+            await send(message)
+
+        answer: ASGIApp = self._app
+        if (why := refusal(method, headers, self._host)) is not None:
+            answer = PlainTextResponse(why, 403)
+        elif method not in SAFE and path != "/login" and "hx-request" not in headers:  # no form of another site sends it
+            answer = PlainTextResponse("ask by the studio's own pages", 415)
+        elif self._sessions is not None and not path.startswith(OPEN) and _session(headers) not in self._sessions:
+            document = "text/html" in headers.get("accept", "") and method in SAFE
+            answer = RedirectResponse("/login", 303) if document else PlainTextResponse("log in first", 401)
+        await answer(scope, receive, sent)
+        if method not in SAFE:
+            self._changes.tell()
+        return None
+
+
+def _session(headers: Headers) -> str:
+    """The name of the session that a request brings; empty where it brings none."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""

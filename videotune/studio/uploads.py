@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
 from videotune.data.archives import unpack
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import CLIP_SUFFIXES
@@ -91,6 +94,15 @@ def incoming(root: Path, name: str) -> Iterator[Path]:
         yield folder / safe_name(name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def receive(request: Request, path: Path) -> None:
+    """Write a request's body to a file; VideotuneError where it is longer than the largest file that is taken."""
+    with path.open("wb") as file:
+        async for part in request.stream():
+            await run_in_threadpool(file.write, part)
+            if file.tell() > MOST:
+                raise VideotuneError(f"it has more than {MOST // 10**9} GB")
 
 
 def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:

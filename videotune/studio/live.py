@@ -1,0 +1,50 @@
+"""Live pages: one stream of server-sent events a page, which carries the regions that have changed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+
+from fastapi import APIRouter, HTTPException, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from videotune.errors import VideotuneError
+from videotune.studio.web import Asked, Regions, asked, html, tag
+
+EVERY = 1.0
+"""Seconds between two looks at what a page shows, while nobody changes anything."""
+
+
+def router(pages: Mapping[str, Regions]) -> APIRouter:
+    """The stream of every page; ``tags`` in its address say what the page shows already."""
+    routes = APIRouter()
+
+    @routes.get("/live", response_class=EventSourceResponse)
+    async def live(request: Request, page: str, tags: str = "") -> AsyncIterator[ServerSentEvent]:
+        if page not in pages:
+            raise HTTPException(404, "there is no such page")
+        shown = dict(each.split(":", 1) for each in tags.split(",") if ":" in each)
+        while True:
+            ticket = request.app.state.changes.ticket()
+            try:
+                now = await run_in_threadpool(asked, request)
+            except VideotuneError as error:
+                yield ServerSentEvent(event="gone", data=str(error))
+                return
+            for name in [one for one in pages[page] if one in shown]:
+                text = await run_in_threadpool(_made, pages[page], name, now)
+                if shown[name] != (new := tag(text)):
+                    shown[name] = new
+                    yield ServerSentEvent(event="region", data={"id": f"r-{name}", "html": text, "tag": new})
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ticket.wait(), EVERY)
+
+    return routes
+
+
+def _made(regions: Regions, name: str, now: Asked) -> str:
+    """A region; one that cannot be made says why, and the others stay."""
+    try:
+        return regions[name](now)
+    except (VideotuneError, OSError) as error:
+        return html("notice", words=str(error))
