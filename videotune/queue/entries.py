@@ -24,7 +24,7 @@ from videotune.files import checked, read_json, write_json
 from videotune.queue import jobs
 from videotune.queue.jobs import Job
 
-State = Literal["waiting", "running", "done", "failed", "stopped"]
+State = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
 
 CONFIGS = (".json", ".yaml", ".yml")
 LISTED = "queue.json"
@@ -32,7 +32,7 @@ TRIES = 2
 """Times in a row that a training may fail before the queue leaves it."""
 
 CARD = "CUDA_VISIBLE_DEVICES"
-NAME = re.compile(r"[\w][\w.,=+-]{0,99}")
+NAME = re.compile(r"[\w][\w.,=+-]{0,149}")
 
 
 class Row(TypedDict, total=False):
@@ -42,14 +42,18 @@ class Row(TypedDict, total=False):
     priority: int
     added: float
     skips: str | None
+    words: list[str]
+    since: float
+    held: bool
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A training of the queue: its config file, its run folder, and how it stands.
+    """A training, or another command, of the queue: its config file, its run folder, and how it stands.
 
     The highest ``priority`` runs first, then the one that was added first. ``tries``: how often it failed in a row;
-    ``job``: its last process, None where it has not begun.
+    ``job``: its last process, None where it has not begun; ``words``: the command, empty for a plain training; ``fresh``:
+    no process has begun since it was queued last; ``held``: a person has stopped it.
     """
 
     name: str
@@ -61,6 +65,14 @@ class Entry:
     state: State
     tries: int
     job: Job | None
+    words: tuple[str, ...] = ()
+    fresh: bool = True
+    held: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The command that it runs."""
+        return self.words[0] if self.words else "train"
 
     def to_json(self) -> dict[str, Any]:
         """What ``queue ls --json`` prints of it."""
@@ -76,7 +88,7 @@ def entries(queue: Path) -> list[Entry]:
 
     Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
     """
-    rows, ran = _rows(queue), jobs.all_jobs(queue, "train")
+    rows, ran = _rows(queue), jobs.all_jobs(queue)
     files = [one for one in queue.glob("[!.]*") if one.suffix in CONFIGS and one.name != LISTED and one.is_file()]
     names = [path.stem for path in files]
     if wrong := [path for path in files if not path.stem.isprintable() or names.count(path.stem) > 1]:
@@ -87,12 +99,18 @@ def entries(queue: Path) -> list[Entry]:
 
 def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
-    tries = next((i for i, job in enumerate(ran) if job.code is None or job.state in ("done", "stopped")), len(ran))
-    last, state = ran[0] if ran else None, cast(State, "waiting" if tries < TRIES else "failed")
-    if last and last.state in ("running", "done", "stopped"):
-        state = last.state
-    added = float(row.get("added") or path.stat().st_mtime)
-    return Entry(path.stem, path, run, row.get("priority") or 0, added, row.get("skips"), state, tries, last)
+    words, since = tuple(row.get("words") or ()), row.get("since") or 0.0
+    now = [job for job in ran if job.started >= since]
+    tries = next((i for i, job in enumerate(now) if job.code is None or job.state in ("done", "stopped")), len(now))
+    again = not words or ("--resume" not in words and (run / "config.json").is_file())  # it got as far as to begin
+    state = cast(State, "waiting" if tries < (TRIES if again else 1) else "failed")
+    if now and now[0].state in ("running", "paused", "done", "stopped"):
+        state = now[0].state
+    if row.get("held") and state == "waiting":
+        state = "stopped"
+    added, last = float(row.get("added") or path.stat().st_mtime), ran[0] if ran else None
+    asked = run, row.get("priority") or 0, added, row.get("skips")
+    return Entry(path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held")))
 
 
 def _rows(queue: Path) -> dict[str, Any]:
@@ -111,22 +129,31 @@ def add(
     run: Path | None = None,
     priority: int = 0,
     skips: str | None = None,
+    words: Sequence[str] = (),
 ) -> Path:
     """Put a config into the queue; returns its file. ``skips``: as ``train --allow-skips`` takes it.
+
+    ``words``: the command to run for it, where that is not ``train --config``; several may be about one run.
 
     Raises VideotuneError where the name is taken, or is none for a file, and where the run folder is that of another run,
     which would be resumed in its place.
     """
     if not NAME.fullmatch(name) or name == Path(LISTED).stem:
-        raise VideotuneError(f"--name {name!r}: letters, digits and . , = + - _, at most 100, and not queue")
+        raise VideotuneError(f"--name {name!r}: letters, digits and . , = + - _, at most 150, and not queue")
     queue.mkdir(parents=True, exist_ok=True)
     with FileLock(queue / ".list-lock"):
         if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
             raise VideotuneError(f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`")
         own = (run or queue / "runs" / name).absolute()
-        if (own / "config.json").is_file() or any(one.run == own for one in entries(queue)):
+        if not words and ((own / "config.json").is_file() or any(one.run == own for one in entries(queue))):
             raise VideotuneError(f"{own} is the folder of another run: give another --out, or delete that run")
-        row = {"run": str(run.absolute()) if run else None, "priority": priority, "added": time.time(), "skips": skips}
+        row: Row = {
+            "run": str(run.absolute()) if run else None,
+            "priority": priority,
+            "added": time.time(),
+            "skips": skips,
+        }
+        row |= {"words": list(words)} if words else {}
         write_json(queue / LISTED, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)
     return queue / f"{name}.json"
@@ -148,19 +175,61 @@ def remove(queue: Path, name: str) -> Path:
     with FileLock(queue / ".list-lock"):
         write_json(queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name})
         entry.config.unlink(missing_ok=True)
-    for job in jobs.all_jobs(queue, "train"):
+    for job in jobs.all_jobs(queue):
         if job.about == name:
             shutil.rmtree(job.folder)
     return entry.run
 
 
+def _change(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Change what ``queue.json`` says of some entries."""
+    with FileLock(queue / ".list-lock"):
+        rows = _rows(queue)
+        write_json(queue / LISTED, rows | {name: {**rows.get(name, {}), **row} for name, row in changes.items()})
+
+
+def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
+    """Let an entry that has ended wait again, by another command where ``words`` are given; its tries count anew.
+
+    Raises VideotuneError while it runs.
+    """
+    if (entry := named(queue, name)).state in ("running", "paused"):
+        raise VideotuneError(f"{name} is running: stop it first")
+    own = entry.words if words is None else words
+    _change(queue, {name: {"since": round(time.time() - 1e-3, 3), "held": False, "words": list(own)}})
+
+
+def hold(queue: Path, name: str) -> None:
+    """Let an entry stand as stopped until it is queued again, also for later workers; one that runs is asked to end."""
+    entry = named(queue, name)
+    _change(queue, {name: {"held": True}})
+    if entry.job is not None and entry.job.running:
+        jobs.stop(entry.job)
+
+
+def reorder(queue: Path, names: Sequence[str]) -> None:
+    """Let these entries run in this order: they share their priorities and times anew."""
+    found = {entry.name: entry for entry in entries(queue)}
+    own = [found[name] for name in dict.fromkeys(names) if name in found]
+    places = sorted((-entry.priority, entry.added) for entry in own)
+    _change(
+        queue,
+        {
+            entry.name: {"priority": -first, "added": added + place / 1e5}
+            for place, (entry, (first, added)) in enumerate(zip(own, places, strict=True))
+        },
+    )
+
+
 def start(queue: Path, entry: Entry, card: str | None) -> None:
-    """Train an entry in a process of its own, on the card of this number; a run that began before is resumed."""
+    """Run an entry in a process of its own, on the card of this number; a training that began before is resumed."""
     begun = (entry.run / "config.json").is_file()
     how = ["--resume"] if begun else ["--config", str(entry.config.absolute())]
     skips = ["--allow-skips", entry.skips] if entry.skips and not begun else []
     words = ["train", "--out", str(entry.run), *how, *skips]
-    jobs.start(queue, "train", words, entry.name, env={} if card is None else {CARD: card})
+    if entry.words and (entry.fresh or entry.kind != "train" or not begun):
+        words = list(entry.words)
+    jobs.start(queue, entry.kind, words, entry.name, env={} if card is None else {CARD: card})
 
 
 def work(
@@ -193,8 +262,8 @@ def _turn(queue: Path, cards: Sequence[str | None], begun: float, tell: Callable
     found = entries(queue)
     for entry in found:
         tell(entry)
-    running = [entry for entry in found if entry.state == "running"]
-    ready = [one for one in found if one.state == "waiting" or (one.state == "stopped" and _ended_before(one, begun))]
+    running = [entry for entry in found if entry.state in ("running", "paused")]
+    ready = [one for one in found if one.state == "waiting" or _ended_before(one, begun)]
     busy = [entry.job.env.get(CARD) for entry in running if entry.job]
     free = [card for card in cards if card not in busy][: max(0, len(cards) - len(busy))]
     for entry, card in zip(ready, free, strict=False):
@@ -203,7 +272,9 @@ def _turn(queue: Path, cards: Sequence[str | None], begun: float, tell: Callable
 
 
 def _ended_before(entry: Entry, begun: float) -> bool:
-    return entry.job is not None and (entry.job.ended or entry.job.started) < begun
+    """Whether it was stopped before the worker began, and not by a person who wants it to stay so."""
+    job = entry.job
+    return entry.state == "stopped" and not entry.held and job is not None and (job.ended or job.started) < begun
 
 
 def _news(told: dict[str, State], tell: Callable[[Entry], None], entry: Entry) -> None:

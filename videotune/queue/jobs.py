@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NotRequired
@@ -23,7 +24,7 @@ from typing_extensions import TypedDict
 from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
 from videotune.files import checked, read_json, write_json
 
-State = Literal["running", "done", "failed", "stopped", "dead"]
+State = Literal["running", "paused", "done", "failed", "stopped", "dead"]
 
 _started: list[subprocess.Popen[bytes]] = []
 """Runners that this process has begun and that are to be waited for once they end."""
@@ -86,8 +87,8 @@ class Job:
 
     @property
     def running(self) -> bool:
-        """Whether it is still at work."""
-        return self.state == "running"
+        """Whether its process is there, at work or paused."""
+        return self.state in ("running", "paused")
 
 
 def start(
@@ -133,11 +134,22 @@ def start(
 
 def read(folder: Path) -> Job:
     """A job as its folder and the table of processes say that it stands; ValueError where its folder is damaged."""
+    try:
+        return _read(folder, (folder / "rc.json").stat().st_mtime_ns)
+    except FileNotFoundError:
+        return _read.__wrapped__(folder, 0)
+
+
+@lru_cache(maxsize=4096)
+def _read(folder: Path, ended_at: int) -> Job:
+    """A job; one that ended is read once, since its folder does not change any more."""
     facts: Facts = checked(Facts, read_json(folder / "job.json"))
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
     end = None if alive else _json(folder / "rc.json", End)  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
-    state = "running" if alive else "dead" if code is None else _how(code, facts["kind"])
+    state = (
+        ("paused" if _paused(folder) else "running") if alive else "dead" if code is None else _how(code, facts["kind"])
+    )
     times = facts["started"], ended
     return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
 
@@ -168,6 +180,23 @@ def _same(pid: int, written: float) -> bool:
         return False
 
 
+def _paused(folder: Path) -> bool:
+    """Whether the command of a job is suspended."""
+    with suppress(psutil.Error):
+        return any(process.status() == psutil.STATUS_STOPPED for process in _command(folder))
+    return False
+
+
+def _command(folder: Path, family: bool = False) -> list[psutil.Process]:
+    """The command of a job, with its children where the ``family`` is asked for; none where it is gone."""
+    pids = _json(folder / "pid.json", Pids)
+    with suppress(psutil.Error):
+        if pids is not None and _same(pids["command"], pids["time"]):
+            command = psutil.Process(pids["command"])
+            return [command, *(command.children(recursive=True) if family else ())]
+    return []
+
+
 def _json(path: Path, kind: Any) -> Any:
     """A file's content as that TypedDict; None where it is not there, or damaged."""
     try:
@@ -195,12 +224,26 @@ def latest(project: Path, kind: str, about: str | None = None) -> Job | None:
 
 
 def stop(job: Job) -> bool:
-    """Ask a job's command to end (SIGTERM); whether there was one to ask."""
-    pids = _json(job.folder / "pid.json", Pids)
-    if pids is None or not _same(pids["command"], pids["time"]):
-        return False
-    psutil.Process(pids["command"]).terminate()
-    return True
+    """Ask a job's command to end (SIGTERM), a paused one too; whether there was one to ask."""
+    unpause(job)
+    return _signal(_command(job.folder), psutil.Process.terminate)
+
+
+def pause(job: Job) -> bool:
+    """Suspend a job's command and its children, which keep their memory; whether there was one."""
+    return _signal(_command(job.folder, family=True), psutil.Process.suspend)
+
+
+def unpause(job: Job) -> bool:
+    """Let a suspended command go on, its children first; whether there was one."""
+    return _signal(_command(job.folder, family=True)[::-1], psutil.Process.resume)
+
+
+def _signal(processes: Sequence[psutil.Process], act: Callable[[psutil.Process], None]) -> bool:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # it ended a moment ago
+            act(process)
+    return bool(processes)
 
 
 def log_tail(job: Job, lines: int = 30) -> list[str]:
@@ -225,7 +268,7 @@ def result(job: Job) -> Any:
 
 def why(job: Job) -> str:
     """How a job ended, in words; an error as the command told it, which may be several lines."""
-    known = {"running": "at work", "done": "done", "stopped": "stopped, as asked"}
+    known = {"running": "at work", "paused": "paused", "done": "done", "stopped": "stopped, as asked"}
     if job.state in known:
         return known[job.state]
     if job.state == "dead":
