@@ -53,7 +53,7 @@ class Studio:
             except OSError:
                 assert time.monotonic() < end, "the studio did not begin"
                 assert self.process.poll() is None, "the studio ended at once"
-                time.sleep(0.3)
+                time.sleep(0.1)
 
     def end(self) -> None:
         """End the process as a Ctrl-C would."""
@@ -62,23 +62,21 @@ class Studio:
 
 
 @contextmanager
-def opened(root: Path) -> Iterator[tuple[Studio, Any]]:
-    """A studio and a page in a browser of 1280 pixels, whose errors fail the test and whose questions are agreed to."""
+def opened(root: Path, password: str | None = None) -> Iterator[tuple[Studio, Any]]:
+    """A studio and a page in a browser of 1280 pixels, whose errors fail the test."""
     from playwright.sync_api import sync_playwright
 
     path = browser_path()
     errors: list[str] = []
     outside: list[str] = []
-    studio = Studio(root)
+    studio = Studio(root, password)
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=WAIT)
-            page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.set_default_timeout(WAIT)
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("dialog", lambda dialog: dialog.accept())
-            page.on("request", lambda asked: outside.append(asked.url) if foreign(asked.url) else None)
-            yield studio, page
+            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            context.on("request", lambda asked: outside.append(asked.url) if foreign(asked.url) else None)
+            context.on("page", lambda page: watched(page, errors))
+            yield studio, context.new_page()
             browser.close()
         assert errors == []
         assert outside == [], "the page asks nobody else for anything"
@@ -86,35 +84,48 @@ def opened(root: Path) -> Iterator[tuple[Studio, Any]]:
         studio.end()
 
 
+def watched(page: Any, errors: list[str]) -> None:
+    """Collect the errors of a page, those of its Content-Security-Policy too."""
+    page.set_default_timeout(WAIT)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+
+
 def foreign(url: str) -> bool:
     """Whether an address is neither this computer's nor one that stands for data of the page itself."""
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
 
 
+def agree(page: Any) -> None:
+    """Answer the studio's question with yes."""
+    page.locator("#confirm-yes").click()
+
+
 def go(page: Any, name: str) -> None:
-    """Open a page of the studio by its tab."""
-    page.get_by_role("tab", name=name).click()
+    """Open a page of the studio by its link."""
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
+    page.wait_for_load_state()
 
 
 def make_project(page: Any, address: str, title: str) -> None:
     """A new project, as a person makes one."""
     page.goto(address)
+    page.locator("[data-open=new]").first.click()
     page.locator("#new-title").fill(title)
     page.locator("#new-make").click()
-    page.wait_for_url("**tab=data**")
-    page.locator("#upload input[type=file]").wait_for(state="attached")
+    page.wait_for_url("**/data")
 
 
-def upload(page: Any, files: list[Path]) -> str:
-    """Send files; returns what the page says of them."""
-    page.locator("#upload input[type=file]").set_input_files([str(path) for path in files])
-    page.locator("#upload-told p.done").wait_for()
-    return str(page.locator("#upload-told").inner_text())
+def violations(page: Any) -> list[str]:
+    """What axe-core finds wrong with the page as it stands, in both themes."""
+    from axe_playwright_python.base import AXE_PATH
 
-
-def put(page: Any, key: str, value: str) -> None:
-    """Type into a field of the form and leave it; it has been saved when this returns."""
-    field = page.locator(f'[id="f-{key}"]')
-    field.fill(value)
-    field.press("Tab")
-    page.locator(f'.field:has([id="f-{key}"]) .said').filter(has_text="saved").wait_for()
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE_PATH.read_text(encoding="utf-8"))  # by the debugger, which no policy of the page stops
+    found = []
+    for theme in ("light", "dark"):
+        page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        for one in page.evaluate("axe.run().then((found) => found.violations)"):
+            places = [str(node["target"]) for node in one["nodes"][:4]]
+            found.append(f"{theme} {page.url}: {one['id']}: {one['help']}: {', '.join(places)}")
+    return found

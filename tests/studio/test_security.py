@@ -75,7 +75,7 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     root = tmp_path_factory.mktemp("root")
     projects.create(root, "<b>One</b> & 'all'")
-    home = {"base_url": "http://127.0.0.1:7860"}
+    home: Any = {"base_url": "http://127.0.0.1:7860", "headers": {"HX-Request": "true"}}
     with (
         TestClient(make_app(root, "127.0.0.1", None), **home) as free,
         TestClient(make_app(root, "0.0.0.0", "long enough"), **home) as locked,
@@ -83,18 +83,26 @@ def clients(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield root, free, locked
 
 
+ONE = "/p/b-one-b-all"
+PAGE = {"Accept": "text/html"}
+
+
 def test_nothing_is_told_before_the_login(clients: Any) -> None:
     _, free, locked = clients
-    for path in ("/studio/part/project", "/studio/clips?project=b-one-b-all", "/studio/file?project=x&path=y"):
-        assert locked.get(path).status_code == 401
-    assert locked.post("/studio/do/create", json={"title": "x"}).status_code == 401
-    assert locked.post("/studio/upload", params={"project": "b-one-b-all", "name": "a.mp4"}).status_code == 401
-    assert locked.get("/openapi.json").status_code == 404
-    assert "data-live" not in locked.get("/").text, "the login page"
+    secret = ("/", f"{ONE}/data", "/queue", f"{ONE}/file?path=y", "/live?page=projects", "/design", "/openapi.json")
+    for path in secret:
+        assert locked.get(path).status_code == 401, path
+        assert locked.get(path, headers=PAGE).url.path == "/login"
+    for path in ("/create", "/import?name=x.zip", f"{ONE}/upload?name=a.mp4", "/bin/destroy", "/logout"):
+        assert locked.post(path, data={"title": "x"}).status_code == 401, path
+    assert locked.get("/static/studio.css").status_code == 200
     assert locked.post("/login", data=LOGIN | {"password": "wrong"}).status_code == 400
     assert locked.post("/login", data=LOGIN).status_code == 200
-    assert locked.get("/studio/part/project").status_code == 200
-    assert free.get("/studio/part/project").status_code == 200
+    assert locked.get("/").status_code == 200
+    assert locked.post("/logout").headers["hx-redirect"] == "/login"
+    assert locked.get("/").status_code == 401
+    assert free.get("/").status_code == 200
+    assert free.get("/openapi.json").status_code == 404
 
 
 def test_a_minute_later_passwords_are_looked_at_again() -> None:
@@ -129,12 +137,12 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
     content = b"\0\0\0\x18ftypmp42" + b"x" * 300_000
 
     def send(name: str, project: str = "b-one-b-all", **headers: str) -> Any:
-        params = {"project": project, "name": name}
-        return free.post("/studio/upload", params=params, content=content, headers=headers or None)
+        return free.post(f"/p/{project}/upload", params={"name": name}, content=content, headers=headers or None)
 
     assert send("../../over.mp4").json() == [{"name": "over.mp4", "taken": True, "reason": "added"}]
     assert (root / "b-one-b-all" / "clips" / "over.mp4").read_bytes() == content
-    assert send("a.mp4", "..").status_code == send("..").status_code == 400
+    assert send("a.mp4", "%2e%2e").status_code in (404, 422)
+    assert send("..").status_code == 422
     assert send("a.mp4", Origin="http://evil.org").status_code == 403
     assert not send("program.exe").json()[0]["taken"]
     assert list((root / ".uploads").iterdir()) == [], "what was not taken is gone"
@@ -142,24 +150,24 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
 
 def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None:
     _, free, _ = clients
-    assert free.get("/studio/part/data", params={"project": "x" * 5000}).status_code == 400
-    assert free.post("/studio/do/create", content="{", headers={"content-type": "application/json"}).status_code == 400
-    for words in ({"title": "\ud800"}, {"of": "x" * 5000, "title": "y"}):
-        action = "create" if "of" not in words else "rename"
-        content = json.dumps(words)
-        answer = free.post(f"/studio/do/{action}", content=content, headers={"content-type": "application/json"})
-        assert answer.status_code == 200
-        assert answer.json().get("error"), words
+    assert free.get(f"/p/{'x' * 5000}/data").status_code == 422
+    assert free.get(f"/p/{'x' * 5000}/data", headers={"HX-Request": "", "Accept": "text/html"}).status_code == 404
+    assert free.post("/create", content=b"title=%ED%A0%80").status_code == 204, "half a character is replaced"
+    for path, data in ((f"/p/{'x' * 5000}/rename", {"title": "y"}), (f"{ONE}/rename", {"title": "  "}), ("/create", {})):
+        answer = free.post(path, data=data)
+        assert answer.status_code == 422
+        assert json.loads(answer.headers["hx-trigger"])["toast"]["bad"] is True
+    assert free.post("/create", content=b"x" * 5_000_000).status_code == 413
+    assert free.post("/create", content="&".join(f"a{n}=1" for n in range(30_000))).status_code == 422
 
 
 def test_names_and_captions_are_escaped(clients: Any) -> None:
     _root, free, _ = clients
-    shown = free.get("/studio/part/project").text
+    assert free.post("/create", data={"title": "<script>alert(1)</script>"}).headers["hx-redirect"] == "/p/script-alert-1-script/data"
+    shown = free.get("/").text
     assert "<b>One" not in shown
     assert "&lt;b&gt;One&lt;/b&gt;" in shown
-    answer = free.post("/studio/do/create", json={"title": "<script>alert(1)</script>"}).json()
-    assert answer["go"] == "?project=script-alert-1-script&tab=data"
-    assert "<script>" not in free.get("/studio/part/project").text
+    assert "<script>alert" not in shown
 
 
 def test_files_are_given_out_of_the_project_alone(clients: Any) -> None:
@@ -172,35 +180,40 @@ def test_files_are_given_out_of_the_project_alone(clients: Any) -> None:
     (folder / "clips" / "link.mp4").symlink_to(root / "secret.mp4")
 
     def get(path: str, project: str = "b-one-b-all") -> int:
-        return int(free.get("/studio/file", params={"project": project, "path": path}).status_code)
+        return int(free.get(f"/p/{project}/file", params={"path": path}).status_code)
 
     assert get("clips/a.mp4") == 200
     outside = ("../secret.mp4", "clips/../../secret.mp4", "clips/link.mp4", "/etc/passwd")
     for path in (*outside, "clips/a.svg", "jobs/log.json", "project.json"):
         assert get(path) == 404, path
-    assert get("secret.mp4", "..") == 404
-    assert get("x", "../..") == 404
-    assert free.get("/studio/thumb?project=b-one-b-all&id=../x").status_code == 404
+    assert get("secret.mp4", "%2e%2e") in (404, 422)
+    assert free.get(f"{ONE}/poster?path=../secret.mp4").status_code in (404, 422)
+    (folder / "sheet").mkdir()
+    (folder / "sheet" / "index.html").write_text("<script>alert(1)</script>")
+    page = free.get(f"{ONE}/file/sheet/index.html")
+    assert page.headers["content-security-policy"].startswith("sandbox"), "no script of a page runs"
+    assert "allow-scripts" not in page.headers["content-security-policy"]
 
 
 def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
     root, free, _ = clients
-    form = free.post("/studio/do/create", data={"title": "by a form"})
+    form = free.post("/create", data={"title": "by a form"}, headers={"HX-Request": ""})
+    other = free.post("/create", data={"title": "by a page"}, headers={"Origin": "http://evil.org"})
     assert form.status_code == 415
-    other = free.post("/studio/do/create", json={"title": "by a page"}, headers={"Origin": "http://evil.org"})
     assert other.status_code == 403
     assert "another site" in other.text
-    assert free.get("/studio/part/project", headers={"Host": "evil.org"}).status_code == 403
-    headers = free.get("/studio/part/project").headers
+    assert free.get("/", headers={"Host": "evil.org"}).status_code == 403
+    headers = free.get("/").headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "frame-ancestors" in headers["content-security-policy"]
+    assert "unsafe-inline" not in headers["content-security-policy"].partition("style-src")[0]
     assert not [one for one in projects.projects(root) if one.title.startswith("by ")]
 
 
 def test_no_password_and_no_token_is_kept(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root, free, _ = clients
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    free.get("/studio/part/setup?project=b-one-b-all")
+    free.get(f"{ONE}/setup")
     kept = [path for path in Path(root).rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
     assert kept == []
     assert "long enough" not in "".join(p.read_text(errors="ignore") for p in Path(root).rglob("*.json"))
@@ -218,14 +231,15 @@ def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(clients: A
     (run / "checkpoints" / "step-5").mkdir(parents=True)
 
     def get(path: str, client: Any = free) -> Any:
-        return client.get("/studio/folder", params={"project": "b-one-b-all", "path": path})
+        return client.get(f"{ONE}/folder", params={"path": path})
 
     answer = get("runs/first/export/first-step-5")
     assert answer.headers["content-disposition"].endswith("first-step-5.zip")
     with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == content
-    for path in ("checkpoints/step-5", "export", "", "../../clips", "../../../x", "export/no"):
+    assert get("runs/first/checkpoints/step-5").status_code == 200
+    for path in ("export", "", "../../clips", "../../../x", "export/no"):
         assert get(f"runs/first/{path}").status_code == 404, path
     assert get("clips").status_code == 404
     locked.cookies.clear()

@@ -17,7 +17,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.studio import downloads, header, live, projects_page
 from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
-from videotune.studio.web import STATIC, Asked, Changes, Form, html, page, say
+from videotune.studio.web import STATIC, Asked, Changes, Form, In, html, page, say
 
 PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
@@ -93,13 +93,18 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         sessions.discard(request.cookies.get(COOKIE, ""))
         return say(go="/login")
 
+    @app.get("/design")
+    def design(asked: In) -> Response:
+        return page(asked, "design", header.REGIONS, "Components")
+
     for kind in (ValueError, OSError, RecursionError):
         app.add_exception_handler(kind, refused)
     app.mount("/static", StaticFiles(directory=STATIC))
     for module in PAGES.values():
         app.include_router(module.routes)
     app.include_router(downloads.routes)
-    app.include_router(live.router({name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}))
+    shown = {name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}
+    app.include_router(live.router({"design": header.REGIONS, "error": header.REGIONS, **shown}))
     return app
 
 

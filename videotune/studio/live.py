@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
@@ -19,10 +20,15 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
     """The stream of every page; ``tags`` in its address say what the page shows already."""
     routes = APIRouter()
 
-    @routes.get("/live", response_class=EventSourceResponse)
-    async def live(request: Request, page: str, tags: str = "") -> AsyncIterator[ServerSentEvent]:
+    def regions_of(page: str) -> Regions:
         if page not in pages:
             raise HTTPException(404, "there is no such page")
+        return pages[page]
+
+    @routes.get("/live", response_class=EventSourceResponse)
+    async def live(
+        request: Request, regions: Annotated[Regions, Depends(regions_of)], tags: str = ""
+    ) -> AsyncIterator[ServerSentEvent]:
         shown = dict(each.split(":", 1) for each in tags.split(",") if ":" in each)
         while True:
             ticket = request.app.state.changes.ticket()
@@ -31,8 +37,8 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
             except VideotuneError as error:
                 yield ServerSentEvent(event="gone", data=str(error))
                 return
-            for name in [one for one in pages[page] if one in shown]:
-                text = await run_in_threadpool(_made, pages[page], name, now)
+            for name in [one for one in regions if one in shown]:
+                text = await run_in_threadpool(_made, regions, name, now)
                 if shown[name] != (new := tag(text)):
                     shown[name] = new
                     yield ServerSentEvent(event="region", data={"id": f"r-{name}", "html": text, "tag": new})

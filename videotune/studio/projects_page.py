@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
-from videotune.queue.jobs import all_jobs
-from videotune.studio import bin, header, projects
+from videotune.queue import entries as queued
+from videotune.studio import bin, header, projects, queue_page
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, seen_files
 from videotune.studio.uploads import incoming, receive
@@ -31,7 +31,7 @@ def _card(project: Project) -> dict[str, object]:
         "clips": len(clips),
         "cover": [path.relative_to(project.folder).as_posix() for path in clips[:COVER]],
         "runs": len(list((project.folder / "runs").glob("*/config.json"))),
-        "busy": any(job.running for job in all_jobs(project.folder)[:12]),
+        "busy": bool(header.running(project.folder.parent, project.name)),
     }
 
 
@@ -88,8 +88,10 @@ async def take_in(asked: In, name: str, request: Request) -> Response:
 @routes.post("/p/{project}/remove")
 def remove(asked: In) -> Response:
     """Move a project to the bin."""
-    if any(job.running for job in all_jobs(asked.home.folder)):
+    if header.running(asked.root, asked.home.name):
         raise VideotuneError(f"{asked.home.title} has a running job: stop it first")
+    for entry in queue_page.of(asked.root, asked.home):
+        queued.remove(asked.root / header.QUEUE, entry.name)
     bin.throw(asked.root, "project", asked.home.title, [asked.home.folder])
     return say(f"{asked.home.title} is in the bin")
 

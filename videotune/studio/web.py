@@ -89,7 +89,7 @@ async def words(request: Request) -> Words:
 
 In = Annotated[Asked, Depends(asked)]
 Form = Annotated[Words, Depends(words)]
-Regions = Mapping[str, Callable[[Asked], str]]
+Regions = dict[str, Callable[[Asked], str]]
 """Parts of a page that stay up to date, by name: each is HTML, made anew about once a second while the page is open."""
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
