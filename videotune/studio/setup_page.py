@@ -15,7 +15,7 @@ from videotune.config.load import flatten, preset_about, preset_named, preset_na
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.studio import bin, form, gpu, header, plan_server, projects, queue_page
-from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside, texts
+from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
 from videotune.studio.web import Asked, Form, In, Regions, html, page, say
 from videotune.text import duration
@@ -55,20 +55,19 @@ def settings(asked: Asked) -> str:
     """Every setting with its value."""
     project = asked.home
     own, below = flatten(draft(project)), form.standing(project.preset)
-    return html("setup_fields", project=project, own=own, below=below, fields=form.fields(), shown=form.shown)
+    fields = {one.key: one for one in form.fields()}
+    return html("setup_fields", project=project, own=own, below=below, fields=fields, shown=form.shown)
 
 
 def gallery(asked: Asked) -> str:
     """The presets, the person's own first, and for which card the plan is made."""
-    project, hours = asked.home, dict[str, Any]()
-    if (place := _place(project, "hours")).is_file():
-        hours = plan_server.ask(place, question(project, "hours", **_hours()))
+    project, place = asked.home, _place(asked.home, "hours")
     return html(
         "setup_presets",
         project=project,
         own={path.stem: read_json(path) for path in sorted((asked.root / OWN).glob("*.json"))},
         presets=presets(),
-        hours=hours,
+        hours=read_json(place) if place.is_file() else {},
         found=gpu.cards(),
     )
 
@@ -84,16 +83,16 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def _hours() -> dict[str, Any]:
-    return {"presets": list(presets()), "config": {}, "preset": None, "longest": 60.0 * len(presets())}
-
-
 def imported(asked: Asked) -> str:
     """What another trainer's config becomes, before it is applied."""
     files = sorted(_place(asked.home, "theirs").with_suffix("").glob("*"))
     if not files:
         return ""
-    asking = {"what": "import", "files": [str(path) for path in files], "seen": [path.stat().st_mtime for path in files]}
+    asking = {
+        "what": "import",
+        "files": [str(path) for path in files],
+        "seen": [path.stat().st_mtime for path in files],
+    }
     answer = plan_server.ask(_place(asked.home, "imported"), asking)
     return html("setup_import", project=asked.home, files=files, answer=answer, shown=form.shown)
 
@@ -121,20 +120,25 @@ def put(asked: In, words: Form) -> Response:
         if "was" in words and now != words["was"].replace("\r\n", "\n"):
             return say(status=409, conflict={"key": key, "now": now, "yours": words["value"]})
         projects.save_draft(asked.home, form.put(keys, key, words["value"], asked.home.preset))
-    return say(saved={"key": key})
+    return say()
 
 
 @routes.post("/p/{project}/setup/fact")
 def fact(asked: In, words: Form) -> Response:
     """Save what belongs to the project and not to the config: preset, card, whether skipped clips may be left out."""
     key, value = words["key"], words["value"].strip()
-    kept: Any = {"preset": preset_named, "card": lambda text: text[:60] or None, "vram": _gb, "allow_skips": "true".__eq__}
+    kept: Any = {
+        "preset": preset_named,
+        "card": lambda text: text[:60] or None,
+        "vram": _gb,
+        "allow_skips": "true".__eq__,
+    }
     if key not in kept:
         raise VideotuneError(f"{key!r} is not a setting of a project")
     other: dict[str, Any] = {"card": {"vram": None}, "vram": {"card": None}}.get(key, {}) if value else {}
     with _one_at_a_time:
         projects.change(asked.home, **{**other, key: kept[key](value)})
-    return say(saved={"key": key})
+    return say()
 
 
 def _gb(value: str) -> float | None:
@@ -158,7 +162,7 @@ def own_preset(act: str, asked: In, words: Form) -> Response:
         _use(project, str(found["preset"]), found["keys"])
     else:
         bin.throw(asked.root, "preset", path.stem, [path])
-    return say({"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin"), saved={"key": "preset"})
+    return say({"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin"))
 
 
 def _use(project: Project, preset: str, keys: Mapping[str, Any]) -> None:
@@ -194,8 +198,9 @@ def change(act: str, asked: In, words: Form) -> Response:
     if act in ("apply", "forget"):
         shutil.rmtree(theirs, ignore_errors=True)
     elif act == "hours":
-        plan_server.ask(_place(project, "hours"), question(project, "hours", **_hours()))
-        write_json(_place(project, "hours"), {"presets": {}})
+        write_json(_place(project, "hours"), {"presets": {}, "part": "known"})
+        asking = {"presets": list(presets()), "config": {"datasets": projects.datasets(project)}, "longest": 9000.0}
+        plan_server.ask(_place(project, "hours"), question(project, "hours", **asking))
     elif act == "reset":
         projects.save_draft(project, {})
-    return say(saved={"key": act})
+    return say()
