@@ -14,7 +14,7 @@ from videotune.studio import clips
 from videotune.studio.projects import Project
 
 HISTORY = "history.jsonl"
-"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` names what belongs together."""
+"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` names those made together."""
 
 TAKEN = "recorded"
 """A file in the folder of a captioning job whose captions are in the history, or of a cut whose film was put away."""

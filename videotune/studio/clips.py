@@ -26,6 +26,12 @@ ORDINARY = re.compile(r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no win
 """Warnings of a check about which a person need not do anything: they are shown as notes."""
 
 Row = dict[str, Any]
+UNKNOWN: Row = dict.fromkeys(
+    ("reason", "source_seconds", "source_fps", "source_frames", "width", "shape", "windows", "spans")
+)
+UNKNOWN |= {"state": "new", "why": "not checked yet", "warned": [], "notes": [], "hints": [], "long": False, "part": ""}
+UNKNOWN |= {"tokens": 0, "changed": 0, "seconds_cut": 0}
+"""What stands in a row as long as no check has said it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ def table(project: Project) -> Table:
     kept, last = _tables.get(project.folder), last_account(project)
     basis = (last and last[0].folder.name, int(time.time() / 60))
     if kept is None or kept.basis != basis or kept.folders != {path: _changed(path) for path in kept.folders}:
-        kept = _tables[project.folder] = _read(project, basis, last)
+        kept = _tables[project.folder] = _read(project, basis, last, kept)
     return kept
 
 
@@ -64,9 +70,15 @@ def _changed(*paths: Path | None) -> int:
     return max(times)
 
 
-def _read(project: Project, basis: tuple[Any, ...], last: tuple[Job, Mapping[str, Any]] | None) -> Table:
-    homes = [project.folder / part for part in (CLIPS, HELD_OUT)]
-    folders = {path: _changed(path) for home in homes for path in (home, *(Path(at) for at, *_ in os.walk(home)))}
+def _read(
+    project: Project, basis: tuple[Any, ...], last: tuple[Job, Mapping[str, Any]] | None, before: Table | None
+) -> Table:
+    walks = [os.walk(project.folder / part) for part in (CLIPS, HELD_OUT)]
+    places = [
+        project.folder,
+        *(Path(at) for walk in walks for at, *_ in walk if "/." not in at[len(str(project.folder)) :]),
+    ]
+    folders = {path: _changed(path) for path in places}
     checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
     rows: dict[str, Row] = {}
     for part, clip in _files(project):
@@ -74,10 +86,13 @@ def _read(project: Project, basis: tuple[Any, ...], last: tuple[Job, Mapping[str
         rows[row["path"]] = row
     for path, about in checked.items():
         if not Path(path).is_relative_to(project.folder):
-            rows[path] = _of_account(path, about) | {"path": path, "name": path, "part": "", "fixed": "it lies elsewhere"}
-    names = ("config.json", projects.BOOK)
-    newest = max([*folders.values(), *(row.get("changed", 0) for row in rows.values())])
-    newest = max(newest, *(_changed(project.folder / name) for name in names)) / 1e9
+            rows[path] = _of_account(path, about) | {"path": path, "name": path, "fixed": "it lies elsewhere"}
+    files = {path: row["changed"] for path, row in rows.items()}
+    if before is not None and files == {path: row["changed"] for path, row in before.rows.items()}:
+        newest = before.changed  # a check's cache in a folder of clips is no change of them
+    else:
+        newest = max([0, *list(folders.values())[1:], *files.values()]) / 1e9
+    newest = max(newest, _changed(*(project.folder / name for name in ("config.json", projects.BOOK))) / 1e9)
     return Table(rows, folders, basis, newest, blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest())
 
 
@@ -122,7 +137,7 @@ def found(rows: Mapping[str, Row], path: str) -> Row:
 def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float) -> Row:
     changed = _changed(clip.path, clip.caption)
     caption = "\n".join(clip.text or ()) if clip.listed else _caption(clip.caption, changed) if clip.caption else ""
-    row = _of_account(str(clip.path), checked) if checked else {"state": "new", "why": "not checked yet"}
+    row = _of_account(str(clip.path), checked) if checked else UNKNOWN
     if checked and changed / 1e9 > since:
         row |= {"state": "new", "why": "changed since the last check"}
     return row | {
@@ -151,6 +166,7 @@ def _of_account(path: str, row: Mapping[str, Any]) -> Row:
     warned = [line for line in row["warnings"] if not ORDINARY.match(line)]
     named = texts()["reasons"].get(row["reason"], row["reason"])
     return {
+        **UNKNOWN,
         **row,
         "state": "held out" if row["held_out"] else "used" if row["used"] else "skipped",
         "why": (f"{named}: {row['detail']}" if row["reason"] else "").replace(str(Path(path).parent) + "/", ""),

@@ -169,7 +169,12 @@ def auto_caption(asked: In, form: Form) -> Response:
     project, model, endpoint = asked.home, form["model"].strip(), form["endpoint"].strip()
     if not model or (not endpoint and not asked.local and not re.fullmatch(r"[\w.-]+/[\w.-]+", model)):
         raise VideotuneError("name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
-    named = {"--model": model, "--endpoint": endpoint, "--purpose": form["purpose"], "--trigger": form["trigger"].strip()}
+    named = {
+        "--model": model,
+        "--endpoint": endpoint,
+        "--purpose": form["purpose"],
+        "--trigger": form["trigger"].strip(),
+    }
     named["--max-words"] = form.number("max-words")
     args = [word for option, value in named.items() if value for word in (f"{option}={value}",)]
     projects.change(project, captioning={key: form[key] for key in ("model", "endpoint", "purpose", "trigger")})
