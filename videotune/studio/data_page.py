@@ -42,6 +42,7 @@ def state(asked: Asked) -> str:
         "data_state",
         asked=asked,
         account=mapping(last[1]) if last else None,
+        check=last and last[0],
         waiting=waiting,
         running=running,
         states=Counter(row["state"] for row in rows),

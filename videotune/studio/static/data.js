@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
     morphStyle: "innerHTML", ignoreActiveValue: true,
     callbacks: {
       beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
-      beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")),
+      beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")) && !(name === "class" && node.matches("img")),
     },
   };
   let asking = 0;
@@ -102,6 +102,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- selection -----------------------------------------------------------------------------------------------------
   function marks() {
+    for (const picture of tiles.querySelectorAll("img")) if (picture.complete && !picture.naturalWidth && picture.currentSrc) picture.classList.add("none");
     for (const tile of tiles.querySelectorAll(".clip")) {
       const box = tile.querySelector("[data-pick]"), on = all || picked.has(tile.dataset.path);
       if (box) { box.checked = on; tile.classList.toggle("picked", on); }
@@ -162,7 +163,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const answer = await fetch(`${base}/clip?${new URLSearchParams({ path })}`);
     if (!answer.ok) return vt.toast(await answer.text(), true);
     showing = path; $("player-body").innerHTML = await answer.text();
-    if (!$("player").open) $("player").showModal();
+    if (!$("player").open) $("player").showModal(); else $("player-title").focus();
     const film = $("player-film"), sound = $("player-sound");
     if (film) {
       film.addEventListener("timeupdate", () => { $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
