@@ -64,10 +64,10 @@ def answer(question: Mapping[str, Any]) -> None:
     facts: dict[str, Any] = {"key": question["key"], "code": DONE, "words": ""}
     try:
         if question["what"] == "plan":
-            facts["plan"] = before.get("plan")  # stays in sight beside an error
+            old = facts["plan"] = before.get("plan") or {}  # stays in sight beside an error
             found = plan(question, known=True)
             if found["device"] is None:
-                kept = {key: (before.get("plan") or {}).get(key) for key in MEASURED}
+                kept = {key: old[key] for key in MEASURED if key in old}
                 write_json(out, facts | {"plan": found | kept, "part": "known"}, durable=False)
                 found = plan(question)
             facts["plan"] = found

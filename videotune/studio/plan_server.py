@@ -23,6 +23,14 @@ _asked: dict[Path, str] = {}
 """The last question about each answer, of this process."""
 
 
+def read(out: Path) -> dict[str, Any]:
+    """An answer as it is now; empty where there is none yet."""
+    try:
+        return dict(read_json(out))
+    except (OSError, ValueError):
+        return {}
+
+
 def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     """What the file ``out`` answers so far; its question is sent where it is another than that of the answer.
 
@@ -30,10 +38,7 @@ def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     question takes the place of an older one. The process sees no card, so that it takes none of its memory.
     """
     global _begun, _process
-    try:
-        found = read_json(out)
-    except (OSError, ValueError):
-        found = {}
+    found = read(out)
     key = tag(json.dumps(question, sort_keys=True))
     if (current := found.get("key") == key) and found.get("part") == "full":
         return {**found, "current": True, "measuring": False}

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 from videotune.config.load import flatten, preset_about, preset_named, preset_names, read_preset
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
+from videotune.reporter.curves import COLOURS
 from videotune.studio import bin, form, gpu, header, plan_server, projects, queue_page
 from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
@@ -48,7 +49,9 @@ def plan(asked: Asked) -> str:
     found, known = answer.get("plan") or {}, {one.key for one in form.fields()}
     words = [(text, [pair for pair in re.findall(r"([a-z_.]+)=([\w.]+)", text) if pair[0] in known])
              for text in found.get("remedies", ())]  # fmt: skip
-    return html("setup_plan", project=project, answer=answer, plan=found, remedies=words, duration=duration)
+    return html(
+        "setup_plan", project=project, answer=answer, plan=found, remedies=words, duration=duration, colours=COLOURS
+    )
 
 
 def settings(asked: Asked) -> str:
@@ -61,14 +64,16 @@ def settings(asked: Asked) -> str:
 
 def gallery(asked: Asked) -> str:
     """The presets, the person's own first, and for which card the plan is made."""
-    project, place = asked.home, _place(asked.home, "hours")
+    project = asked.home
+    device = (plan_server.read(_place(project, "plan")).get("plan") or {}).get("device") or {}
     return html(
         "setup_presets",
         project=project,
         own={path.stem: read_json(path) for path in sorted((asked.root / OWN).glob("*.json"))},
         presets=presets(),
-        hours=read_json(place) if place.is_file() else {},
+        hours=plan_server.read(_place(project, "hours")),
         found=gpu.cards(),
+        gb=(device.get("vram_bytes") or 0) / 1e9,
     )
 
 
@@ -119,8 +124,8 @@ def put(asked: In, words: Form) -> Response:
         now = form.shown(flatten(keys).get(key))
         if "was" in words and now != words["was"].replace("\r\n", "\n"):
             return say(status=409, conflict={"key": key, "now": now, "yours": words["value"]})
-        projects.save_draft(asked.home, form.put(keys, key, words["value"], asked.home.preset))
-    return say()
+        projects.save_draft(asked.home, keys := form.put(keys, key, words["value"], asked.home.preset))
+    return say(saved={"key": key, "now": form.shown(flatten(keys).get(key))})
 
 
 @routes.post("/p/{project}/setup/fact")

@@ -23,7 +23,7 @@
       const before = was.get(key);
       if (before === value) { tell(key, field, ""); return; }
       const answer = await vt.post(`${at}/set`, { key, value, was: before });
-      if (answer.ok) { was.set(key, value); field.dataset.saved = value; tell(key, field, ""); }
+      if (answer.ok) { const { now } = JSON.parse(answer.headers.get("HX-Trigger")).saved; was.set(key, now); field.dataset.saved = now; tell(key, field, ""); }
       else if (answer.status === 409) conflict(JSON.parse(answer.headers.get("HX-Trigger")).conflict, field);
       else tell(key, field, await answer.text());
     });
@@ -76,9 +76,7 @@
   function savePrompts() {
     const texts = [...document.querySelectorAll("#prompts textarea")].map((one) => one.value.trim()).filter(Boolean);
     const values = texts.map((text) => { try { const found = JSON.parse(text); return typeof found === "object" && found ? found : text; } catch { return text; } });
-    const plain = values.every((one) => typeof one === "string" && !one.includes("\n"));
-    // the text that the server shows for the same value, so that the next comparison is of like with like
-    save("samples", $("prompts"), !values.length ? "" : plain && values.length > 1 ? values.join("\n") : JSON.stringify(values));
+    save("samples", $("prompts"), values.length ? JSON.stringify(values) : "");
   }
 
   // search
