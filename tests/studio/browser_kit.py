@@ -118,10 +118,12 @@ def make_project(page: Any, address: str, title: str) -> None:
 
 def violations(page: Any) -> list[str]:
     """What axe-core finds wrong with the page as it stands, in both themes."""
-    from axe_playwright_python.base import AXE_PATH
+    from axe_playwright_python.base import AXE_FILE_PATH
 
     if not page.evaluate("'axe' in window"):
-        page.evaluate(AXE_PATH.read_text(encoding="utf-8"))  # by the debugger, which no policy of the page stops
+        page.evaluate(
+            Path(AXE_FILE_PATH).read_text(encoding="utf-8")
+        )  # by the debugger, which no policy of the page stops
     found = []
     for theme in ("light", "dark"):
         page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)

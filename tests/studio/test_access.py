@@ -38,6 +38,11 @@ def test_no_page_scrolls_sideways(tmp_path: Path, width: int) -> None:
         make_project(page, studio.address, "A project with quite a long name that says what it is about and more")
         (name,) = (path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
         page.set_viewport_size({"width": width, "height": 900})
-        for path in ("/", "/queue", "/design", *(f"/p/{name}/{part}" for part in ("data", "setup", "train", "results"))):
+        for path in (
+            "/",
+            "/queue",
+            "/design",
+            *(f"/p/{name}/{part}" for part in ("data", "setup", "train", "results")),
+        ):
             page.goto(studio.address + path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path

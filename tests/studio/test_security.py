@@ -153,7 +153,11 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
     assert free.get(f"/p/{'x' * 5000}/data").status_code == 422
     assert free.get(f"/p/{'x' * 5000}/data", headers={"HX-Request": "", "Accept": "text/html"}).status_code == 404
     assert free.post("/create", content=b"title=%ED%A0%80").status_code == 204, "half a character is replaced"
-    for path, data in ((f"/p/{'x' * 5000}/rename", {"title": "y"}), (f"{ONE}/rename", {"title": "  "}), ("/create", {})):
+    for path, data in (
+        (f"/p/{'x' * 5000}/rename", {"title": "y"}),
+        (f"{ONE}/rename", {"title": "  "}),
+        ("/create", {}),
+    ):
         answer = free.post(path, data=data)
         assert answer.status_code == 422
         assert json.loads(answer.headers["hx-trigger"])["toast"]["bad"] is True
@@ -163,7 +167,10 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
 
 def test_names_and_captions_are_escaped(clients: Any) -> None:
     _root, free, _ = clients
-    assert free.post("/create", data={"title": "<script>alert(1)</script>"}).headers["hx-redirect"] == "/p/script-alert-1-script/data"
+    assert (
+        free.post("/create", data={"title": "<script>alert(1)</script>"}).headers["hx-redirect"]
+        == "/p/script-alert-1-script/data"
+    )
     shown = free.get("/").text
     assert "<b>One" not in shown
     assert "&lt;b&gt;One&lt;/b&gt;" in shown
