@@ -20,7 +20,7 @@ from videotune.reporter.runs import write_comparison
 from videotune.studio import bin, header, queue_page, train_page
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
-from videotune.studio.status import remembered
+from videotune.studio.status import read_live, remembered
 from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
 from videotune.studio.web import Asked, In, Regions, Words, html, page
 
@@ -106,9 +106,11 @@ REGIONS: Regions = {"summary": summary, "tries": tries, "previews": train_page.p
 @routes.get("/p/{project}/results")
 def show(asked: In) -> Response:
     """The page."""
-    saves = train_page.checkpoints(run_folder(asked.home, name)) if (name := chosen(asked)) else []
-    there = train_page.names(asked)
-    return page(asked, "results", header.REGIONS | REGIONS, "Results", run=name, runs=there, saves=saves)
+    more: dict[str, Any] = {"run": (name := chosen(asked)), "runs": train_page.names(asked)}
+    if name:
+        run = read_live(run_folder(asked.home, name))
+        more |= {"saves": train_page.checkpoints(run.folder), "formats": offered(run)}
+    return page(asked, "results", header.REGIONS | REGIONS, "Results", **more)
 
 
 @routes.get("/p/{project}/compare")

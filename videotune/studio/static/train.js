@@ -127,6 +127,10 @@ document.addEventListener("DOMContentLoaded", () => {
     read(); play(state.playing);
   }
 
+  for (const kind of ["mouseover", "mouseout"]) document.addEventListener(kind, (event) => {
+    if (event.target.matches(".checkpoints video")) event.target[kind === "mouseover" ? "play" : "pause"]()?.catch?.(() => {});
+  });
+
   // choices of checkpoints in the dialog that trains on
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open=go-on]");
