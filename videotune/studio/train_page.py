@@ -121,11 +121,8 @@ def run_part(asked: Asked) -> str:
 
 def runs_part(asked: Asked) -> str:
     """The list of runs."""
-    found = [
-        (name, read_live(run_folder(asked.home, name)), entry_of(asked.root, asked.home, name)) for name in names(asked)
-    ]
-    rows = [(name, how(run, entry, run_job(asked.root, asked.home, name)), progress(run)) for name, run, entry in found]
-    return html("train_runs", asked=asked, project=asked.home, runs=rows, chosen=chosen(asked))
+    rows = [(name, *stands(asked, name)) for name in names(asked)]
+    return html("train_runs", runs=rows, chosen=chosen(asked))
 
 
 def branches(run: Path) -> list[tuple[str, Path]]:
