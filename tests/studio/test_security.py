@@ -93,7 +93,7 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
     for path in secret:
         assert locked.get(path).status_code == 401, path
         assert locked.get(path, headers=PAGE).url.path == "/login"
-    for path in ("/create", "/import?name=x.zip", f"{ONE}/upload?name=a.mp4", "/bin/destroy", "/logout"):
+    for path in ("/create", "/import?name=x.zip", f"{ONE}/data/upload?name=a.mp4", "/bin/destroy", "/logout"):
         assert locked.post(path, data={"title": "x"}).status_code == 401, path
     assert locked.get("/static/studio.css").status_code == 200
     assert locked.post("/login", data=LOGIN | {"password": "wrong"}).status_code == 400
@@ -137,9 +137,9 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
     content = b"\0\0\0\x18ftypmp42" + b"x" * 300_000
 
     def send(name: str, project: str = "b-one-b-all", **headers: str) -> Any:
-        return free.post(f"/p/{project}/upload", params={"name": name}, content=content, headers=headers or None)
+        return free.post(f"/p/{project}/data/upload", params={"name": name}, content=content, headers=headers or None)
 
-    assert send("../../over.mp4").json() == [{"name": "over.mp4", "taken": True, "reason": "added"}]
+    assert send("../../over.mp4").json() == [{"name": "over.mp4", "taken": True, "reason": "added", "files": 1}]
     assert (root / "b-one-b-all" / "clips" / "over.mp4").read_bytes() == content
     assert send("a.mp4", "%2e%2e").status_code in (404, 422)
     assert send("..").status_code == 422

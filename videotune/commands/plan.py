@@ -15,6 +15,7 @@ from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.latent_cache.exposure import TARGETS
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
+from videotune.planner.memory import known_step_spec
 from videotune.planner.plan import make_plan
 from videotune.trainer.components import make_objective
 from videotune.trainer.experts import trained
@@ -49,11 +50,13 @@ def plan(
     card: str | None = None,
     views: Sequence[int] = (),
     allow_skips: str | None = None,
+    known: bool = False,
     **layers: Unpack[Layers],
 ) -> PlanResult:
     """What a run would do, on a card with ``vram`` GB (10^9 bytes) of memory, or of that name; with neither on this machine.
 
     ``views``: how many times a window is to be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
+    ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
     """
     job = planned(open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True)))
     refuse_skips(job, allow_skips)
@@ -63,8 +66,9 @@ def plan(
     if job.base is not None:
         limit, named = asked_card(vram, card)
         dtype = planned_dtype(job.config, limit is not None)
-        with bar("measuring without memory"):
-            found |= to_json(fit(job, dtype, limit, named), job, dtype, found["disk"].get("checkpoint_bytes", 0))
+        if not known or known_step_spec(job, dtype) is not None:
+            with bar("measuring without memory"):
+                found |= to_json(fit(job, dtype, limit, named), job, dtype, found["disk"].get("checkpoint_bytes", 0))
     elif vram or card:
         raise VideotuneError("--vram, --card: what a run needs is read from its base model: name one (base_model_name)")
     return PlanResult(found, job)

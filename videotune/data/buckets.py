@@ -25,13 +25,14 @@ def parse_resolution(value: int | str | list[int | str], rules: VideoRules, shri
     """
     if value == []:
         raise VideotuneError('resolution is an empty list. Give 512, "480x832", or a list of such values.')
-    choices = tuple(_parse_one(item) for item in (value if isinstance(value, list) else [value]))
+    choices = tuple(parse_size(item) for item in (value if isinstance(value, list) else [value]))
     for choice in choices:
         _check(choice, rules, shrink)
     return choices
 
 
-def _parse_one(value: int | str) -> int | Size:
+def parse_size(value: int | str) -> int | Size:
+    """One size of ``resolution``; VideotuneError for what is none."""
     text = str(value).strip().lower() if isinstance(value, str) or abs(value) <= MAX_SIDE else ""
     pair = re.fullmatch(r"([0-9]{1,6})\s*[x×]\s*([0-9]{1,6})", text)
     numbers = [int(n) for n in pair.groups()] if pair else [int(text)] if re.fullmatch("[0-9]{1,6}", text) else []

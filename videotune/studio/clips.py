@@ -1,20 +1,99 @@
 """The clips of a project as a table: what lies on the disk, and what the last check said of each."""
 
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import lint, read_caption, variants
+from videotune.data.captions import lint, read_caption
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
-from videotune.files import write_text
-from videotune.queue.jobs import Job, all_jobs, result
-from videotune.studio.projects import CLIPS, HELD_OUT, REMOVED, Project, any_file, inside, texts
+from videotune.queue.jobs import Job, all_jobs, latest, restart, result
+from videotune.studio import bin, projects
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
+
+LONG, QUIET = 20.0, 2.0
+"""Seconds from which on a clip is a long video, to be cut into scenes; seconds without a change before a check begins."""
+
+ORDINARY = re.compile(r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above")
+"""Warnings of a check about which a person need not do anything: they are shown as notes."""
+
+Row = dict[str, Any]
+UNKNOWN: Row = dict.fromkeys(
+    ("reason", "source_seconds", "source_fps", "source_frames", "width", "shape", "windows", "spans")
+)
+UNKNOWN |= {"state": "new", "why": "not checked yet", "warned": [], "notes": [], "hints": [], "long": False, "part": ""}
+UNKNOWN |= {"tokens": 0, "changed": 0, "seconds_cut": 0}
+"""What stands in a row as long as no check has said it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The clips by their paths within the project, as they were when ``folders`` had these times of change.
+
+    ``changed``: when a clip or a caption changed last; ``version`` differs where anything of a clip does.
+    """
+
+    rows: Mapping[str, Row]
+    folders: Mapping[Path, int]
+    basis: tuple[Any, ...]
+    changed: float
+    version: str
+
+
+_tables: dict[Path, Table] = {}
+
+
+def table(project: Project) -> Table:
+    """The clips; read again only where a folder or the last check has changed, and once a minute."""
+    kept, last = _tables.get(project.folder), last_account(project)
+    basis = (last and last[0].folder.name, int(time.time() / 60))
+    if kept is None or kept.basis != basis or kept.folders != {path: _changed(path) for path in kept.folders}:
+        kept = _tables[project.folder] = _read(project, basis, last, kept)
+    return kept
+
+
+def _changed(*paths: Path | None) -> int:
+    """When the newest of some files or folders has changed, in nanoseconds; 0 where none of them is there."""
+    times = [0]
+    for path in filter(None, paths):
+        with suppress(OSError):
+            about = os.stat(path)
+            times.append(about.st_mtime_ns if path.is_dir() else max(about.st_mtime_ns, about.st_ctime_ns))
+    return max(times)
+
+
+def _read(
+    project: Project, basis: tuple[Any, ...], last: tuple[Job, Mapping[str, Any]] | None, before: Table | None
+) -> Table:
+    walks = [os.walk(project.folder / part) for part in (CLIPS, HELD_OUT)]
+    places = [
+        project.folder,
+        *(Path(at) for walk in walks for at, *_ in walk if "/." not in at[len(str(project.folder)) :]),
+    ]
+    folders = {path: _changed(path) for path in places}
+    checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
+    rows: dict[str, Row] = {}
+    for part, clip in _files(project):
+        row = _row(project, part, clip, checked.pop(str(clip.path), None), last[0].started if last else 0.0)
+        rows[row["path"]] = row
+    for path, about in checked.items():
+        if not Path(path).is_relative_to(project.folder):
+            rows[path] = _of_account(path, about) | {"path": path, "name": path, "fixed": "it lies elsewhere"}
+    files = {path: row["changed"] for path, row in rows.items()}
+    if before is not None and files == {path: row["changed"] for path, row in before.rows.items()}:
+        newest = before.changed  # a check's cache in a folder of clips is no change of them
+    else:
+        newest = max([0, *list(folders.values())[1:], *files.values()]) / 1e9
+    newest = max(newest, _changed(*(project.folder / name for name in ("config.json", projects.BOOK))) / 1e9)
+    return Table(rows, folders, basis, newest, blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest())
 
 
 def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
@@ -30,139 +109,108 @@ def _account(job: Job) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) and "clips" in value else None
 
 
-def files(project: Project) -> list[tuple[str, ClipFile]]:
+def start_check(project: Project) -> bool:
+    """Start a check where something has changed since the last one began, and nothing for a while; whether one is due."""
+    changed, job = table(project).changed, latest(project.folder, "check")
+    due = bool(projects.datasets(project)) and (job is None or changed > job.started)
+    if due and time.time() - changed > QUIET:
+        restart(project.folder, "check", ["check", "--json", *projects.words(project)])
+    return due
+
+
+def _files(project: Project) -> Iterator[tuple[str, ClipFile]]:
     """Every clip on the disk with the part of the project that it lies in."""
-    found: list[tuple[str, ClipFile]] = []
     for part in (CLIPS, HELD_OUT):
         folder = project.folder / part
         if folder.is_dir() and any_file(folder):
             with suppress(VideotuneError):  # it holds texts alone, so far; the check says so
-                found += [(part, clip) for clip in read_folder(folder)[0]]
-    return found
+                yield from ((part, clip) for clip in read_folder(folder)[0])
 
 
-def find(project: Project, relative: str) -> tuple[str, ClipFile]:
-    """The clip of that path within the project.
-
-    Raises VideotuneError where there is none.
-    """
-    path = inside(project.folder, relative)
-    for part, clip in files(project):
-        if clip.path == path:
-            return part, clip
-    raise VideotuneError(f"{relative} is not there any more: load the page again")
+def found(rows: Mapping[str, Row], path: str) -> Row:
+    """The clip of that path; VideotuneError where there is none."""
+    if path not in rows:
+        raise VideotuneError(f"{path[:200]} is not there any more")
+    return rows[path]
 
 
-def rows(project: Project) -> list[dict[str, Any]]:
-    """The table: each clip with its state (used, warned, held out, skipped, new), why, caption, picture and size."""
-    last = last_account(project)
-    checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
-    since = last[0].started if last else 0.0
-    out, seen = [], set()
-    for part, clip in files(project):
-        seen.add(str(clip.path))
-        out.append(_row(project, part, clip, checked.get(str(clip.path)), since))
-    for path, row in checked.items():
-        if path not in seen and not Path(path).is_relative_to(project.folder):
-            out.append(_of_account(path, row) | {"path": path, "fixed": "it is elsewhere: change it there", "part": ""})
-    return out
-
-
-def _row(
-    project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
-) -> dict[str, Any]:
-    caption, odd = caption_of(clip)
-    row = _of_account(str(clip.path), checked) if checked else {"state": "new", "why": "not checked yet"}
-    if checked and _changed(clip, since):
+def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float) -> Row:
+    changed = _changed(clip.path, clip.caption)
+    caption = "\n".join(clip.text or ()) if clip.listed else _caption(clip.caption, changed) if clip.caption else ""
+    row = _of_account(str(clip.path), checked) if checked else UNKNOWN
+    if checked and changed / 1e9 > since:
         row |= {"state": "new", "why": "changed since the last check"}
-    fixed = f"its caption stands in {clip.listed}: change it there" if clip.listed else odd
     return row | {
-        "path": str(clip.path.relative_to(project.folder)),
-        "caption": caption,
-        "fixed": fixed,
+        "path": clip.path.relative_to(project.folder).as_posix(),
+        "name": clip.path.relative_to(project.folder / part).as_posix(),
+        "clip": clip,
         "part": part,
+        "caption": caption,
+        "changed": changed,
+        "tokens": round(max((len(line.split()) for line in caption.split("\n")), default=0) * 1.3),
         "hints": lint(caption, clip.path.stem) if caption else [],
+        "fixed": f"its caption stands in {clip.listed}: change it there" if clip.listed else "",
     }
 
 
-def _changed(clip: ClipFile, since: float) -> bool:
+@lru_cache(maxsize=20_000)
+def _caption(path: Path, changed: int) -> str:
+    """A caption's text, a variant a line, as it is since ``changed``."""
     try:
-        found = [os.stat(path) for path in filter(None, (clip.path, clip.caption))]
-    except OSError:
-        return True
-    return any(max(about.st_mtime, about.st_ctime) > since for about in found)
-
-
-def caption_of(clip: ClipFile) -> tuple[str, str]:
-    """A clip's caption, a variant a line, and why it cannot be edited, where that is so."""
-    if clip.text is not None or clip.caption is None:
-        return "\n".join(clip.text or ()), ""
-    try:
-        return "\n".join(read_caption(clip.caption)), ""
+        return "\n".join(read_caption(path))
     except ClipProblem as problem:
-        undecodable = problem.reason == "undecodable_caption"
-        return clip.caption.read_bytes().decode("latin-1") if undecodable else "", ""
+        return path.read_bytes().decode("latin-1") if problem.reason == "undecodable_caption" else ""
 
 
-def _of_account(path: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    warned = list(row["warnings"])
-    state = "held out" if row["held_out"] else "used" if row["used"] else "skipped"
-    state = "warned" if state == "used" and warned else state
+def _of_account(path: str, row: Mapping[str, Any]) -> Row:
+    warned = [line for line in row["warnings"] if not ORDINARY.match(line)]
     named = texts()["reasons"].get(row["reason"], row["reason"])
-    why = f"{named}: {row['detail']}" if row["reason"] else "; ".join(warned)
     return {
-        "state": state,
-        "why": why.replace(str(Path(path).parent) + "/", ""),
+        **UNKNOWN,
+        **row,
+        "state": "held out" if row["held_out"] else "used" if row["used"] else "skipped",
+        "why": (f"{named}: {row['detail']}" if row["reason"] else "").replace(str(Path(path).parent) + "/", ""),
+        "warned": warned,
+        "notes": [*(line for line in row["warnings"] if line not in warned), *row["notes"]],
         "caption": "\n".join(row["captions"]),
-        "id": (row["id"] or "")[:16],
-        "seconds": row["source_seconds"],
-        "size": f"{row['width']}×{row['height']}" if row["width"] else "",
-        "shape": row["shape"],
-        "windows": row["windows"],
-        "views": row["views"],
-        "hints": [],
+        "long": row["source_seconds"] is not None and row["source_seconds"] >= LONG,
     }
 
 
-def save_caption(project: Project, relative: str, text: str) -> str:
-    """Write a clip's caption, a variant a line; returns what is to be said of it.
-
-    Raises VideotuneError where the caption stands in a list.
-    """
-    _, clip = find(project, relative)
-    if clip.listed:
-        raise VideotuneError(f"the caption of {relative} stands in {clip.listed}: change it there")
-    lines = variants(text.replace("\0", ""))
-    if not lines:
-        raise VideotuneError("an empty caption was not saved: say what the clip shows")
-    write_text(clip.caption or clip.expected, "\n".join(lines) + "\n")
-    hints = [hint for line in lines for hint in lint(line, clip.path.stem)]
-    return "caption saved" + (f"; {'; '.join(hints)}" if hints else "")
+def select(project: Project, words: Mapping[str, str]) -> list[Row]:
+    """The clips in a state (``state``) whose name or caption holds a text (``q``)."""
+    state, text = words.get("state", ""), words.get("q", "").strip().casefold()
+    tests = {"warned": lambda row: row.get("warned"), "without": lambda row: not row["caption"]}
+    test = tests.get(state, lambda row: state in ("", row["state"]))
+    rows = (row for row in table(project).rows.values() if test(row))
+    return [row for row in rows if text in row["name"].casefold() or text in row["caption"].casefold()]
 
 
-def move(project: Project, relative: str, to: str) -> str:
-    """Move a clip with its caption to another part of the project: held out, back to the clips, or out of the data."""
-    part, clip = find(project, relative)
-    if clip.listed:
-        raise VideotuneError(f"{relative} is listed in {clip.listed}: take it out of the list, and move it yourself")
-    if to not in (CLIPS, HELD_OUT, REMOVED):
-        raise VideotuneError(f"clips are moved to {CLIPS}, {HELD_OUT} or {REMOVED}, not to {to!r}")
-    if to == part:
-        return f"{clip.path.name} is there already"
-    targets = []
-    for path in filter(None, (clip.path, clip.caption)):
-        target = project.folder / to / path.relative_to(project.folder / part)
-        if to == REMOVED and target.exists():
-            target = target.with_name(f"{int(time.time())}-{target.name}")
-        if target.exists():
-            raise VideotuneError(f"{target.relative_to(project.folder)} is there already: rename one of the two")
-        targets.append((path, target))
-    for path, target in targets:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
-        os.utime(target)  # the last check has not seen it here
-    return {
-        CLIPS: f"{clip.path.name} is trained on again",
-        HELD_OUT: f"{clip.path.name} is held out: it is measured with, never trained on",
-        REMOVED: f"{clip.path.name} was taken out; it lies in the project's folder {REMOVED}",
-    }[to]
+def _own(project: Project, paths: Sequence[str]) -> tuple[list[Row], list[Path]]:
+    """Clips of the project by their paths, and their files; VideotuneError where one stands in a list."""
+    rows = [found(table(project).rows, path) for path in paths]
+    for row in rows:
+        if row["fixed"]:
+            raise VideotuneError(f"{row['name']} is named in a list, or lies elsewhere: take it out there")
+    files = dict.fromkeys(path for row in rows for path in (row["clip"].path, row["clip"].caption) if path)
+    return rows, list(files)
+
+
+def move(project: Project, paths: Sequence[str], to: str) -> None:
+    """Move clips with their captions to another part of the project: for validation, or for training."""
+    if to not in (CLIPS, HELD_OUT):
+        raise VideotuneError(f"clips are moved to {CLIPS} or {HELD_OUT}, not to {to[:40]!r}")
+    inner = [path.relative_to(project.folder) for path in _own(project, paths)[1]]
+    pairs = [(path, Path(to, *path.parts[1:])) for path in inner if path.parts[0] != to]
+    for _, target in pairs:
+        if (project.folder / target).exists():
+            raise VideotuneError(f"{target} is there already: rename one of the two")
+    for path, target in pairs:
+        (project.folder / target).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(project.folder / path, project.folder / target)
+
+
+def remove(project: Project, paths: Sequence[str]) -> None:
+    """Move clips with their captions to the bin, as one item."""
+    rows, files = _own(project, paths)
+    bin.throw(project.folder, "clip", rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips", files)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -10,11 +11,10 @@ from videotune.config.explain import advice, default, values
 from videotune.config.load import check_keys, flatten, merge, read_preset, unflatten
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
+from videotune.data.buckets import parse_size
 from videotune.data.captions import variants
 from videotune.errors import VideotuneError
-
-ELSEWHERE = ("cache_dir", "output_model_destination")
-"""Keys that the studio sets itself: files go into the project."""
+from videotune.studio.projects import ELSEWHERE
 
 Kind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
@@ -45,6 +45,7 @@ class Field:
         return self.key.rpartition(".")[2].replace("_", " ")
 
 
+@cache
 def fields() -> list[Field]:
     """Every key that a person may set, in the schema's order."""
     known = leaves().items()
@@ -149,6 +150,8 @@ def put(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, 
     flat = {name: old for name, old in flatten(keys).items() if name != key}
     if value is not None:
         flat[key] = value
+        for one in (value if isinstance(value, list) else [value]) if key == "resolution" else ():
+            parse_size(one)
     nested = unflatten(flat)
     check_keys(nested, "the form")
     parse(merge(read_preset(preset), nested))

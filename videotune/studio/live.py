@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
-from videotune.studio.web import Asked, Regions, asked, html, tag
+from videotune.studio.web import Regions, asked, made, tag
 
 EVERY = 1.0
 """Seconds between two looks at what a page shows, while nobody changes anything."""
@@ -38,7 +38,7 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
                 yield ServerSentEvent(event="gone", data=str(error))
                 return
             for name in [one for one in regions if one in shown]:
-                text = await run_in_threadpool(_made, regions, name, now)
+                text = await run_in_threadpool(made, regions, name, now)
                 if shown[name] != (new := tag(text)):
                     shown[name] = new
                     yield ServerSentEvent(event="region", data={"id": f"r-{name}", "html": text, "tag": new})
@@ -47,10 +47,3 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
 
     return routes
 
-
-def _made(regions: Regions, name: str, now: Asked) -> str:
-    """A region; one that cannot be made says why, and the others stay."""
-    try:
-        return regions[name](now)
-    except (VideotuneError, OSError) as error:
-        return html("notice", words=str(error))

@@ -5,7 +5,7 @@ import re
 import secrets
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
-from videotune.studio.projects import CLIPS, Project
+from videotune.studio.projects import CLIPS, Project, inside
 
 TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 """Captions, and lists of captions."""
@@ -37,6 +37,7 @@ class Taken:
     name: str
     taken: bool
     reason: str
+    files: int = 1
 
 
 def sniff(path: Path) -> str:
@@ -105,33 +106,35 @@ async def receive(request: Request, path: Path) -> None:
                 raise VideotuneError(f"it has more than {MOST // 10**9} GB")
 
 
-def accept(project: Project, paths: Iterable[Path]) -> list[Taken]:
+def accept(project: Project, paths: Iterable[Path], name: str = "") -> list[Taken]:
     """Put received files among the project's clips; an archive's files into a folder of its name.
+
+    ``name``: what the file was sent as; the folders in it are kept, made safe, since lists of captions name files by them.
 
     A file that is there already is left; one of the same name and other content is refused, never written over.
     """
-    return [found for path in paths for found in _accept_one(project, path)]
+    folders = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(". ")][:8]
+    return [found for path in paths for found in _accept_one(project.folder / CLIPS, path, folders)]
 
 
-def _accept_one(project: Project, path: Path) -> list[Taken]:
+def _accept_one(clips: Path, path: Path, folders: Sequence[str]) -> list[Taken]:
     try:
         name = safe_name(path.name)
         why = refusal(path, name)
         if why is not None:
             return [Taken(name, False, why)]
-        home = project.folder / CLIPS
+        home = inside(clips, "/".join(map(safe_name, folders))) if folders else clips
         suffix = Path(name).suffix.lower()
         if sniff(path) == "archive" and suffix not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES):
-            return _accept_archive(path, name, home)
+            return _accept_archive(path, name, home, clips.parent / f".unpacking-{secrets.token_hex(4)}")
         return [_put(path, home / name, name)]
     except (VideotuneError, OSError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         return [Taken(path.name, False, str(why).replace(str(path), path.name))]
 
 
-def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
+def _accept_archive(path: Path, name: str, home: Path, cache: Path) -> list[Taken]:
     """The files of an archive, each looked at as if it had been sent alone."""
-    cache = home.parent / ".unpacking"
     stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
     try:
         folder = unpack(path, cache)
@@ -144,7 +147,7 @@ def _accept_archive(path: Path, name: str, home: Path) -> list[Taken]:
             got = Taken(told, False, why) if why else _put(file, home / stem / relative, told)
             taken += got.taken
             refused += [] if got.taken else [got]
-        return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}"), *refused]
+        return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}", taken), *refused]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 

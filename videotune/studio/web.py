@@ -117,11 +117,19 @@ def tag(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
+def made(regions: Regions, name: str, asked: Asked) -> str:
+    """A region; one that cannot be made says why, and the others stay."""
+    try:
+        return regions[name](asked)
+    except (VideotuneError, OSError) as error:
+        return html("notice", words=str(error))
+
+
 def page(asked: Asked, name: str, regions: Regions, title: str, status: int = 200, **data: Any) -> Response:
     """A whole page; its template places each region by ``{{ region("name") }}``."""
 
     def region(part: str) -> Markup:
-        text = regions[part](asked)
+        text = made(regions, part, asked)
         return Markup(f'<div id="r-{part}" class="region" data-tag="{tag(text)}">{text}</div>')  # noqa: S704
 
     given = {"asked": asked, "page": name, "region": region, "title": title, "project": asked.project}

@@ -1,0 +1,112 @@
+"""Changes of captions: what stood there before is noted first, so that each change can be undone."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from videotune.data.captions import variants, with_trigger
+from videotune.errors import VideotuneError
+from videotune.files import append_whole, read_json, read_lines, write_json, write_text
+from videotune.queue.jobs import all_jobs, start
+from videotune.studio import clips
+from videotune.studio.projects import Project
+
+HISTORY = "history.jsonl"
+"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` names those made together."""
+
+TAKEN = "recorded"
+"""A file in the folder of a captioning job whose captions are in the history, or of a cut whose film was put away."""
+
+
+def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
+    """The changes, the newest first; ``name``: of that clip, by its path without the part of the project."""
+    path = project.folder / HISTORY
+    lines = read_lines(path) if path.is_file() else []
+    whole = [line for line in lines if {"batch", "name", "before", "after"} <= line.keys()]
+    return [line for line in reversed(whole) if name in (None, line["name"])]
+
+
+def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = "") -> int:
+    """Write captions by the paths of their clips, a variant a line; returns how many were changed.
+
+    An empty text takes the caption's file away. Raises VideotuneError where a caption stands in a list.
+    """
+    batch, rows, todo = f"{time.time_ns():x}", clips.table(project).rows, []
+    for path, text in texts.items():
+        row, after = clips.found(rows, path), "\n".join(variants(text.replace("\0", "")))
+        if row["fixed"]:
+            raise VideotuneError(f"{row['name']}: {row['fixed']}")
+        if row["caption"] != after or undoes:
+            todo.append((row, after))
+    note(project, [(row["name"], row["caption"], after) for row, after in todo], batch, by, undoes)
+    for row, after in todo:
+        place = row["clip"].caption or row["clip"].expected
+        if after:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_text(place, f"{after}\n", durable=len(todo) == 1)
+        else:
+            place.unlink(missing_ok=True)
+    return len(todo)
+
+
+def note(project: Project, changes: list[tuple[str, str, str]], batch: str, by: str, undoes: str = "") -> None:
+    """Add changes (name, text before, text after) to the history."""
+    about = {"batch": batch, "by": by, "undoes": undoes, "time": round(time.time(), 3)}
+    lines = [json.dumps({**about, "name": name, "before": old, "after": new}) + "\n" for name, old, new in changes]
+    with (project.folder / HISTORY).open("ab", buffering=0) as file:
+        append_whole(file, "".join(lines).encode())
+
+
+def last(project: Project) -> list[dict[str, Any]]:
+    """The newest change that was not undone, with all that belongs to it."""
+    lines = history(project)
+    gone = {line.get("undoes") for line in lines}
+    batch = next((one["batch"] for one in lines if not one.get("undoes") and one["batch"] not in gone), None)
+    return [line for line in lines if line["batch"] == batch]
+
+
+def undo(project: Project) -> int:
+    """Take the newest change back, except where a caption has changed since; returns how many captions it had."""
+    names = {row["name"]: row for row in clips.table(project).rows.values()}
+    lines = [line for line in last(project) if line["name"] in names]
+    if not lines:
+        raise VideotuneError("there is no change of captions to undo")
+    now = [(line, names[line["name"]]) for line in lines]
+    texts = {row["path"]: one["before"] if row["caption"] == one["after"] else row["caption"] for one, row in now}
+    return change(project, texts, "undo", lines[0]["batch"])
+
+
+def planned(project: Project, words: Mapping[str, str], paths: list[str]) -> dict[str, str]:
+    """The captions that a change of all of them would alter: a trigger word in front or taken away, or a text replaced."""
+    rows = clips.table(project).rows
+    texts = {path: _changed(rows[path]["caption"], words) for path in paths if not rows[path]["fixed"]}
+    return {path: text for path, text in texts.items() if text.strip() and text != rows[path]["caption"]}
+
+
+def _changed(text: str, words: Mapping[str, str]) -> str:
+    word, lines = words["word"].strip(), text.split("\n")
+    if not word or not text:
+        return text
+    if words["how"] == "add":
+        return "\n".join(with_trigger(line, word) for line in lines)
+    if words["how"] == "remove":
+        return "\n".join(re.sub(rf"^{re.escape(word)}(?!\w)[\s,;:]*", "", line, flags=re.IGNORECASE) for line in lines)
+    return re.sub(re.escape(words["word"]), lambda _: words["to"], text, flags=0 if words["case"] else re.IGNORECASE)
+
+
+def begin_captioning(project: Project, words: list[str]) -> None:
+    """Start a captioning job, and remember the captions as they were before."""
+    before = {row["path"]: row["caption"] for row in clips.table(project).rows.values()}
+    write_json(start(project.folder, "caption", words).folder / "before.json", before)
+
+
+def record_captioning(project: Project) -> None:
+    """Put what an ended captioning job has written into the history, as one change."""
+    for job in all_jobs(project.folder, "caption"):
+        if not job.running and not (job.folder / TAKEN).exists() and (job.folder / "before.json").is_file():
+            before, rows = read_json(job.folder / "before.json"), clips.table(project).rows
+            new = [(row["name"], before.get(path, ""), row["caption"]) for path, row in rows.items()]
+            note(project, [one for one in new if one[1] != one[2]], job.folder.name, "auto-caption")
+            (job.folder / TAKEN).touch()

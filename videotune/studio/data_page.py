@@ -1,0 +1,305 @@
+"""The page Data: clips, captions, scenes, and the bin."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from videotune.data.file_checks import ARCHIVES, type_of_file
+from videotune.data.layouts import CLIP_SUFFIXES
+from videotune.errors import VideotuneError
+from videotune.queue import jobs
+from videotune.reporter.read import mapping
+from videotune.studio import bin, captions_edit, clips, downloads, header, media, projects, uploads
+from videotune.studio.projects import CLIPS, Project, inside
+from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
+
+CHUNK = 60
+"""Tiles that are sent at once."""
+
+SCENES = "scenes"
+"""The folder of a project in which each film's scenes lie until they are kept or removed."""
+
+KINDS = ("check", "caption", "split", "sheet")
+"""Kinds of jobs that this page starts."""
+
+routes = APIRouter(prefix="/p/{project}")
+
+
+def state(asked: Asked) -> str:
+    """What the last check counted, what runs, and what a person should do."""
+    project = asked.home
+    captions_edit.record_captioning(project)
+    _put_films_away(project)
+    waiting, last = clips.start_check(project), clips.last_account(project)
+    rows = clips.table(project).rows.values()
+    running = {kind: jobs.latest(project.folder, kind) for kind in KINDS}
+    return html(
+        "data_state",
+        asked=asked,
+        account=mapping(last[1]) if last else None,
+        check=last and last[0],
+        waiting=waiting,
+        running=running,
+        states=Counter(row["state"] for row in rows),
+        without=sum(not row["caption"] for row in rows if row["part"]),
+        skips=projects.draft(project).get("missing_caption") == "skip",
+        sheet=(project.folder / "sheet" / "index.html").is_file(),
+        sources=[mapping(row) for row in project.facts.get("sources", ())],
+        undo=captions_edit.last(project),
+    )
+
+
+def version(asked: Asked) -> str:
+    """What tells the page's script to ask for the tiles anew."""
+    return html("data_version", version=clips.table(asked.home).version)
+
+
+def scenes(asked: Asked) -> str:
+    """The scenes that were cut out of films, each film's apart."""
+    found = [(film, _scenes(film)) for film in sorted((asked.home.folder / SCENES).glob("[!.]*"))]
+    return html("data_scenes", asked=asked, films=[(film.name, names) for film, names in found if names])
+
+
+def removed(asked: Asked) -> str:
+    """What was removed from the project."""
+    return html("bin_items", items=bin.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin")
+
+
+REGIONS: Regions = {"state": state, "version": version, "scenes": scenes, "bin": removed}
+
+
+@routes.get("/data")
+def show(asked: In) -> Response:
+    """The page."""
+    return page(asked, "data", header.REGIONS | REGIONS, "Data", **_tiles(asked))
+
+
+def _tiles(asked: Asked, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
+    rows = clips.select(asked.home, asked.query)
+    more = first + count if first + count < len(rows) else 0
+    return {"rows": rows[first : first + count], "more": more, "found": len(rows), "first": first}
+
+
+@routes.get("/data/tiles")
+def tiles(asked: In, first: int = 0, count: int = CHUNK) -> Response:
+    """Tiles of the clips that the filter chooses."""
+    return fragment(html("data_tiles", asked=asked, **_tiles(asked, first, min(count, 10_000))))
+
+
+@routes.get("/data/clip")
+def clip(asked: In, path: str) -> Response:
+    """Everything about a clip, with a large player."""
+    row = clips.found(clips.table(asked.home).rows, path)
+    changes = captions_edit.history(asked.home, row["name"])[:50]
+    return fragment(html("data_clip", asked=asked, row=row, changes=changes))
+
+
+@routes.get("/data/sound")
+def sound(asked: In, path: str) -> Response:
+    """The waveform of a clip's sound."""
+    return fragment(html("data_sound", peaks=media.peaks(_media(asked, path), asked.home.folder / ".studio")))
+
+
+@routes.get("/poster")
+def poster(asked: In, path: str) -> Response:
+    """A picture of a clip; 404 where nothing of it can be decoded."""
+    if (found := media.poster(_media(asked, path), asked.home.folder / ".studio")) is None:
+        raise HTTPException(404, "no picture of it can be decoded")
+    return FileResponse(found, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
+
+
+def _media(asked: Asked, path: str) -> Path:
+    """A clip or a sample of the project; 404 where it is none."""
+    try:
+        found = inside(asked.home.folder, path)
+    except VideotuneError as error:
+        raise HTTPException(404, str(error)) from error
+    if path.split("/")[0] not in downloads.OPEN or not path.lower().endswith(CLIP_SUFFIXES) or not found.is_file():
+        raise HTTPException(404, "no such clip")
+    return found
+
+
+@routes.post("/data/caption")
+def caption(asked: In, form: Form) -> Response:
+    """Save a caption; 409 with the caption on the disk where that is not the one that was loaded (``was``)."""
+    row = clips.found(clips.table(asked.home).rows, form["path"])
+    if row["caption"] not in (form["was"].replace("\r\n", "\n"), form["text"].replace("\r\n", "\n").strip()):
+        return JSONResponse({"text": row["caption"]}, 409)
+    if row["caption"] and not form["text"].strip():
+        raise VideotuneError("an empty caption was not saved: write what the clip shows")
+    captions_edit.change(asked.home, {form["path"]: form["text"]}, form["by"] or "edit")
+    return say(saved=form["path"])
+
+
+def _chosen(asked: Asked, form: Words) -> list[str]:
+    """The clips that were selected, or all that the filter chooses."""
+    return [row["path"] for row in clips.select(asked.home, form)] if form["all"] else form.all("path")
+
+
+@routes.get("/data/captions")
+def preview(asked: In) -> Response:
+    """What a change of all captions would alter."""
+    words = Words({key: [value] for key, value in asked.query.items()})
+    texts, rows = captions_edit.planned(asked.home, words, _chosen(asked, words)), clips.table(asked.home).rows
+    first = [(rows[path]["name"], rows[path]["caption"], text) for path, text in list(texts.items())[:3]]
+    return fragment(html("data_preview", count=len(texts), first=first))
+
+
+@routes.post("/data/captions")
+def change_captions(asked: In, form: Form) -> Response:
+    """Change all captions that the filter chooses."""
+    texts = captions_edit.planned(asked.home, form, _chosen(asked, form))
+    count = captions_edit.change(asked.home, texts, "replace" if form["how"] == "replace" else "trigger word")
+    return say(f"{count} captions changed")
+
+
+@routes.post("/data/undo")
+def undo(asked: In) -> Response:
+    """Take the newest change of captions back."""
+    return say(f"{captions_edit.undo(asked.home)} captions restored")
+
+
+@routes.post("/data/auto-caption")
+def auto_caption(asked: In, form: Form) -> Response:
+    """Let a vision-language model write captions."""
+    project, model, endpoint = asked.home, form["model"].strip(), form["endpoint"].strip()
+    if not model or (not endpoint and not asked.local and not re.fullmatch(r"[\w.-]+/[\w.-]+", model)):
+        raise VideotuneError("name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
+    named = {
+        "--model": model,
+        "--endpoint": endpoint,
+        "--purpose": form["purpose"],
+        "--trigger": form["trigger"].strip(),
+    }
+    named["--max-words"] = form.number("max-words")
+    args = [word for option, value in named.items() if value for word in (f"{option}={value}",)]
+    projects.change(project, captioning={key: form[key] for key in ("model", "endpoint", "purpose", "trigger")})
+    words = ["caption", str(project.folder / CLIPS), "--preset", project.preset, *args]
+    captions_edit.begin_captioning(project, words + ["--overwrite"] * bool(form["overwrite"]))
+    return say("Writing captions")
+
+
+@routes.post("/data/stop")
+def stop(asked: In, kind: str) -> Response:
+    """End a job of this page."""
+    job = jobs.latest(asked.home.folder, kind) if kind in KINDS else None
+    if job is None or not job.running or not jobs.stop(job):
+        raise VideotuneError("nothing of that kind is running")
+    return say("Stopped")
+
+
+@routes.post("/data/move")
+def move(asked: In, form: Form) -> Response:
+    """Use clips for validation, or train on them, or move them to the bin."""
+    paths = _chosen(asked, form)
+    if form["to"] == "bin":
+        clips.remove(asked.home, paths)
+    else:
+        clips.move(asked.home, paths, form["to"])
+    said = {"bin": "moved to the bin", CLIPS: "used for training"}.get(form["to"], "used for validation")
+    return say(f"{f'{len(paths)} clips' if len(paths) != 1 else Path(paths[0]).name} {said}")
+
+
+@routes.post("/data/leave-out")
+def leave_out(asked: In) -> Response:
+    """Train without the clips that have no caption, and without all others that are skipped."""
+    projects.save_draft(asked.home, {**projects.draft(asked.home), "missing_caption": "skip"})
+    projects.change(asked.home, allow_skips=True)
+    return say("Clips without a caption are left out")
+
+
+@routes.post("/data/sheet")
+def sheet(asked: In) -> Response:
+    """Make the contact sheet."""
+    sheet = ["--contact-sheet", str(asked.home.folder / "sheet")]
+    jobs.restart(asked.home.folder, "sheet", ["check", "--json", *sheet, *projects.words(asked.home)])
+    return say("Making the contact sheet")
+
+
+@routes.post("/data/upload")
+async def upload(asked: In, name: str, request: Request) -> list[uploads.Taken]:
+    """Take a file from the body of the request; the folders in its name are kept below the clips."""
+    with uploads.incoming(asked.root, name) as path:
+        await uploads.receive(request, path)
+        return await run_in_threadpool(uploads.accept, asked.home, [path], name)
+
+
+@routes.post("/data/source")
+def source(asked: In, form: Form) -> Response:
+    """Train on another folder of this computer, or a dataset of the Hub, too; or no longer."""
+    path, kind, project = form["path"].strip(), form["kind"] or "train", asked.home
+    rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
+    if not form["drop"]:
+        place = Path(path).expanduser()
+        if place.is_absolute() or path.startswith((".", "~")):
+            if not asked.local and not place.resolve().is_relative_to(asked.root):
+                raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
+            if not place.exists() or (place.is_file() and type_of_file(place) not in ARCHIVES):
+                raise VideotuneError(f"there is no folder or archive {path} on the computer that the studio runs on")
+            path = str(place.resolve())
+        elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
+            raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset (user/name)")
+        rows.append({"path": path} | ({} if kind == "train" else {"kind": kind}))
+    projects.change(project, sources=rows)
+    return say(f"{path} is {'left out; its files stay' if form['drop'] else 'used; its files stay where they are'}")
+
+
+@routes.post("/data/cut")
+def cut(asked: In, form: Form) -> Response:
+    """Cut a film into its scenes; the film stays until that has succeeded."""
+    row = clips.found(clips.table(asked.home).rows, form["path"])
+    if row["fixed"]:
+        raise VideotuneError(f"{row['name']} is named in a list, or lies elsewhere: cut it there")
+    out = asked.home.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
+    jobs.start(asked.home.folder, "split", ["dataset", "split", str(row["clip"].path), "--out", str(out)], row["path"])
+    return say(f"Cutting {row['name']} into scenes")
+
+
+def _put_films_away(project: Project) -> None:
+    """Move the film of each successful cut to the bin, once."""
+    for job in jobs.all_jobs(project.folder, "split"):
+        if job.state == "done" and not (job.folder / captions_edit.TAKEN).exists():
+            (job.folder / captions_edit.TAKEN).touch()
+            if job.about in clips.table(project).rows:
+                clips.remove(project, [job.about])
+
+
+def _scenes(film: Path) -> list[str]:
+    found = (path.name for path in film.iterdir() if path.suffix.lower() in CLIP_SUFFIXES) if film.is_dir() else ()
+    return sorted(name for name in found if not name.startswith("."))
+
+
+@routes.post("/data/scene")
+def scene(asked: In, form: Form) -> Response:
+    """Keep scenes as clips, or move them to the bin; without a name all of the film."""
+    folder = inside(asked.home.folder / SCENES, form["film"])
+    paths = [inside(folder, name) for name in ([form["name"]] if form["name"] else _scenes(folder))]
+    files = [one for path in paths for one in (path, path.with_suffix(".txt")) if one.is_file()]
+    if not form["keep"]:
+        bin.throw(asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files)
+        return say("In the bin")
+    targets = [asked.home.folder / CLIPS / path.name for path in files]
+    if there := [target.name for target in targets if target.exists()]:
+        raise VideotuneError(f"{there[0]} is among the clips already: rename one of the two")
+    for path, target in zip(files, targets, strict=True):
+        path.rename(target)
+    return say(f"{len(paths)} kept" if len(paths) > 1 else "Kept")
+
+
+@routes.post("/data/bin/restore")
+def restore(asked: In, form: Form) -> Response:
+    """Bring back what was removed."""
+    bin.restore(asked.home.folder, form["id"])
+    return say("Restored")
+
+
+@routes.post("/data/bin/destroy")
+def destroy(asked: In, form: Form) -> Response:
+    """Delete for good what was removed."""
+    bin.destroy(asked.home.folder, form["id"])
+    return say("Deleted")

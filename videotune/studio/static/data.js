@@ -1,0 +1,293 @@
+// The page Data: tiles that play, captions that save themselves, selection, uploads, the large player.
+"use strict";
+document.addEventListener("DOMContentLoaded", () => {
+  const $ = (id) => document.getElementById(id);
+  const tiles = $("tiles"), base = $("data-tools").dataset.base, project = base.replace(/\/data$/, "");
+  const picked = new Set();
+  let all = false, last = null;  // all: everything that the filter shows is selected, tiles that are not loaded too
+
+  // --- the grid: filter, refresh -------------------------------------------------------------------------------------
+  const query = () => ({ q: $("find").value, state: $("state").value });
+  const options = {
+    morphStyle: "innerHTML", ignoreActiveValue: true,
+    callbacks: {
+      beforeNodeMorphed: (old) => !(old.dataset && "keep" in old.dataset),
+      beforeAttributeUpdated: (name, node) => !(name === "open" && node.matches("details")) && !(name === "class" && node.matches("img")),
+    },
+  };
+  let asking = 0;
+  async function refresh(fromTop) {
+    const turn = ++asking, shown = tiles.querySelectorAll(".clip").length;
+    const count = fromTop ? 60 : Math.max(60, Math.ceil(shown / 60) * 60);
+    const answer = await fetch(`${base}/tiles?${new URLSearchParams({ ...query(), count })}`);
+    const text = await answer.text();
+    if (turn !== asking || !answer.ok) return;
+    Idiomorph.morph(tiles, text, options);
+    htmx.process(tiles); marks();
+  }
+  let typing = 0;
+  function filter() {
+    const words = new URLSearchParams(Object.entries(query()).filter(([, value]) => value));
+    history.replaceState(null, "", words.size ? `?${words}` : location.pathname);
+    all = false; refresh(true);
+  }
+  $("find").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(filter, 150); });
+  $("state").addEventListener("change", filter);
+  let version = $("data-version")?.dataset.version;
+  document.addEventListener("vt:region", () => {
+    const now = $("data-version")?.dataset.version;
+    if (now !== version) { version = now; refresh(); }
+  });
+  document.addEventListener("htmx:afterSettle", marks);
+  tiles.addEventListener("error", (event) => { if (event.target.matches("img")) event.target.classList.add("none"); }, true);
+  tiles.addEventListener("load", (event) => { if (event.target.matches("img")) event.target.classList.remove("none"); }, true);
+
+  // --- a tile plays while the pointer or the focus is on it ------------------------------------------------------------
+  const VIDEO = /\.(mp4|m4v|mov|webm|mkv|avi|gif)$/i;
+  function play(view) {
+    const open = view.querySelector(".clip-open"), path = open.dataset.view || open.dataset.play;
+    if (view.querySelector("video") || !path || !VIDEO.test(path) || !open.querySelector("img")) return;
+    view.dataset.keep = "";
+    const video = document.createElement("video");
+    video.muted = video.loop = video.playsInline = true; video.preload = "auto"; video.tabIndex = -1;
+    video.setAttribute("aria-hidden", "true");
+    video.src = `${project}/file?path=${encodeURIComponent(path)}`;
+    video.onerror = () => halt(view);
+    open.append(video); video.play().catch(() => {});
+  }
+  function halt(view) {
+    const video = view.querySelector("video");
+    if (video) { video.onerror = null; video.removeAttribute("src"); video.load(); video.remove(); }
+    delete view.dataset.keep;
+  }
+  const main = $("main");
+  main.addEventListener("pointerover", (event) => { const view = event.target.closest?.(".clip-view"); if (view && event.pointerType !== "touch") play(view); });
+  main.addEventListener("pointerout", (event) => { const view = event.target.closest?.(".clip-view"); if (view && !view.contains(event.relatedTarget)) halt(view); });
+  main.addEventListener("focusin", (event) => { if (event.target.matches(".clip-open:focus-visible")) play(event.target.parentElement); });
+  main.addEventListener("focusout", (event) => { if (event.target.matches(".clip-open")) halt(event.target.parentElement); });
+
+  // --- captions ------------------------------------------------------------------------------------------------------
+  async function save(field) {
+    const path = field.closest(".clip").dataset.path, was = field.dataset.was, text = field.value;
+    if (text.trim() === was.trim()) { delete field.dataset.keep; return; }
+    field.dataset.keep = "";
+    const answer = await vt.post(`${base}/caption`, { path, was, text });
+    if (answer.status === 409) return conflict(field, (await answer.json()).text);
+    if (!answer.ok) return;
+    field.dataset.was = text.split("\n").map((line) => line.trim()).filter(Boolean).join("\n");
+    delete field.dataset.keep;
+    const mark = field.closest(".clip").querySelector(".saved-mark");
+    mark.hidden = false; setTimeout(() => { mark.hidden = true; }, 2500);
+  }
+  function conflict(field, theirs) {
+    const box = field.closest(".clip").querySelector(".conflict");
+    const quote = document.createElement("blockquote"); quote.textContent = theirs || "no caption";
+    const says = document.createElement("p"); says.textContent = "Somebody else has changed this caption. Theirs:";
+    const button = (words, act) => {
+      const made = document.createElement("button");
+      made.type = "button"; made.className = "btn"; made.textContent = words;
+      made.onclick = () => { box.hidden = true; field.dataset.was = theirs; act(); };
+      return made;
+    };
+    const row = document.createElement("div"); row.className = "row";
+    row.append(button("Keep mine", () => save(field)), button("Take theirs", () => { field.value = theirs; delete field.dataset.keep; }));
+    box.setAttribute("role", "alert"); box.replaceChildren(says, quote, row); box.hidden = false;
+  }
+  tiles.addEventListener("input", (event) => { if (event.target.matches(".caption")) event.target.dataset.keep = ""; });
+  tiles.addEventListener("change", (event) => { if (event.target.matches(".caption")) save(event.target).catch(() => {}); });
+  tiles.addEventListener("keydown", (event) => {
+    if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target).catch(() => {});
+  });
+  addEventListener("beforeunload", (event) => { if (tiles.querySelector(".caption[data-keep]")) event.preventDefault(); });
+
+  // --- selection -----------------------------------------------------------------------------------------------------
+  function marks() {
+    for (const picture of tiles.querySelectorAll("img")) if (picture.complete && !picture.naturalWidth && picture.currentSrc) picture.classList.add("none");
+    for (const tile of tiles.querySelectorAll(".clip")) {
+      const box = tile.querySelector("[data-pick]"), on = all || picked.has(tile.dataset.path);
+      if (box) { box.checked = on; tile.classList.toggle("picked", on); }
+    }
+    const count = all ? Number($("tiles-found")?.dataset.found || 0) : picked.size;
+    $("picked").hidden = !count; $("picked-said").textContent = `${count} selected`;
+    tiles.classList.toggle("picking", count > 0);
+  }
+  tiles.addEventListener("click", (event) => {
+    if (!event.target.matches("[data-pick]")) return;
+    const boxes = [...tiles.querySelectorAll("[data-pick]")], at = boxes.indexOf(event.target), on = event.target.checked;
+    if (all) { all = false; for (const one of boxes) picked.add(one.closest(".clip").dataset.path); }
+    const from = event.shiftKey && last && boxes.indexOf(last) >= 0 ? boxes.indexOf(last) : at;
+    for (const one of boxes.slice(Math.min(from, at), Math.max(from, at) + 1)) picked[on ? "add" : "delete"](one.closest(".clip").dataset.path);
+    last = event.target; marks();
+  });
+  const chosen = () => {
+    const words = new URLSearchParams();
+    if (all || !picked.size) { words.set("all", "1"); for (const [key, value] of Object.entries(query())) words.set(key, value); }
+    else for (const path of picked) words.append("path", path);
+    return words;
+  };
+  function unpick() { picked.clear(); all = false; marks(); }
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && (picked.size || all) && !document.querySelector("dialog[open]")) unpick();
+  });
+
+  // --- buttons of tiles and of the selection ---------------------------------------------------------------------------
+  document.addEventListener("click", async (event) => {
+    const act = event.target.closest("[data-act]"), tile = event.target.closest(".clip"), view = event.target.closest("[data-view]");
+    if (event.target.closest("[data-all]")) { all = true; marks(); }
+    if (event.target.closest("[data-clear]")) unpick();
+    if (act) {
+      const words = tile ? new URLSearchParams({ path: tile.dataset.path }) : chosen();
+      words.set("to", act.dataset.act);
+      const answer = await vt.post(`${base}/move`, words);
+      if (answer.ok && !tile) unpick();
+      if (answer.ok && tile) { picked.delete(tile.dataset.path); marks(); }
+    }
+    if (event.target.closest("[data-cut]")) vt.post(`${base}/cut`, { path: tile.dataset.path });
+    if (event.target.closest("[data-write]")) tile.querySelector(".caption").focus();
+    if (view) open(view.dataset.view);
+    const playing = event.target.closest("[data-play]");
+    if (playing) { const video = playing.querySelector("video"); if (video) video.muted = !video.muted; else play(playing.parentElement); }
+    const files = event.target.closest("[data-files]");
+    if (files) $(files.dataset.files).click();
+    const bring = event.target.closest("[data-bring]");
+    if (bring) {
+      const answer = await vt.post(`${base}/caption`, { path: bring.dataset.bring, was: bring.dataset.was, text: bring.dataset.text, by: "restore" });
+      if (answer.status === 409) vt.toast("The caption has changed since. Open the clip again.", true);
+      if (answer.ok) { vt.toast("Caption restored"); open(bring.dataset.bring); }
+    }
+  });
+
+  // --- the large player ------------------------------------------------------------------------------------------------
+  let showing = null;
+  async function open(path) {
+    const answer = await fetch(`${base}/clip?${new URLSearchParams({ path })}`);
+    if (!answer.ok) return vt.toast(await answer.text(), true);
+    showing = path; $("player-body").innerHTML = await answer.text();
+    if (!$("player").open) $("player").showModal(); else $("player-title").focus();
+    const film = $("player-film"), sound = $("player-sound");
+    if (film) {
+      film.addEventListener("timeupdate", () => { $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
+      film.addEventListener("error", () => { $("player-unplayable").hidden = false; });
+      film.play().catch(() => {});
+    }
+    if (sound) { const got = await fetch(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
+  }
+  $("player").addEventListener("close", () => { $("player-body").replaceChildren(); tiles.querySelector(`[data-view="${CSS.escape(showing)}"]`)?.focus(); });
+  function frame(step) {
+    const film = $("player-film");
+    if (!film) return;
+    film.pause();
+    const fps = Number(film.dataset.fps) || 24, at = Math.round(film.currentTime * fps - 0.5) + step;
+    film.currentTime = Math.max(0, Math.min((film.duration || 1e9) - 0.001, (at + 0.5) / fps));
+  }
+  $("player").addEventListener("click", (event) => {
+    const step = event.target.closest("[data-frame]"), other = event.target.closest("[data-step-clip]");
+    if (step) frame(Number(step.dataset.frame));
+    if (other) {
+      const paths = [...tiles.querySelectorAll(".clip")].map((one) => one.dataset.path);
+      const at = paths.indexOf(showing) + Number(other.dataset.stepClip);
+      if (paths[at]) open(paths[at]);
+    }
+  });
+  $("player").addEventListener("keydown", (event) => {
+    if (event.target.matches("input, textarea")) return;
+    if (event.key === "," || event.key === ".") { event.preventDefault(); frame(event.key === "," ? -1 : 1); }
+  });
+
+  // --- changes of many captions ------------------------------------------------------------------------------------------
+  const form = $("edit-form");
+  async function preview() {
+    const words = chosen();
+    for (const [key, value] of new FormData(form)) words.set(key, value);
+    $("edit-to-field").hidden = $("edit-how").value !== "replace";
+    const answer = await fetch(`${base}/captions?${words}`);
+    $("edit-preview").innerHTML = answer.ok ? await answer.text() : "";
+    $("edit-go").disabled = !Number($("edit-count")?.dataset.count);
+  }
+  form.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(preview, 150); });
+  form.addEventListener("htmx:configRequest", (event) => {
+    for (const [key, value] of chosen()) {
+      const values = event.detail.parameters;
+      if (values.append) values.append(key, value); else values[key] = value;
+    }
+  });
+  new MutationObserver(() => { if ($("edit-captions").open) preview(); }).observe($("edit-captions"), { attributes: true, attributeFilter: ["open"] });
+
+  // --- uploads -------------------------------------------------------------------------------------------------------------
+  function send(one, moved) {
+    return new Promise((done) => {
+      const request = new XMLHttpRequest();
+      request.open("POST", `${base}/upload?name=${encodeURIComponent(one.name)}`);
+      request.setRequestHeader("HX-Request", "true");
+      request.upload.onprogress = (event) => moved(event.loaded);
+      const failed = (reason) => done([{ name: one.name, taken: false, reason, files: 0 }]);
+      request.onload = () => {
+        moved(one.file.size);
+        if (request.status !== 200) return failed(request.responseText.slice(0, 300) || `error ${request.status}`);
+        done(JSON.parse(request.responseText));
+      };
+      request.onerror = () => failed("it did not arrive. Is the studio still running?");
+      request.send(one.file);
+    });
+  }
+  let queue = [], busy = false, totals = null;
+  async function upload(found) {
+    found = found.filter((one) => !/(^|\/)(\.|Thumbs\.db$|desktop\.ini$)/i.test(one.name));
+    if (!found.length) return;
+    if (!busy) { totals = { files: 0, size: 0, sent: 0, done: 0, added: 0, there: 0, refused: [] }; }
+    totals.files += found.length; totals.size += found.reduce((sum, one) => sum + one.file.size, 0);
+    queue.push(...found);
+    if (busy) return;
+    busy = true; $("sent").hidden = false; $("sent-refused").replaceChildren();
+    const worker = async () => {
+      for (let one; (one = queue.shift());) {
+        let before = 0;
+        const results = await send(one, (now) => { totals.sent += now - before; before = now; told(); });
+        totals.done += 1;
+        for (const each of results) {
+          if (!each.taken) totals.refused.push(each);
+          else if (each.reason === "was there already") totals.there += 1;
+          else totals.added += each.files;
+        }
+        told();
+      }
+    };
+    await Promise.all([worker(), worker(), worker()]);
+    busy = false; told();
+    $("sent-refused").replaceChildren(...totals.refused.map((one) => { const line = document.createElement("li"); line.textContent = `${one.name}: ${one.reason}`; return line; }));
+    if (!totals.refused.length) setTimeout(() => { if (!busy) $("sent").hidden = true; }, 6000);
+  }
+  const files = (count) => `${count} ${count === 1 ? "file" : "files"}`;
+  function told() {
+    $("sent-bar").style.width = `${busy ? Math.floor(100 * totals.sent / Math.max(1, totals.size)) : 100}%`;
+    const said = busy ? `Sending ${files(totals.files)}: ${totals.done} done` :
+      [`${files(totals.added)} added`, totals.there && `${totals.there} there already`, totals.refused.length && `${totals.refused.length} refused`].filter(Boolean).join(", ");
+    if ($("sent-said").textContent !== said) $("sent-said").textContent = said;
+    $("sent").classList.toggle("care", !busy && totals.refused.length > 0); $("sent").dataset.done = String(!busy);
+  }
+  for (const id of ["files", "folder"]) $(id).addEventListener("change", (event) => {
+    upload([...event.target.files].map((file) => ({ file, name: file.webkitRelativePath || file.name })));
+    event.target.value = "";
+  });
+  async function walk(entry, above, found) {
+    if (entry.isFile) found.push({ file: await new Promise((done, fail) => entry.file(done, fail)), name: above + entry.name });
+    else {
+      const reader = entry.createReader();
+      for (let some; (some = await new Promise((done, fail) => reader.readEntries(done, fail))).length;) for (const one of some) await walk(one, `${above}${entry.name}/`, found);
+    }
+  }
+  const carries = (event) => event.dataTransfer && [...event.dataTransfer.types].includes("Files");
+  document.addEventListener("dragover", (event) => { if (carries(event)) { event.preventDefault(); $("drop").hidden = false; } });
+  document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) $("drop").hidden = true; });
+  document.addEventListener("drop", async (event) => {
+    $("drop").hidden = true;
+    if (!carries(event)) return;
+    event.preventDefault();
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean), found = [];
+    if (!entries.length) found.push(...[...event.dataTransfer.files].map((file) => ({ file, name: file.name })));
+    try { for (const entry of entries) await walk(entry, "", found); }
+    catch (error) { vt.toast(`A folder could not be read: ${error.message}`, true); }
+    upload(found);
+  });
+  marks();
+});
