@@ -14,7 +14,8 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from videotune.errors import DONE, VideotuneError
-from videotune.studio import data_page, downloads, header, live, projects_page, queue_page, setup_page
+from videotune.studio import data_page, downloads, header, live, projects_page, queue_page, results_page, series
+from videotune.studio import setup_page, train_page
 from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
 from videotune.studio.web import STATIC, Asked, Changes, Form, In, html, page, say
@@ -25,7 +26,10 @@ PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 NAME = "studio"
 """The name to log in with."""
 
-PAGES = {"projects": projects_page, "data": data_page, "setup": setup_page, "queue": queue_page}
+PAGES = {
+    "projects": projects_page, "data": data_page, "setup": setup_page, "train": train_page, "results": results_page,
+    "queue": queue_page,
+}  # fmt: skip
 """The modules of pages: each has ``routes`` and ``REGIONS``."""
 
 
@@ -103,6 +107,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     for module in PAGES.values():
         app.include_router(module.routes)
     app.include_router(downloads.routes)
+    app.include_router(series.routes)
     shown = {name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}
     app.include_router(live.router({"design": header.REGIONS, "error": header.REGIONS, **shown}))
     return app

@@ -1,6 +1,7 @@
 """What a run says of itself while it goes on: its journal read on from where the last look ended."""
 
 import time
+from array import array
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -14,7 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
 from videotune.reporter.read import FILES, Run
-from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.trainer.logging.step_sums import Curve, Steps, regularization
 
 MOST_OPEN = 8
 """Runs whose journals are kept in memory."""
@@ -22,10 +23,12 @@ MOST_OPEN = 8
 
 @dataclass
 class Followed:
-    """A journal as far as it was read: its events, its steps, the byte to go on at, and which file that is."""
+    """A journal as far as it was read: its events, its steps, curves that the steps' sums leave out (``rate NAME`` and
+    ``seconds``), the byte to go on at, and which file that is."""
 
     events: list[Mapping[str, Any]] = field(default_factory=list)
     steps: Steps = field(default_factory=Steps)
+    curves: dict[str, Curve] = field(default_factory=dict)
     offset: int = 0
     inode: int = 0
     lock: Lock = field(default_factory=Lock)
@@ -33,6 +36,16 @@ class Followed:
     def begin(self, inode: int, check: Mapping[str, Any] | None) -> None:
         """Read the file anew from its beginning."""
         self.events, self.steps, self.offset, self.inode = [], Steps(regularization(check)), 0, inode
+        self.curves = {}
+
+    def add(self, step: Mapping[str, Any]) -> None:
+        """Take in a step: into the sums of all steps, and the learning rates and the seconds of this one."""
+        self.steps.add(step)
+        rates = {f"rate {name}": rate for name, rate in step["lr"].items()}
+        for name, value in {**rates, "seconds": sum(step["seconds"].values())}.items():
+            steps, values = self.curves.setdefault(name, (array("I"), array("d")))
+            steps.append(step["step"])
+            values.append(value)
 
 
 @lru_cache(maxsize=MOST_OPEN)
@@ -61,8 +74,15 @@ def follow(run: Path, check: Mapping[str, Any] | None = None) -> tuple[tuple[Map
                 known.offset += len(line)
                 with suppress(ValueError):  # the report says which lines are damaged
                     record = parse_line(line)
-                    known.steps.add(record) if record["kind"] == "step" else known.events.append(record)
+                    known.add(record) if record["kind"] == "step" else known.events.append(record)
         return tuple(known.events), deepcopy(known.steps)  # a page is drawn while another look reads on
+
+
+def curves(run: Path) -> dict[str, Curve]:
+    """The learning rates and the seconds of each step, as far as ``follow`` has read."""
+    known = _followed(run)
+    with known.lock:
+        return deepcopy(known.curves)
 
 
 def remembered(path: Path) -> Any:

@@ -1,0 +1,180 @@
+"""The page Results: the recommended checkpoint, all checkpoints, tried prompts, files for other programs, publishing."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import RedirectResponse
+
+from videotune.errors import VideotuneError
+from videotune.files import write_json
+from videotune.queue import entries as queued
+from videotune.queue import jobs
+from videotune.reporter.inventory import use
+from videotune.reporter.outcome import grounds
+from videotune.reporter.read import Run, items, mapping, points
+from videotune.reporter.runs import write_comparison
+from videotune.studio import bin, header, queue_page, train_page
+from videotune.studio.projects import inside, texts
+from videotune.studio.queue_page import run_folder
+from videotune.studio.status import read_live, remembered
+from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
+from videotune.studio.web import Asked, In, Regions, Words, html, page
+
+routes = APIRouter()
+TRIES = 24
+"""So many of the latest tries are shown."""
+
+FILES = ("report.html", "export/README.md")
+"""What is linked where a run has it: the report and the model card."""
+
+
+def summary(asked: Asked) -> str:
+    """The recommended checkpoint and why it is that one, the checkpoints, the written files, and what is being written."""
+    if not chosen(asked):
+        return html("train_none", asked=asked, project=asked.home)
+    now, home = train_page.facts(asked), asked.home.folder
+    run, works = now["run"], {kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")}
+    works["export"] = next(iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None)
+    given = {
+        "files": list(written(home, run.folder)),
+        "works": works,
+        "size": size,
+        "formats": offered(run),
+        "home": home,
+    }
+    given |= {"there": [name for name in FILES if (run.folder / name).is_file()], "token": has_token(), "use": use(run)}
+    losses = dict(points(run.validations, "held_out", "normalised"))
+    given |= {"losses": losses, "grounds": grounds(run) if losses else None, "measured": measured(home, run)}
+    return html("results_summary", **now, **given)
+
+
+def written(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
+    """The files that a run and its branches have written for other programs, which are still there."""
+    for label, folder in branches(run):
+        for one in map(mapping, items(remembered(folder / "exports.json"))):
+            if (path := folder / str(one["path"])).exists() and path.resolve().is_relative_to(home.resolve()):
+                yield label, one, path
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder."""
+    return sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
+
+
+def has_token() -> bool:
+    """Whether there is a token of the Hub for commands; it is not read."""
+    place = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "token"
+    return bool(os.environ.get("HF_TOKEN")) or place.is_file()
+
+
+def offered(run: Run) -> tuple[str, ...]:
+    """The formats that can be written of what the run trained."""
+    method = run.setting("training_method")
+    variant = run.setting("lora", "variant") if method == "LORA" else None
+    every = ("diffusers",) if method == "FINE_TUNE" else ("comfyui", "diffusers")
+    return tuple(texts()["offered"].get(str(variant), every))
+
+
+def measured(home: Path, run: Run) -> list[tuple[str, Any, dict[str, str]]]:
+    """The samples of the latest sample metrics, each with the training clip that is nearest in pictures."""
+    found, clips = run.of_kind("sample_metrics")[-1:], {str(clip["path"]): clip for clip in run.clips}
+    rows = [mapping(one) for record in found for one in items(record.get("samples"))]
+    there = [(one, run.folder / str(one["path"]), clips.get(str(one["clip"]), {"path": one["clip"]})) for one in rows]
+    return [
+        (path.relative_to(home).as_posix(), one, train_page.clip_of(home, run.folder, clip))
+        for one, path, clip in there
+        if path.is_file()
+    ]
+
+
+def tries(asked: Asked) -> str:
+    """What was tried, the last one first, each with what became of it."""
+    name, home = chosen(asked), asked.home.folder
+    entries = {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
+    books = sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
+    rows = [(book.parent, known := mapping(remembered(book)), entries.get(known["entry"])) for book in books]
+    return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
+
+
+REGIONS: Regions = {"summary": summary, "tries": tries, "previews": train_page.previews_part}
+
+
+@routes.get("/p/{project}/results")
+def show(asked: In) -> Response:
+    """The page."""
+    more: dict[str, Any] = {"run": (name := chosen(asked)), "runs": train_page.names(asked)}
+    if name:
+        run = read_live(run_folder(asked.home, name))
+        more |= {"saves": train_page.checkpoints(run.folder), "formats": offered(run)}
+    return page(asked, "results", header.REGIONS | REGIONS, "Results", **more)
+
+
+@routes.get("/p/{project}/compare")
+def compare(asked: In, run: Annotated[list[str], Query()]) -> Response:
+    """A page that compares runs: what differs in their settings, and their validation losses on one chart."""
+    folders = [folder for name in run if (folder := run_folder(asked.home, name)).is_dir()]
+    write_comparison(folders, asked.home.folder / "runs" / "comparison.html")
+    return RedirectResponse(f"/p/{asked.home.name}/file/runs/comparison.html", 303)
+
+
+def draw(asked: Asked, run: Path, words: Words) -> str:
+    """Try a prompt with a checkpoint, when its turn in the queue comes."""
+    if not (prompt := words["prompt"].strip()):
+        raise VideotuneError("type what the video should show")
+    folder = asked.home.folder / "tries" / run.name / f"{time.time_ns():x}"
+    options = {"--step": words.number("step"), "--seed": words.number("seed")}
+    options |= {"--strength": words.number("strength", whole=False)}
+    more = [part for option, value in options.items() if value for part in (option, value)]
+    more += ["--set", f"sample.negative={words['negative']}"] if words["negative"].strip() else []
+    command = ["sample", str(run), "--prompt", prompt, "--out", str(folder), *more]
+    entry = queue_page.submit(asked.root, asked.home, run.name, command, "sample")
+    folder.mkdir(parents=True)
+    write_json(folder / "try.json", {**words, "entry": entry, "asked": time.time()})
+    return ""
+
+
+def dismiss(asked: Asked, run: Path, words: Words) -> str:
+    """Move a try to the bin, and take it out of the queue."""
+    folder = inside(asked.home.folder / "tries" / run.name, words["try"])
+    entry = next((one for one in queue_page.of(asked.root, asked.home, run.name) if str(folder) in one.words), None)
+    if entry is not None and entry.state in train_page.BUSY:
+        raise VideotuneError("it is being generated: stop it first")
+    if entry is not None:
+        queued.remove(queue_page.home(asked.root), entry.name)
+    bin.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
+    return ""
+
+
+def export(asked: Asked, run: Path, words: Words) -> str:
+    """Write a checkpoint for other programs, when its turn in the queue comes."""
+    if not (formats := words.all("format")) and not words["merge"]:
+        raise VideotuneError("choose at least one format")
+    step = ["--step", words.number("step")] if words["step"] else []
+    more = [part for name in formats for part in ("--format", name)] + (["--merge"] if words["merge"] else [])
+    queue_page.submit(asked.root, asked.home, run.name, ["export", str(run), *step, *more], "export")
+    return ""
+
+
+def delete(asked: Asked, run: Path, words: Words) -> str:
+    """Move a checkpoint to the bin."""
+    refuse_running(asked, run)
+    folder = checkpoint(run, words)
+    bin.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
+    return f"The checkpoint of step {words['step']} is in the bin"
+
+
+def write(asked: Asked, run: Path, words: Words) -> str:
+    """Run a command that needs no card and about this run alone: report, model card, publishing, doctor."""
+    repo = ["--repo", words["repo"].strip()] if words["repo"].strip() else []
+    more = {"report": [], "doctor": ["--json"], "card": ["--out", str(run / FILES[1])], "publish": repo}
+    if words["kind"] not in more:
+        raise VideotuneError(f"there is no command {words['kind'][:40]}")
+    jobs.restart(asked.home.folder, words["kind"], [words["kind"], str(run), *more[words["kind"]]], run.name)
+    return ""
+
+
+train_page.ACTS |= {"draw": draw, "dismiss": dismiss, "export": export, "delete": delete, "write": write}

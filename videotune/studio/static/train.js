@@ -1,0 +1,165 @@
+// The pages Train and Results: the viewer of previews, the log, parts that load when they are opened.
+"use strict";
+document.addEventListener("DOMContentLoaded", () => {
+  const $ = (id) => document.getElementById(id), viewer = $("viewer");
+  const state = { row: "", left: "", right: null, newest: true, playing: !matchMedia("(prefers-reduced-motion: reduce)").matches };
+  let rows = [];
+  const name = (row) => `${row.branch}\n${row.prompt}\n${row.seed}`;
+  const url = (path) => viewer.dataset.file + encodeURIComponent(path);
+  const said = (step) => step === 0 ? "base model" : `step ${step}`;
+
+  function read() {
+    const place = $("previews-data");
+    if (!place || !viewer) return;
+    const next = JSON.parse(place.dataset.rows);
+    if (JSON.stringify(next) === JSON.stringify(rows)) return;
+    rows = next;
+    viewer.hidden = !rows.length; $("no-previews").hidden = Boolean(rows.length);
+    if (rows.length) { chips(); show(); }
+  }
+  const current = () => rows.find((row) => name(row) === state.row) || rows[0];
+
+  function chips() {
+    const group = $("viewer-prompts"), there = new Map([...group.children].map((one) => [one.dataset.row, one]));
+    rows.forEach((row) => {
+      let chip = there.get(name(row));
+      there.delete(name(row));
+      if (!chip) {
+        chip = document.createElement("button"); chip.type = "button"; chip.dataset.row = name(row);
+        const video = Object.assign(document.createElement("video"), { muted: true, loop: true, playsInline: true, preload: "metadata" }), words = document.createElement("span");
+        video.setAttribute("aria-hidden", "true"); video.tabIndex = -1;
+        words.textContent = `${row.branch ? `${row.branch}: ` : ""}${row.prompt || "(empty prompt)"} · seed ${row.seed}`;
+        chip.append(video, words); group.append(chip);
+        chip.onclick = () => { state.row = name(row); if (!row.cells.some(([step]) => step === state.right)) { state.newest = true; } show(); };
+        chip.onmouseenter = () => video.play().catch(() => {}); chip.onmouseleave = () => video.pause();
+      }
+      const last = url(row.cells.at(-1)[1]), video = chip.querySelector("video");
+      if (video.getAttribute("src") !== last) video.setAttribute("src", last);
+    });
+    there.forEach((chip) => chip.remove());
+    group.hidden = rows.length < 2;
+  }
+
+  function put(shot, path, words) {  // the same video goes on playing
+    const video = shot.querySelector("video");
+    shot.querySelector("figcaption").textContent = words;
+    video.setAttribute("aria-label", words);
+    if (video.getAttribute("src") === path) return;
+    const at = shared();
+    video.setAttribute("src", path);
+    video.addEventListener("loadedmetadata", () => {
+      $("stage").style.setProperty("--shape", `${video.videoWidth}/${video.videoHeight}`);
+      video.currentTime = Math.min(at, video.duration || 0);
+    }, { once: true });
+    if (state.playing) video.play().catch(() => {});
+  }
+  const videos = () => [...$("stage").querySelectorAll("video")].filter((one) => one.getAttribute("src"));
+  const shared = () => videos().find((one) => !one.paused)?.currentTime || 0;
+
+  function show() {
+    const row = current(), steps = row.cells.map(([step]) => step), path = new Map(row.cells);
+    state.row = name(row);
+    if (state.newest || !path.has(state.right)) state.right = steps.at(-1);
+    const left = state.left !== "" && path.has(+state.left) ? +state.left : steps[0];
+    $("viewer-prompt").textContent = `${row.branch ? `${row.branch}: ` : ""}${row.prompt} · seed ${row.seed}`;
+    $("viewer-prompt").title = row.prompt;
+    const choice = $("viewer-left");
+    if (choice.dataset.steps !== steps.join()) {
+      choice.dataset.steps = steps.join();
+      choice.replaceChildren(...steps.map((step) => new Option(step === 0 ? "before (base model)" : `step ${step}`, step)));
+    }
+    choice.value = left;
+    const slider = $("viewer-step"); slider.max = steps.length - 1; slider.value = steps.indexOf(state.right); slider.disabled = steps.length < 2;
+    slider.setAttribute("aria-valuetext", said(state.right));
+    $("viewer-at").textContent = said(state.right);
+    put($("shot-left"), url(path.get(left)), left === 0 ? "before" : `step ${left}`);
+    put($("shot-right"), url(path.get(state.right)), said(state.right));
+    $("shot-left").hidden = left === state.right && steps.length < 2;
+    $("viewer-download").href = url(path.get(state.right));
+    near(row);
+    for (const chip of $("viewer-prompts").children) chip.setAttribute("aria-pressed", chip.dataset.row === state.row);
+  }
+  function near(row) {
+    const place = $("shot-near").querySelector(".near"), there = row.near?.path;
+    $("viewer-near").hidden = !there;
+    if (!there) { $("shot-near").hidden = true; return; }
+    $("shot-near").querySelector("figcaption").textContent = `training clip: ${row.near.name}`;
+    if (place.dataset.path === there) return;
+    place.dataset.path = there;
+    const video = /\.(mp4|webm|mov|m4v)$/i.test(there), one = document.createElement(video ? "video" : "img");
+    Object.assign(one, video ? { muted: true, loop: true, playsInline: true } : { alt: "" });
+    one.setAttribute("aria-label", `training clip ${row.near.name}`); one.setAttribute("src", url(there)); place.replaceChildren(one);
+    if (video && state.playing) one.play().catch(() => {});
+  }
+  function play(on) {
+    state.playing = on;
+    const all = videos(), at = shared();
+    all.forEach((one) => { if (on) { one.currentTime = Math.min(at, one.duration || at); one.play().catch(() => {}); } else one.pause(); });
+    $("viewer-play").setAttribute("aria-label", on ? "Pause the videos" : "Play the videos");
+    $("viewer-play").querySelector("use").setAttribute("href", `/static/vendor/icons.svg#${on ? "pause" : "play"}`);
+  }
+  function press(button) { const on = button.getAttribute("aria-pressed") !== "true"; button.setAttribute("aria-pressed", on); return on; }
+  function large(on) {
+    viewer.classList.toggle("large", on); document.body.style.overflow = on ? "hidden" : "";
+    $("viewer-large").setAttribute("aria-label", on ? "Close the large view" : "Large view");
+  }
+  if (viewer) {
+    $("viewer-step").addEventListener("input", (event) => {
+      const steps = current().cells.map(([step]) => step);
+      state.right = steps[+event.target.value]; state.newest = state.right === steps.at(-1); show();
+    });
+    $("viewer-left").addEventListener("change", (event) => { state.left = event.target.value; show(); });
+    $("viewer-play").addEventListener("click", () => play(!state.playing));
+    $("viewer-wipe").addEventListener("click", (event) => { const on = press(event.currentTarget); $("stage").classList.toggle("wipe", on); $("wipe-line").hidden = !on; });
+    $("wipe-line").addEventListener("input", (event) => $("stage").style.setProperty("--wipe", `${event.target.value}%`));
+    $("viewer-near").addEventListener("click", (event) => { $("shot-near").hidden = !press(event.currentTarget); play(state.playing); });
+    $("viewer-large").addEventListener("click", () => large(!viewer.classList.contains("large")));
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") large(false);
+      if (!["ArrowLeft", "ArrowRight"].includes(event.key) || !viewer.classList.contains("large") || event.target.matches("input,select")) return;
+      const slider = $("viewer-step"); slider.value = +slider.value + (event.key === "ArrowRight" ? 1 : -1); slider.dispatchEvent(new Event("input"));
+    });
+    setInterval(() => {  // in step: a loop that has drifted is set right
+      const all = videos().filter((one) => !one.paused && one.duration);
+      all.slice(1).forEach((one) => { const gap = Math.abs(one.currentTime - all[0].currentTime); if (gap > 0.12 && gap < one.duration - 0.12) one.currentTime = all[0].currentTime; });
+    }, 1000);
+    document.addEventListener("vt:region", (event) => { if (event.target.id === "r-previews") read(); });
+    read(); play(state.playing);
+  }
+
+  for (const kind of ["mouseover", "mouseout"]) document.addEventListener(kind, (event) => {
+    if (event.target.matches(".checkpoints video")) event.target[kind === "mouseover" ? "play" : "pause"]()?.catch?.(() => {});
+  });
+
+  // choices of checkpoints in the dialog that trains on
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-open=go-on]");
+    if (!opener) return;
+    const saves = JSON.parse(opener.dataset.saves).reverse();
+    $("go-on-step").replaceChildren(new Option("the newest checkpoint", ""), ...saves.map((step) => new Option(`step ${step}`, step)), new Option("step 0, the beginning", "0"));
+    $("branch-step").replaceChildren(...saves.map((step) => new Option(`step ${step}`, step)));
+    $("branch-form").hidden = !saves.length; $("go-on-steps").placeholder = opener.dataset.steps;
+  });
+
+  // the log follows its end while it is open
+  const log = $("log"); let timer = 0;
+  async function tail() {
+    clearTimeout(timer);
+    if (!log.open || document.hidden) return;
+    try {
+      const answer = await fetch(`${log.dataset.url}&lines=true`), text = await answer.text(), pre = $("log-text");
+      if (pre.textContent !== text) { pre.textContent = text; if ($("log-follow").checked) pre.scrollTop = pre.scrollHeight; }
+    } catch { /* the page says that the studio does not answer */ }
+    timer = setTimeout(tail, 2000);
+  }
+  log?.addEventListener("toggle", tail);
+  document.addEventListener("visibilitychange", () => log && tail());
+
+  // parts that are made when they are opened
+  document.addEventListener("toggle", async (event) => {
+    const part = event.target, address = part.dataset?.once;
+    if (!address || !part.open) return;
+    const answer = await fetch(address);
+    part.querySelector("[data-keep]").innerHTML = await answer.text();
+  }, true);
+});

@@ -1,0 +1,284 @@
+"""The page Train: how a run stands, its previews and curves, and what can be asked of it."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, HTTPException, Response
+from fastapi.responses import FileResponse, PlainTextResponse
+
+from videotune.config.load import flatten, unflatten
+from videotune.errors import VideotuneError
+from videotune.files import life, write_json
+from videotune.queue import entries as queued
+from videotune.queue import jobs
+from videotune.queue.entries import Entry
+from videotune.queue.jobs import Job
+from videotune.reporter.build import warnings
+from videotune.reporter.curves import exposure
+from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
+from videotune.reporter.previews import sample_rows
+from videotune.reporter.read import Run, items, mapping
+from videotune.studio import bin, form, gpu, header, projects, queue_page
+from videotune.studio.projects import Project
+from videotune.studio.queue_page import entry_of, run_folder, run_job
+from videotune.studio.series import checkpoints
+from videotune.studio.status import progress, read_live, remembered
+from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
+
+routes = APIRouter()
+BUSY = ("running", "paused")
+PLAYED = (".mp4", ".webm", ".mov", ".m4v")
+LINES = 400
+"""Lines of a log that the page shows."""
+
+
+def names(asked: Asked) -> list[str]:
+    """The project's runs, the one begun last first; those too that wait, or that ended before they wrote anything."""
+    folders = (path for path in (asked.home.folder / "runs").glob("[!.]*") if any(path.glob("*.json*")))
+    found = {path.name: path.stat().st_ctime for path in folders}
+    found |= {one.run.name: one.added for one in queue_page.of(asked.root, asked.home) if one.kind == "train"}
+    return sorted(found, key=lambda name: -found[name])
+
+
+def chosen(asked: Asked) -> str:
+    """The run that the address names, or the last one; empty where there is none."""
+    there = names(asked)
+    return asked.query["run"] if asked.query.get("run") in there else there[0] if there else ""
+
+
+def how(run: Run, entry: Entry | None, job: Job | None) -> str:
+    """How a run stands, as a code of texts.json; a process that is gone is never called running."""
+    beat, far, ended = mapping(run.life), progress(run), run.last("end")["time"] or 0
+    if entry is not None and entry.state == "waiting":
+        return "queued"
+    if (job is not None and job.running) or beat["alive"]:
+        begun = max(job.started if job is not None and job.running else 0, beat["started"] if beat["alive"] else 0)
+        doing = "paused" if beat["state"] == "paused" and beat["alive"] else "running"
+        held = "stopping" if entry is not None and entry.held else doing
+        return "suspended" if job is not None and job.state == "paused" else "ending" if ended > begun else held
+    state = job.state if job is not None else "stopped"
+    if not run.journal:
+        return state if state != "done" else "failed"
+    if state == "failed" and job is not None and job.started > ended:
+        return "failed"
+    word = standing(run, far.total is not None and far.done >= far.total)[0]
+    return "dead" if word == "no end" or (state == "dead" and not ended) else word
+
+
+def waits_for(root: Path, entry: Entry) -> list[str]:
+    """The entries of the queue that run, or where none does those that run before this one, in words."""
+    found, titles = queued.entries(queue_page.home(root)), {one.name: one.title for one in projects.projects(root)}
+    before = found[: next(place for place, one in enumerate(found) if one.name == entry.name)]
+    first = [one for one in found if one.state in BUSY] or [one for one in before if one.state == "waiting"]
+    return [f"{one.run.name} of {titles.get(one.run.parent.parent.name, '')}" for one in first]
+
+
+def stands(asked: Asked, name: str) -> tuple[Run, Entry | None, Job | None, str]:
+    """A run, its entry of the queue, its last process, and how it stands."""
+    run, entry = read_live(run_folder(asked.home, name)), entry_of(asked.root, asked.home, name)
+    job = run_job(asked.root, asked.home, name)
+    return run, entry, job, how(run, entry, job)
+
+
+def facts(asked: Asked) -> dict[str, Any]:
+    """What the pages of a run say of it."""
+    name = chosen(asked)
+    run, entry, job, code = stands(asked, name)
+    verdict = run.last("verdict")
+    best, why = recommended_checkpoint(run, verdict) if verdict["turned"] or run.last("end") else (None, "")
+    # fmt: off
+    return {
+        "asked": asked, "project": asked.home, "name": name, "run": run, "job": job, "entry": entry, "far": progress(run),
+        "code": code, "verdict": verdict, "best": best, "best_why": why, "saves": checkpoints(run.folder),
+        "waits": waits_for(asked.root, entry) if entry is not None and code == "queued" else (),
+        "busy": code in ("queued", "running", "paused", "suspended", "stopping", "ending"), "beat": mapping(run.life),
+    }
+    # fmt: on
+
+
+def run_part(asked: Asked) -> str:
+    """How the run stands, its figures and its buttons."""
+    queue_page.ensure_worker(asked.root)
+    if not chosen(asked):
+        return html("train_none", asked=asked, project=asked.home)
+    now = facts(asked)
+    run, doctor = now["run"], jobs.latest(asked.home.folder, "doctor", now["name"])
+    if doctor is not None and not doctor.running and (run.written or 0) > doctor.started + 1:
+        doctor = None  # it speaks of an earlier state
+    memory = next((one["memory"] for one in reversed(run.journal) if one.get("memory")), None)
+    found = {"findings": jobs.result(doctor) if doctor is not None and not doctor.running else None, "doctor": doctor}
+    chapters = {
+        "exposure": exposure(run),
+        "warned": warnings(run),
+        "grounds": grounds(run) if run.validations else None,
+    }
+    return html("train_run", **now, **found, **chapters, memory=memory, views=run.last("views"), cards=gpu.cards())
+
+
+def runs_part(asked: Asked) -> str:
+    """The list of runs."""
+    rows = [(name, *stands(asked, name)) for name in names(asked)]
+    return html("train_runs", runs=rows, chosen=chosen(asked))
+
+
+def branches(run: Path) -> list[tuple[str, Path]]:
+    """The run's folder, and those of the steps that a return to an earlier one has set aside."""
+    return [("", run), *((f"branch {path.name}", path) for path in sorted(run.glob("branches/[0-9]*")))]
+
+
+def previews_part(asked: Asked) -> str:
+    """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
+    rows, home, name = list[dict[str, Any]](), asked.home.folder, chosen(asked)
+    for label, folder in branches(run_folder(asked.home, name)) if name else ():
+        run, check = read_live(folder), folder / "check.json"
+        for (prompt, seed), cells in sample_rows(run).items():
+            paths = ((step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items()))
+            there = [(step, path.relative_to(home).as_posix()) for step, path in paths if path.is_file()]
+            near = nearest(home, folder, check.stat().st_mtime_ns, prompt) if check.is_file() else None
+            rows += [{"branch": label, "prompt": prompt, "seed": seed, "near": near, "cells": there}] if there else []
+    return html("previews_data", rows=rows)
+
+
+@lru_cache(maxsize=256)
+def nearest(home: Path, run: Path, checked: int, prompt: str) -> Mapping[str, str] | None:
+    """The training clip whose caption shares most words with the prompt; ``checked``: when the account was written."""
+    used = [clip for clip in read_live(run).clips if clip["used"]]
+    scores = [max((alike(prompt, str(one)) for one in items(clip["captions"])), default=0) for clip in used]
+    return clip_of(home, run, used[scores.index(max(scores))]) if used else None
+
+
+def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
+    """A clip of a run's account: its name, and the path within the project of its video, or else of its picture."""
+    path, picture = Path(str(clip["path"])), run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
+    shown = path if path.suffix.lower() in PLAYED and path.is_relative_to(home) and path.is_file() else picture
+    return {"name": path.name, "path": shown.relative_to(home).as_posix() if shown.is_file() else ""}
+
+
+def alike(one: str, other: str) -> float:
+    """The share of words that two texts have in common, of all their words."""
+    first, second = (set(re.findall(r"\w+", words.lower())) for words in (one, other))
+    return len(first & second) / len(first | second) if first | second else 0.0
+
+
+REGIONS: Regions = {"runs": runs_part, "run": run_part, "previews": previews_part}
+
+
+@routes.get("/p/{project}/train")
+def show(asked: In) -> Response:
+    """The page."""
+    return page(asked, "train", header.REGIONS | REGIONS, "Train", run=chosen(asked), runs=names(asked))
+
+
+@routes.get("/p/{project}/exposure")
+def seen(asked: In) -> Response:
+    """How often each clip was seen, and what the verdict rests on."""
+    run = facts(asked)["run"]
+    return fragment(html("train_exposure", d=exposure(run), grounds=grounds(run) if run.validations else None))
+
+
+@routes.get("/p/{project}/log")
+def log(asked: In, run: str, lines: bool = False) -> Response:
+    """What a run's last process has printed: the whole file, or its last lines."""
+    job = run_job(asked.root, asked.home, run_folder(asked.home, run).name)
+    if job is None or not (job.folder / "log").is_file():
+        raise HTTPException(404, "nothing has been printed yet")
+    if lines:
+        return PlainTextResponse("\n".join(jobs.log_tail(job, LINES)))
+    return FileResponse(job.folder / "log", media_type="text/plain; charset=utf-8", filename=f"{run}.log")
+
+
+def ask(asked: Asked, run: Path, words: Words) -> str:
+    """Ask the process of a run to save, to draw previews, or to stop, after its step."""
+    if words["word"] not in ("save", "sample", "stop") or not (life(run) or {}).get("alive"):
+        raise VideotuneError(f"{run.name} is not running")
+    write_json(run / "control.json", {words["word"]: True})
+    return ""
+
+
+def resume(asked: Asked, run: Path, words: Words) -> str:
+    """Queue the run again, from its newest checkpoint or an earlier one; with more steps where they are named."""
+    refuse_running(asked, run)
+    step, steps = words.number("step"), words.number("steps")
+    # with another number of steps the rate's schedule is of another length, and that was asked for
+    more = (["--from", step] if step else []) + (["--set", f"steps={steps}", "--override"] if steps else [])
+    queue_page.submit(asked.root, asked.home, run.name, ["train", "--out", str(run), "--resume", *more])
+    return ""
+
+
+def refuse_running(asked: Asked, run: Path) -> None:
+    """VideotuneError while a process is at the run."""
+    job = run_job(asked.root, asked.home, run.name)
+    if (job is not None and job.running) or (life(run) or {}).get("alive"):
+        raise VideotuneError(f"{run.name} is running: stop it first")
+
+
+def start_now(asked: Asked, run: Path, words: Words) -> str:
+    """Start a run that waits, beside what runs already."""
+    if (entry := entry_of(asked.root, asked.home, run.name)) is None or entry.state != "waiting":
+        raise VideotuneError(f"{run.name} does not wait")
+    queued.start(queue_page.home(asked.root), entry, None)
+    return ""
+
+
+def own_keys(project: Project, run: Path) -> dict[str, Any]:
+    """The settings of a run that differ from the project's preset, without those that the studio sets itself."""
+    config, known = mapping(remembered(run / "config.json")), form.standing(project.preset)
+    origins, aside = mapping(config["origins"]), ("datasets", "init_from", *projects.ELSEWHERE)
+    own = {
+        key: value for key, value in flatten(mapping(config["settings"])).items() if origins[key] in ("user", "preset")
+    }
+    return unflatten({key: value for key, value in own.items() if key not in aside and value != known.get(key)})
+
+
+def use_settings(asked: Asked, run: Path, words: Words) -> str:
+    """Write the run's settings into the form of the page Setup."""
+    projects.save_draft(asked.home, own_keys(asked.home, run))
+    return f"Setup has the settings of {run.name}"
+
+
+def checkpoint(run: Path, words: Words) -> Path:
+    """The folder of the checkpoint that a form names; VideotuneError where there is none."""
+    step, there = int(words.number("step") or -1), dict(checkpoints(run))
+    if step not in there:
+        raise VideotuneError(f"{run.name} has no checkpoint of step {words['step']}")
+    return there[step]
+
+
+def remove(asked: Asked, run: Path, words: Words) -> str:
+    """Move a run, with what was tried of it, into the bin, and take it out of the queue."""
+    refuse_running(asked, run)
+    for entry in queue_page.of(asked.root, asked.home, run.name):
+        queued.remove(queue_page.home(asked.root), entry.name)
+    if paths := [path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()]:
+        bin.throw(asked.home.folder, "run", run.name, paths)
+    return f"{run.name} is in the bin"
+
+
+ACTS: dict[str, Callable[[Asked, Path, Words], str]] = {
+    "ask": ask, "resume": resume, "now": start_now, "use": use_settings, "remove": remove,
+}  # fmt: skip
+"""What can be asked of a run; each answers in a sentence. The queue stops, pauses and continues it."""
+
+
+@routes.post("/p/{project}/run/{act}")
+def act(act: str, asked: In, words: Form) -> Response:
+    """Ask for something about a run."""
+    if act not in ACTS:
+        raise VideotuneError(f"a run cannot {act[:40]}")
+    said = ACTS[act](asked, run_folder(asked.home, words["run"]), words)
+    return say(said, go=f"/p/{quote(asked.home.name)}/train" if act == "remove" else "")
+
+
+@routes.post("/p/{project}/start")
+def start(asked: In, words: Form) -> Response:
+    """Queue a new run: of the project's settings, or of a run's, beginning with one of its checkpoints."""
+    keys = None
+    if words["run"]:
+        run = run_folder(asked.home, words["run"])
+        keys = own_keys(asked.home, run) | {"init_from": str(checkpoint(run, words))}
+    name = queue_page.begin(asked.root, asked.home, words["title"], keys)
+    return say(go=f"/p/{quote(asked.home.name)}/train?run={quote(name)}")
