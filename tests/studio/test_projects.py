@@ -2,14 +2,13 @@
 
 import io
 import zipfile
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.studio import actions, clips, projects, uploads
+from videotune.studio import actions, projects, uploads
 from videotune.studio.downloads import zipped
 
 
@@ -108,47 +107,6 @@ NAMES = {"a/b\\c.mp4": "c.mp4", "..mp4": "mp4", "a\nb?.mp4": "a_b_.mp4", "<i>.mp
 @pytest.mark.parametrize(("name", "safe"), NAMES.items())
 def test_names_of_sent_files_are_made_safe(name: str, safe: str) -> None:
     assert uploads.safe_name(name) == safe
-
-
-def test_captions_are_read_and_written_where_the_trainer_looks(tmp_path: Path, cats: projects.Project) -> None:
-    files = {"a.mp4": MP4, "a.txt": b"a cat", "b.mp4": MP4 + b"b"}
-    uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])
-    assert {row["path"]: row["caption"] for row in clips.rows(cats)} == {"clips/a.mp4": "a cat", "clips/b.mp4": ""}
-    assert clips.save_caption(cats, "clips/b.mp4", " a dog \n\n a hound ") == "caption saved"
-    assert (cats.folder / "clips/b.txt").read_text() == "a dog\na hound\n"
-    assert "placeholder" in clips.save_caption(cats, "clips/b.mp4", "TODO")
-    with pytest.raises(VideotuneError, match="empty caption"):
-        clips.save_caption(cats, "clips/b.mp4", " \n")
-    with pytest.raises(VideotuneError, match="not there"):
-        clips.save_caption(cats, "clips/c.mp4", "x")
-
-
-def test_a_clip_is_held_out_and_taken_out_with_its_caption(tmp_path: Path, cats: projects.Project) -> None:
-    uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")])
-    clips.move(cats, "clips/a.mp4", "held-out")
-    assert projects.datasets(cats) == [{"path": str(cats.folder / "held-out"), "kind": "validation"}]
-    assert clips.rows(cats)[0]["caption"] == "a cat"
-    clips.move(cats, "held-out/a.mp4", "removed")
-    assert projects.datasets(cats) == []
-    assert (cats.folder / "removed/a.txt").read_text() == "a cat"
-    with pytest.raises(VideotuneError, match="no clips yet"):
-        projects.words(cats)
-
-
-def test_folders_elsewhere_are_for_who_sits_at_the_computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "start_check", lambda project: None)
-    root, away = tmp_path / "root", tmp_path / "away"
-    away.mkdir()
-    one = projects.create(root, "one")
-    words = {"project": one.name, "path": str(away)}
-    from_elsewhere = partial(actions.source, local=False)
-    with pytest.raises(VideotuneError, match="sits at it"):
-        actions.perform(from_elsewhere, root, words)
-    actions.perform(actions.source, root, words)
-    actions.perform(from_elsewhere, root, {"project": one.name, "path": "user/clips", "kind": "validation"})
-    assert projects.datasets(projects.named(root, one.name)) == [
-        {"path": str(away)}, {"path": "user/clips", "kind": "validation"}
-    ]  # fmt: skip
 
 
 def test_a_damaged_project_is_listed_beside_the_others(tmp_path: Path, cats: projects.Project) -> None:

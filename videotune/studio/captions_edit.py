@@ -16,7 +16,7 @@ from videotune.studio import clips
 from videotune.studio.projects import Project
 
 HISTORY = "history.jsonl"
-"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` names those made together."""
+"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` joins those of one action."""
 
 
 def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
@@ -41,10 +41,10 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
         row, after = clips.found(rows, path), "\n".join(variants(text.replace("\0", "")))
         if row["fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
-        if row["caption"] != after or undoes:
-            todo.append((row, after))
-    note(project, [(row["name"], row["caption"], after) for row, after in todo], batch, by, undoes)
-    for row, after in todo:
+        if (before := clips.caption_of(row["clip"])) != after or undoes:
+            todo.append((row, before, after))
+    note(project, [(row["name"], before, after) for row, before, after in todo], batch, by, undoes)
+    for row, _, after in todo:
         place = row["clip"].caption or row["clip"].expected
         if after:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ def last(project: Project) -> list[dict[str, Any]]:
 
 def undo(project: Project) -> int:
     """Take the newest change back, except where a caption has changed since; returns how many captions it had."""
-    names = {row["name"]: row for row in clips.table(project).rows.values()}
+    names = {row["name"]: row for row in clips.table(project).rows.values() if not row["fixed"]}
     lines = [line for line in last(project) if line["name"] in names]
     if not lines:
         raise VideotuneError("there is no change of captions to undo")
-    now = [(line, names[line["name"]]) for line in lines]
-    texts = {row["path"]: one["before"] if row["caption"] == one["after"] else row["caption"] for one, row in now}
+    now = [(line, names[line["name"]]["path"], clips.caption_of(names[line["name"]]["clip"])) for line in lines]
+    texts = {path: line["before"] if text == line["after"] else text for line, path, text in now}
     return change(project, texts, "undo", lines[0]["batch"])
 
 

@@ -134,8 +134,7 @@ def found(rows: Mapping[str, Row], path: str) -> Row:
 
 
 def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float) -> Row:
-    changed = _changed(clip.path, clip.caption)
-    caption = "\n".join(clip.text or ()) if clip.listed else _caption(clip.caption, changed) if clip.caption else ""
+    changed, caption = _changed(clip.path, clip.caption), caption_of(clip)
     row = _of_account(str(clip.path), checked) if checked else UNKNOWN
     if checked and changed / 1e9 > since:
         row |= {"state": "new", "why": "changed since the last check"}
@@ -150,6 +149,13 @@ def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any]
         "hints": lint(caption, clip.path.stem) if caption else [],
         "fixed": f"its caption stands in {clip.listed}: change it there" if clip.listed else "",
     }
+
+
+def caption_of(clip: ClipFile) -> str:
+    """A clip's caption as it is on the disk now, a variant a line."""
+    if clip.listed or clip.caption is None:
+        return "\n".join(clip.text or ())
+    return _caption(clip.caption, _changed(clip.caption))
 
 
 @lru_cache(maxsize=20_000)

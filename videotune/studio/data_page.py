@@ -117,9 +117,10 @@ def _media(asked: Asked, path: str) -> Path:
 def caption(asked: In, form: Form) -> Response:
     """Save a caption; 409 with the caption on the disk where that is not the one that was loaded (``was``)."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
-    if row["caption"] not in (form["was"].replace("\r\n", "\n"), form["text"].replace("\r\n", "\n").strip()):
-        return JSONResponse({"text": row["caption"]}, 409)
-    if row["caption"] and not form["text"].strip():
+    there = clips.caption_of(row["clip"]) if not row["fixed"] else ""
+    if not row["fixed"] and there.split() not in (form["was"].split(), form["text"].split()):
+        return JSONResponse({"text": there}, 409)
+    if there and not form["text"].strip():
         raise VideotuneError("an empty caption was not saved: write what the clip shows")
     captions_edit.change(asked.home, {form["path"]: form["text"]}, form["by"] or "edit")
     return say(saved=form["path"])

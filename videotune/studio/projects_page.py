@@ -71,7 +71,9 @@ def duplicate(asked: In) -> Response:
 @routes.get("/p/{project}/export")
 def export(asked: In) -> Response:
     """The whole project as one zip."""
-    projects.change(asked.home, folder=str(asked.home.folder))  # whoever imports it has to know which paths were its own
+    projects.change(
+        asked.home, folder=str(asked.home.folder)
+    )  # whoever imports it has to know which paths were its own
     return send_zip(asked.home.folder, asked.home.name, projects.is_exported)
 
 

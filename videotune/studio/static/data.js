@@ -166,8 +166,8 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!$("player").open) $("player").showModal(); else $("player-title").focus();
     const film = $("player-film"), sound = $("player-sound");
     if (film) {
-      film.addEventListener("timeupdate", () => { $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
-      film.addEventListener("error", () => { $("player-unplayable").hidden = false; });
+      film.addEventListener("timeupdate", () => { if (film.isConnected) $("player-time").textContent = `${film.currentTime.toFixed(2)} s`; });
+      film.addEventListener("error", () => { if (film.isConnected) $("player-unplayable").hidden = false; });
       film.play().catch(() => {});
     }
     if (sound) { const got = await fetch(sound.dataset.sound); if (got.ok && sound.isConnected) sound.innerHTML = await got.text(); }
