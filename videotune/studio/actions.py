@@ -8,12 +8,11 @@ from threading import RLock
 from typing import Any
 from urllib.parse import quote
 
-from videotune.config.load import preset_named
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.queue import jobs
-from videotune.studio import clips, form, projects
+from videotune.studio import clips, projects
 from videotune.studio.projects import Project, inside, named
 
 Answer = Mapping[str, str | bool]
@@ -155,47 +154,8 @@ def split(project: Project, words: Words) -> Answer:
     return {"say": f"cutting {clip.path.name} into scenes; its original is kept in {projects.ORIGINALS}"}
 
 
-def set_key(project: Project, words: Words) -> Answer:
-    """Save one setting."""
-    keys = form.put(projects.draft(project), words["key"], words["value"], project.preset)
-    projects.save_draft(project, keys)
-    return {"say": "saved"}
 
 
-def fact(project: Project, words: Words) -> Answer:
-    """Save what belongs to the project and not to the config: its preset, the card, whether skipped clips are agreed to."""
-    key, value = words["key"], words["value"].strip()
-    if key == "preset":
-        projects.change(project, preset=preset_named(value))
-        return {"say": "saved", "reload": True}
-    if key == "vram":
-        if value and not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise VideotuneError(f"the card's memory is a number of GB, such as 24, not {value!r}")
-        projects.change(project, vram=float(value) if value else None)
-    elif key == "card":
-        projects.change(project, card=value[:60] or None)
-    elif key == "allow_skips":
-        projects.change(project, allow_skips=value == "true")
-    else:
-        raise VideotuneError(f"{key!r} is not a setting of a project")
-    return {"say": "saved"}
-
-
-def reset(project: Project, words: Words) -> Answer:
-    """All settings back to the preset's."""
-    projects.save_draft(project, {})
-    return {"say": "all settings are the preset's again", "reload": True}
-
-
-def plan(project: Project, words: Words) -> Answer:
-    """Calculate the plan anew."""
-    args = ["plan", "--json", *projects.words(project), *projects.skips(project)]
-    if project.facts.get("card"):
-        args += ["--card", str(project.facts["card"])]
-    if project.facts.get("vram"):
-        args += ["--vram", str(project.facts["vram"])]
-    jobs.restart(project.folder, "plan", args)
-    return {"say": ""}
 
 
 def train(project: Project, words: Words) -> Answer:
@@ -313,7 +273,7 @@ def export(project: Project, words: Words) -> Answer:
 
 ACTIONS: Mapping[str, Action] = {
     "create": create, "rename": rename, "archive": archive, "check": check, "caption": caption, "move": move,
-    "drop-source": drop_source, "split": split, "set": set_key, "fact": fact, "reset": reset, "plan": plan, "train": train,
+    "drop-source": drop_source, "split": split, "train": train,
     "resume": resume, "stop": stop, "control": control, "stop-job": stop_job, "doctor": doctor, "draw": draw,
     "export": export,
 }  # fmt: skip
