@@ -103,6 +103,7 @@ def _hours(question: Mapping[str, Any], preset: str) -> dict[str, Any]:
 def main() -> None:
     """Answer until standard input ends."""
     lazy.imports_stay = True
+    os.nice(5)  # a training goes first
     for name in LIBRARIES:
         import_module(name)
     import_module("torch").set_num_threads(1)  # a fork has no threads but its own
