@@ -13,6 +13,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
+from videotune.records import load_json
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
@@ -96,7 +97,9 @@ def tries(asked: Asked) -> str:
     name, home = chosen(asked), asked.home.folder
     entries = {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
     books = sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
-    rows = [(book.parent, known := mapping(remembered(book)), entries.get(known["entry"])) for book in books]
+    rows = [
+        (book.parent, known := mapping(load_json(book, "remove it")), entries.get(known["entry"])) for book in books
+    ]
     return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
 
 
