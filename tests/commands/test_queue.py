@@ -20,7 +20,7 @@ from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
 from videotune.queue import jobs
-from videotune.queue.entries import CARD, add, entries, named, remove, work
+from videotune.queue.entries import CARD, add, entries, hold, named, remove, reorder, requeue, work
 from videotune.queue.sweep import combinations
 
 Queue = Callable[..., Path]
@@ -162,6 +162,79 @@ def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: 
     with pytest.raises(VideotuneError):
         run("queue", "add", **words | {"set": [*words["set"], "stepz=3"]}, name="a", queue=tmp_path / "queue")
     assert entries(tmp_path / "queue") == []
+
+
+def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(filled: Queue) -> None:
+    home = filled(a=0, b=5, c=0, d=0)
+    reorder(home, ["d", "a", "b", "nothing"])
+    assert [one.name for one in entries(home)] == ["d", "a", "c", "b"], "c keeps its place"
+    reorder(home, ["c", "b", "a", "d"])
+    assert [one.name for one in entries(home)] == ["c", "b", "a", "d"]
+
+
+def ran(home: Path) -> list[list[str]]:
+    """The commands of all processes so far, the first one first."""
+    return [list(job.words) for job in reversed(jobs.all_jobs(home))]
+
+
+def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: Path) -> None:
+    home, run_folder = tmp_path / "queue", tmp_path / "run"
+    for name in ("a--sample-1", "a--sample-2"):
+        add(home, name, {}, run_folder, words=["sample", str(run_folder), "--nonsense"])
+    assert named(home, "a--sample-1").kind == "sample"
+    assert work(home, tell=lambda _: None) == FAILED
+    assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
+    assert [one[0] for one in ran(home)] == ["sample"] * 2, "what failed before it began is not tried again"
+    assert remove(home, "a--sample-1") == run_folder
+    assert [job.about for job in jobs.all_jobs(home)] == ["a--sample-2"]
+
+
+def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_after_that(
+    filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, started = filled(a=0), []
+    monkeypatch.setattr(jobs, "start", lambda *about, **_: started.append(about[2]))
+    ended(home, "a", 1)
+    ended(home, "a", 1)
+    write_json(tmp_path / "run a" / "config.json", {})
+    requeue(home, "a", resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"])
+    entry = named(home, "a")
+    assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
+    queue.start(home, entry, None)
+    ended(home, "a", None, started=time.time() - 60)
+    row = json.loads((home / "queue.json").read_text())
+    write_json(home / "queue.json", {"a": row["a"] | {"since": time.time() - 80}})
+    assert named(home, "a").state == "waiting", "the machine went off under it"
+    queue.start(home, named(home, "a"), None)
+    assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
+
+
+def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(filled: Queue) -> None:
+    home, begun = filled(a=0, b=0, c=0), time.time()
+    ended(home, "a", INTERRUPTED)
+    ended(home, "b", INTERRUPTED)
+    hold(home, "b")
+    hold(home, "c")
+    assert states(home) == {"a": "stopped", "b": "stopped", "c": "stopped"}
+    assert [queue._ended_before(one, begun) for one in entries(home)] == [True, False, False]
+    requeue(home, "b")
+    requeue(home, "c")
+    assert states(home) == {"a": "stopped", "b": "waiting", "c": "waiting"}
+
+
+def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(tmp_path: Path) -> None:
+    (tmp_path / "queue").mkdir()
+    job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
+    until(lambda: (job.folder / "pid.json").is_file())
+    assert jobs.pause(job)
+    until(lambda: jobs.read(job.folder).state == "paused")
+    assert jobs.read(job.folder).running
+    assert jobs.unpause(job)
+    until(lambda: jobs.read(job.folder).state == "running")
+    jobs.pause(job)
+    assert jobs.stop(job)
+    until(lambda: not jobs.read(job.folder).running)
+    assert not jobs.pause(jobs.read(job.folder))
 
 
 def command(*words: Any) -> subprocess.Popen[bytes]:

@@ -73,7 +73,7 @@ def opened(root: Path, password: str | None = None) -> Iterator[tuple[Studio, An
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=WAIT)
-            context = browser.new_context(viewport={"width": 1280, "height": 900})
+            context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
             context.on("request", lambda asked: outside.append(asked.url) if foreign(asked.url) else None)
             context.on("page", lambda page: watched(page, errors))
             yield studio, context.new_page()

@@ -128,7 +128,12 @@ def main() -> None:
                 if not ended:
                     _end(process)
                 if status or not ended:
-                    _failed(question, f"was killed (status {status})" if ended else f"took more than {LONGEST:g} s")
+                    _failed(
+                        question,
+                        f"was killed (status {status})"
+                        if ended
+                        else f"took more than {question.get('longest', LONGEST):g} s",
+                    )
     for process, _, _ in at_work.values():
         _end(process)
 

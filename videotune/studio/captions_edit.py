@@ -4,6 +4,8 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from videotune.data.captions import variants, with_trigger
@@ -16,16 +18,17 @@ from videotune.studio.projects import Project
 HISTORY = "history.jsonl"
 """Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` names those made together."""
 
-TAKEN = "recorded"
-"""A file in the folder of a captioning job whose captions are in the history, or of a cut whose film was put away."""
-
 
 def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
     """The changes, the newest first; ``name``: of that clip, by its path without the part of the project."""
     path = project.folder / HISTORY
-    lines = read_lines(path) if path.is_file() else []
-    whole = [line for line in lines if {"batch", "name", "before", "after"} <= line.keys()]
-    return [line for line in reversed(whole) if name in (None, line["name"])]
+    lines = _lines(path, path.stat().st_size) if path.is_file() else []
+    return [line for line in lines if name in (None, line["name"])]
+
+
+@lru_cache(maxsize=8)
+def _lines(path: Path, size: int) -> list[dict[str, Any]]:
+    return [line for line in reversed(read_lines(path)) if {"batch", "name", "before", "after", "by"} <= line.keys()]
 
 
 def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = "") -> int:
@@ -102,11 +105,16 @@ def begin_captioning(project: Project, words: list[str]) -> None:
     write_json(start(project.folder, "caption", words).folder / "before.json", before)
 
 
-def record_captioning(project: Project) -> None:
-    """Put what an ended captioning job has written into the history, as one change."""
-    for job in all_jobs(project.folder, "caption"):
-        if not job.running and not (job.folder / TAKEN).exists() and (job.folder / "before.json").is_file():
-            before, rows = read_json(job.folder / "before.json"), clips.table(project).rows
-            new = [(row["name"], before.get(path, ""), row["caption"]) for path, row in rows.items()]
+def settle(project: Project) -> None:
+    """Finish, once, what jobs have done: written captions go into the history, the film of a cut goes to the bin."""
+    for job in [*all_jobs(project.folder, "caption"), *all_jobs(project.folder, "split")]:
+        rows, done, before = clips.table(project).rows, job.folder / "settled", job.folder / "before.json"
+        if job.running or done.exists():
+            continue
+        done.touch()
+        if job.kind == "split" and job.state == "done" and job.about in rows:
+            clips.move(project, [job.about], "bin")
+        elif before.is_file():
+            old = read_json(before)
+            new = [(row["name"], old.get(path, ""), row["caption"]) for path, row in rows.items()]
             note(project, [one for one in new if one[1] != one[2]], job.folder.name, "auto-caption")
-            (job.folder / TAKEN).touch()

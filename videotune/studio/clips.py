@@ -54,9 +54,9 @@ _tables: dict[Path, Table] = {}
 def table(project: Project) -> Table:
     """The clips; read again only where a folder or the last check has changed, and once a minute."""
     kept, last = _tables.get(project.folder), last_account(project)
-    basis = (last and last[0].folder.name, int(time.time() / 60))
+    basis = last and last[0].folder.name, int(time.time() / 60)
     if kept is None or kept.basis != basis or kept.folders != {path: _changed(path) for path in kept.folders}:
-        kept = _tables[project.folder] = _read(project, basis, last, kept)
+        kept = _tables[project.folder] = _read(project, basis, kept)
     return kept
 
 
@@ -70,9 +70,8 @@ def _changed(*paths: Path | None) -> int:
     return max(times)
 
 
-def _read(
-    project: Project, basis: tuple[Any, ...], last: tuple[Job, Mapping[str, Any]] | None, before: Table | None
-) -> Table:
+def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Table:
+    last = last_account(project)
     walks = [os.walk(project.folder / part) for part in (CLIPS, HELD_OUT)]
     places = [
         project.folder,
@@ -186,31 +185,24 @@ def select(project: Project, words: Mapping[str, str]) -> list[Row]:
     return [row for row in rows if text in row["name"].casefold() or text in row["caption"].casefold()]
 
 
-def _own(project: Project, paths: Sequence[str]) -> tuple[list[Row], list[Path]]:
-    """Clips of the project by their paths, and their files; VideotuneError where one stands in a list."""
-    rows = [found(table(project).rows, path) for path in paths]
-    for row in rows:
-        if row["fixed"]:
-            raise VideotuneError(f"{row['name']} is named in a list, or lies elsewhere: take it out there")
-    files = dict.fromkeys(path for row in rows for path in (row["clip"].path, row["clip"].caption) if path)
-    return rows, list(files)
-
-
 def move(project: Project, paths: Sequence[str], to: str) -> None:
-    """Move clips with their captions to another part of the project: for validation, or for training."""
+    """Move clips with their captions to another part of the project: for training, for validation, or to the bin.
+
+    Raises VideotuneError, and moves nothing, where one is named in a list, or its place is taken.
+    """
+    rows = [found(table(project).rows, path) for path in paths]
+    if listed := [row["name"] for row in rows if row["fixed"]]:
+        raise VideotuneError(f"{listed[0]} is named in a list of clips, or lies elsewhere: take it out there")
+    files = list(dict.fromkeys(path for row in rows for path in (row["clip"].path, row["clip"].caption) if path))
+    if to == bin.BIN:
+        bin.throw(project.folder, "clip", rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips", files)
+        return
     if to not in (CLIPS, HELD_OUT):
-        raise VideotuneError(f"clips are moved to {CLIPS} or {HELD_OUT}, not to {to[:40]!r}")
-    inner = [path.relative_to(project.folder) for path in _own(project, paths)[1]]
-    pairs = [(path, Path(to, *path.parts[1:])) for path in inner if path.parts[0] != to]
-    for _, target in pairs:
-        if (project.folder / target).exists():
-            raise VideotuneError(f"{target} is there already: rename one of the two")
+        raise VideotuneError(f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}")
+    home = project.folder
+    pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]
+    if there := [target for path, target in pairs if target != path and target.exists()]:
+        raise VideotuneError(f"{there[0].relative_to(home)} is there already: rename one of the two")
     for path, target in pairs:
-        (project.folder / target).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(project.folder / path, project.folder / target)
-
-
-def remove(project: Project, paths: Sequence[str]) -> None:
-    """Move clips with their captions to the bin, as one item."""
-    rows, files = _own(project, paths)
-    bin.throw(project.folder, "clip", rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips", files)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)

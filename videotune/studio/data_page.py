@@ -1,9 +1,8 @@
 """The page Data: clips, captions, scenes, and the bin."""
 
 import re
-from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
@@ -33,25 +32,16 @@ routes = APIRouter(prefix="/p/{project}")
 def state(asked: Asked) -> str:
     """What the last check counted, what runs, and what a person should do."""
     project = asked.home
-    captions_edit.record_captioning(project)
-    _put_films_away(project)
+    captions_edit.settle(project)
     waiting, last = clips.start_check(project), clips.last_account(project)
-    rows = clips.table(project).rows.values()
-    running = {kind: jobs.latest(project.folder, kind) for kind in KINDS}
-    return html(
-        "data_state",
-        asked=asked,
-        account=mapping(last[1]) if last else None,
-        check=last and last[0],
-        waiting=waiting,
-        running=running,
-        states=Counter(row["state"] for row in rows),
-        without=sum(not row["caption"] for row in rows if row["part"]),
-        skips=projects.draft(project).get("missing_caption") == "skip",
-        sheet=(project.folder / "sheet" / "index.html").is_file(),
-        sources=[mapping(row) for row in project.facts.get("sources", ())],
-        undo=captions_edit.last(project),
-    )
+    data: dict[str, Any] = {
+        "waiting": waiting,
+        "check": last and last[0],
+        "account": mapping(last[1]) if last else None,
+    }
+    data |= {"rows": list(clips.table(project).rows.values()), "undo": captions_edit.last(project)}
+    data |= {"running": {kind: jobs.latest(project.folder, kind) for kind in KINDS}, "draft": projects.draft(project)}
+    return html("data_state", asked=asked, **data)
 
 
 def version(asked: Asked) -> str:
@@ -95,8 +85,7 @@ def tiles(asked: In, first: int = 0, count: int = CHUNK) -> Response:
 def clip(asked: In, path: str) -> Response:
     """Everything about a clip, with a large player."""
     row = clips.found(clips.table(asked.home).rows, path)
-    changes = captions_edit.history(asked.home, row["name"])[:50]
-    return fragment(html("data_clip", asked=asked, row=row, changes=changes))
+    return fragment(html("data_clip", asked=asked, row=row, changes=captions_edit.history(asked.home, row["name"])))
 
 
 @routes.get("/data/sound")
@@ -145,9 +134,8 @@ def _chosen(asked: Asked, form: Words) -> list[str]:
 def preview(asked: In) -> Response:
     """What a change of all captions would alter."""
     words = Words({key: [value] for key, value in asked.query.items()})
-    texts, rows = captions_edit.planned(asked.home, words, _chosen(asked, words)), clips.table(asked.home).rows
-    first = [(rows[path]["name"], rows[path]["caption"], text) for path, text in list(texts.items())[:3]]
-    return fragment(html("data_preview", count=len(texts), first=first))
+    texts = captions_edit.planned(asked.home, words, _chosen(asked, words))
+    return fragment(html("data_preview", texts=texts, rows=clips.table(asked.home).rows))
 
 
 @routes.post("/data/captions")
@@ -167,40 +155,29 @@ def undo(asked: In) -> Response:
 @routes.post("/data/auto-caption")
 def auto_caption(asked: In, form: Form) -> Response:
     """Let a vision-language model write captions."""
-    project, model, endpoint = asked.home, form["model"].strip(), form["endpoint"].strip()
-    if not model or (not endpoint and not asked.local and not re.fullmatch(r"[\w.-]+/[\w.-]+", model)):
+    asks = {key: form[key].strip() for key in ("model", "endpoint", "purpose", "trigger", "max-words")}
+    if not asks["model"] or not (asked.local or asks["endpoint"] or re.fullmatch(r"[\w.-]+/[\w.-]+", asks["model"])):
         raise VideotuneError("name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
-    named = {
-        "--model": model,
-        "--endpoint": endpoint,
-        "--purpose": form["purpose"],
-        "--trigger": form["trigger"].strip(),
-    }
-    named["--max-words"] = form.number("max-words")
-    args = [word for option, value in named.items() if value for word in (f"{option}={value}",)]
-    projects.change(project, captioning={key: form[key] for key in ("model", "endpoint", "purpose", "trigger")})
-    words = ["caption", str(project.folder / CLIPS), "--preset", project.preset, *args]
-    captions_edit.begin_captioning(project, words + ["--overwrite"] * bool(form["overwrite"]))
+    projects.change(asked.home, captioning=asks)
+    words = ["caption", str(asked.home.folder / CLIPS), "--preset", asked.home.preset]
+    words += [f"--{key}={value}" for key, value in asks.items() if value] + ["--overwrite"] * bool(form["overwrite"])
+    captions_edit.begin_captioning(asked.home, words)
     return say("Writing captions")
 
 
 @routes.post("/data/stop")
 def stop(asked: In, kind: str) -> Response:
     """End a job of this page."""
-    job = jobs.latest(asked.home.folder, kind) if kind in KINDS else None
-    if job is None or not job.running or not jobs.stop(job):
+    if kind not in KINDS or (job := jobs.latest(asked.home.folder, kind)) is None or not jobs.stop(job):
         raise VideotuneError("nothing of that kind is running")
     return say("Stopped")
 
 
 @routes.post("/data/move")
 def move(asked: In, form: Form) -> Response:
-    """Use clips for validation, or train on them, or move them to the bin."""
+    """Use clips for validation, or for training, or move them to the bin."""
     paths = _chosen(asked, form)
-    if form["to"] == "bin":
-        clips.remove(asked.home, paths)
-    else:
-        clips.move(asked.home, paths, form["to"])
+    clips.move(asked.home, paths, form["to"])
     said = {"bin": "moved to the bin", CLIPS: "used for training"}.get(form["to"], "used for validation")
     return say(f"{f'{len(paths)} clips' if len(paths) != 1 else Path(paths[0]).name} {said}")
 
@@ -216,8 +193,8 @@ def leave_out(asked: In) -> Response:
 @routes.post("/data/sheet")
 def sheet(asked: In) -> Response:
     """Make the contact sheet."""
-    sheet = ["--contact-sheet", str(asked.home.folder / "sheet")]
-    jobs.restart(asked.home.folder, "sheet", ["check", "--json", *sheet, *projects.words(asked.home)])
+    words = ["check", "--json", "--contact-sheet", str(asked.home.folder / "sheet"), *projects.words(asked.home)]
+    jobs.restart(asked.home.folder, "sheet", words)
     return say("Making the contact sheet")
 
 
@@ -260,15 +237,6 @@ def cut(asked: In, form: Form) -> Response:
     return say(f"Cutting {row['name']} into scenes")
 
 
-def _put_films_away(project: Project) -> None:
-    """Move the film of each successful cut to the bin, once."""
-    for job in jobs.all_jobs(project.folder, "split"):
-        if job.state == "done" and not (job.folder / captions_edit.TAKEN).exists():
-            (job.folder / captions_edit.TAKEN).touch()
-            if job.about in clips.table(project).rows:
-                clips.remove(project, [job.about])
-
-
 def _scenes(film: Path) -> list[str]:
     found = (path.name for path in film.iterdir() if path.suffix.lower() in CLIP_SUFFIXES) if film.is_dir() else ()
     return sorted(name for name in found if not name.startswith("."))
@@ -291,15 +259,8 @@ def scene(asked: In, form: Form) -> Response:
     return say(f"{len(paths)} kept" if len(paths) > 1 else "Kept")
 
 
-@routes.post("/data/bin/restore")
-def restore(asked: In, form: Form) -> Response:
-    """Bring back what was removed."""
-    bin.restore(asked.home.folder, form["id"])
-    return say("Restored")
-
-
-@routes.post("/data/bin/destroy")
-def destroy(asked: In, form: Form) -> Response:
-    """Delete for good what was removed."""
-    bin.destroy(asked.home.folder, form["id"])
-    return say("Deleted")
+@routes.post("/data/bin/{act}")
+def from_bin(asked: In, act: Literal["restore", "destroy"], form: Form) -> Response:
+    """Bring back what was removed, or delete it for good."""
+    (bin.restore if act == "restore" else bin.destroy)(asked.home.folder, form["id"])
+    return say("Restored" if act == "restore" else "Deleted")

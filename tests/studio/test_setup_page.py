@@ -1,0 +1,163 @@
+"""The page Setup: settings, presets, the card, another trainer's config, and the start of a run."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from videotune.studio import plan_server, projects, queue_page
+from videotune.studio.app import make_app
+
+HX = {"HX-Request": "true"}
+
+
+class Studio:
+    """A client of a studio with one project, whose plans and workers are not started."""
+
+    def __init__(self, root: Path, client: Any) -> None:
+        self.root, self.client = root, client
+        self.project = projects.create(root, "Cats")
+
+    def post(self, act: str, code: int = 204, **words: str) -> Any:
+        """Post to the page; returns the events of the answer, or its text where it is refused."""
+        answer = self.client.post(f"/p/cats/setup/{act}", data=words, headers=HX)
+        assert answer.status_code == code, answer.text
+        return answer.text if code == 422 else json.loads(answer.headers.get("HX-Trigger", "{}"))
+
+    def draft(self) -> dict[str, Any]:
+        """The settings on the disk."""
+        return projects.draft(self.project)
+
+    def facts(self) -> dict[str, Any]:
+        """What belongs to the project and not to the config."""
+        return dict(projects.named(self.root, "cats").facts)
+
+    def page(self) -> str:
+        """The whole page."""
+        answer = self.client.get("/p/cats/setup")
+        assert answer.status_code == 200
+        return str(answer.text)
+
+
+@pytest.fixture
+def studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
+    from starlette.testclient import TestClient
+
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    monkeypatch.setattr(
+        plan_server, "ask", lambda out, question: {**plan_server.read(out), "current": False, "measuring": False}
+    )
+    with TestClient(make_app(tmp_path, "127.0.0.1", None), base_url="http://127.0.0.1") as client:
+        yield Studio(tmp_path, client)
+
+
+def test_a_setting_is_saved_or_refused_in_words(studio: Studio) -> None:
+    assert studio.post("set", key="learning_rate", value="1e-4", was="")["saved"]["now"] == "0.0001"
+    assert studio.draft() == {"learning_rate": 1e-4}
+    for key, value in (("resolution", "big"), ("steps", "99999999999999"), ("nothing", "1"), ("cache_dir", "/tmp")):
+        assert studio.post("set", 422, key=key, value=value, was="")
+    assert studio.draft() == {"learning_rate": 1e-4}
+    studio.post("set", key="learning_rate", value="", was="0.0001")
+    assert studio.draft() == {}
+
+
+def test_what_another_tab_has_changed_is_shown_and_not_written_over(studio: Studio) -> None:
+    studio.post("set", key="steps", value="70", was="")
+    found = studio.post("set", 409, key="steps", value="80", was="60")
+    assert found["conflict"] == {"key": "steps", "now": "70", "yours": "80"}
+    assert studio.draft() == {"steps": 70}
+    studio.post("set", key="steps", value="80", was="70")
+    assert studio.draft() == {"steps": 80}
+
+
+def test_fields_that_are_left_within_a_moment_are_all_kept(studio: Studio) -> None:
+    keys = {"steps": "40", "batch_size": "2", "save_every": "10", "sample_after": "20", "lora.rank": "4", "seed": "7"}
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda one: studio.post("set", key=one[0], value=one[1]), keys.items()))
+    assert {key: str(value) for key, value in projects_flat(studio).items()} == keys
+
+
+def projects_flat(studio: Studio) -> dict[str, Any]:
+    from videotune.config.load import flatten
+
+    return flatten(studio.draft())
+
+
+def test_preset_card_and_consent_belong_to_the_project(studio: Studio) -> None:
+    studio.post("fact", key="preset", value="wan 2.2 LoRA 8GB")
+    studio.post("fact", key="vram", value="23,5")
+    studio.post("fact", key="allow_skips", value="true")
+    assert {"preset": "wan 2.2 LoRA 8GB", "vram": 23.5, "allow_skips": True}.items() <= studio.facts().items()
+    studio.post("fact", key="card", value="RTX 4090")
+    assert "vram" not in studio.facts(), "the name says the memory"
+    for key, value in (("vram", "24GB"), ("preset", "toi"), ("title", "x")):
+        studio.post("fact", 422, key=key, value=value)
+
+
+def test_own_presets_are_saved_used_and_moved_to_the_bin(studio: Studio) -> None:
+    studio.post("set", key="steps", value="33", was="")
+    studio.post("preset/save", name="My best / 1")
+    studio.post("preset/save", 422, name="My best / 1")
+    (saved,) = (studio.root / "presets").glob("*.json")
+    assert saved.stem in studio.page()
+    studio.post("reset")
+    assert studio.draft() == {}
+    studio.post("fact", key="preset", value="wan 2.2 LoRA 8GB")
+    studio.post("preset/use", name=saved.stem)
+    assert studio.draft() == {"steps": 33}
+    assert studio.facts()["preset"] == "toy"
+    studio.post("preset/remove", name=saved.stem)
+    assert not saved.exists()
+    assert list((studio.root / "bin").glob("*/item.json"))
+    for name in ("../cats/config", "..", ".hidden", ""):
+        assert studio.client.post("/p/cats/setup/preset/use", data={"name": name}, headers=HX).status_code in (400, 422)
+
+
+def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(studio: Studio) -> None:
+    theirs = studio.project.folder / ".studio" / "theirs"
+    answer = studio.client.post("/p/cats/setup/import?name=../../x.toml", content=b"a = 1", headers=HX)
+    assert answer.status_code == 204
+    assert [path.name for path in theirs.iterdir()] == ["x.toml"]
+    known = {"steps": 9, "base_model_name": "Wan-AI/Wan2.2-TI2V-5B-Diffusers", "datasets": [{"path": "/etc"}]}
+    (theirs.parent / "imported.json").write_text(json.dumps({"config": known | {"output_model_destination": "/tmp/x"}}))
+    assert studio.draft() == {}
+    studio.post("apply")
+    assert studio.draft() == {"steps": 9, "base_model_name": known["base_model_name"]}, "clips and places stay ours"
+    assert studio.facts()["preset"].startswith("wan 2.2")
+    assert not theirs.exists()
+
+
+def test_a_run_begins_by_a_button(studio: Studio) -> None:
+    assert "clips" in studio.post("start", 422, run="")
+    (studio.project.folder / "clips" / "a.mp4").write_bytes(b"")
+    answer = studio.client.post("/p/cats/setup/start", data={"run": "erste"}, headers=HX)
+    assert answer.headers["HX-Redirect"] == "/p/cats/train?run=erste"
+    entry = queue_page.entry_of(studio.root, studio.project, "erste")
+    assert entry is not None
+    assert entry.state == "waiting"
+
+
+def test_what_a_config_says_is_text_on_the_page(studio: Studio) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    studio.post("set", key="samples", value=json.dumps([evil, '"}{{ 7*7 }}']), was="")
+    studio.post("fact", key="card", value=evil)
+    studio.post("preset/save", name=evil)
+    assert evil not in studio.page()
+    (studio.project.folder / ".studio").mkdir(exist_ok=True)
+    answer = {"code": 1, "words": evil, "key": "x", "part": "full", "plan": {}}
+    (studio.project.folder / ".studio" / "plan.json").write_text(json.dumps(answer))
+    assert evil not in studio.page()
+
+
+def test_every_preset_has_a_card_and_every_fact_a_preset(studio: Studio) -> None:
+    from videotune.config.load import preset_names, read_preset
+    from videotune.files import read_json
+    from videotune.studio import setup_page
+
+    text = studio.page()
+    assert all(f"Use {name}" in text or name == "toy" for name in preset_names())
+    known = read_json(Path(setup_page.__file__).with_name("presets.json"))
+    assert known.keys() == {read_preset(name)["base_model_name"] for name in preset_names()}
