@@ -1,6 +1,5 @@
 """The page Results: the recommended checkpoint, all checkpoints, tried prompts, files for other programs, publishing."""
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from fastapi.responses import RedirectResponse
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.queue import entries as queued
 from videotune.queue import jobs
+from videotune.records import load_json
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
@@ -46,9 +45,9 @@ def summary(asked: Asked) -> str:
         "formats": offered(run),
         "home": home,
     }
-    given |= {"there": [name for name in FILES if (run.folder / name).is_file()], "token": has_token(), "use": use(run)}
+    given |= {"there": [name for name in FILES if (run.folder / name).is_file()], "use": use(run)}
     losses = dict(points(run.validations, "held_out", "normalised"))
-    given |= {"losses": losses, "grounds": grounds(run) if losses else None, "measured": measured(home, run)}
+    given |= {"losses": losses, "grounds": grounds(run) if losses else None, "measured": list(measured(home, run))}
     return html("results_summary", **now, **given)
 
 
@@ -65,30 +64,20 @@ def size(path: Path) -> int:
     return sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
 
 
-def has_token() -> bool:
-    """Whether there is a token of the Hub for commands; it is not read."""
-    place = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser() / "token"
-    return bool(os.environ.get("HF_TOKEN")) or place.is_file()
-
-
 def offered(run: Run) -> tuple[str, ...]:
     """The formats that can be written of what the run trained."""
-    method = run.setting("training_method")
-    variant = run.setting("lora", "variant") if method == "LORA" else None
+    method, variant = run.setting("training_method"), run.setting("lora", "variant")
     every = ("diffusers",) if method == "FINE_TUNE" else ("comfyui", "diffusers")
-    return tuple(texts()["offered"].get(str(variant), every))
+    return tuple(texts()["offered"].get(str(variant), every)) if method == "LORA" else every
 
 
-def measured(home: Path, run: Run) -> list[tuple[str, Any, dict[str, str]]]:
+def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
     """The samples of the latest sample metrics, each with the training clip that is nearest in pictures."""
-    found, clips = run.of_kind("sample_metrics")[-1:], {str(clip["path"]): clip for clip in run.clips}
-    rows = [mapping(one) for record in found for one in items(record.get("samples"))]
-    there = [(one, run.folder / str(one["path"]), clips.get(str(one["clip"]), {"path": one["clip"]})) for one in rows]
-    return [
-        (path.relative_to(home).as_posix(), one, train_page.clip_of(home, run.folder, clip))
-        for one, path, clip in there
-        if path.is_file()
-    ]
+    clips = {str(clip["path"]): clip for clip in run.clips}
+    for one in map(mapping, items(run.last("sample_metrics")["samples"])):
+        if (path := run.folder / str(one["path"])).is_file():
+            near = clips.get(str(one["clip"]), {"path": one["clip"]})
+            yield path.relative_to(home).as_posix(), one, train_page.clip_of(home, run.folder, near)
 
 
 def tries(asked: Asked) -> str:
@@ -96,7 +85,9 @@ def tries(asked: Asked) -> str:
     name, home = chosen(asked), asked.home.folder
     entries = {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
     books = sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
-    rows = [(book.parent, known := mapping(remembered(book)), entries.get(known["entry"])) for book in books]
+    rows = [
+        (book.parent, known := mapping(load_json(book, "remove it")), entries.get(known["entry"])) for book in books
+    ]
     return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
 
 
@@ -140,11 +131,9 @@ def draw(asked: Asked, run: Path, words: Words) -> str:
 def dismiss(asked: Asked, run: Path, words: Words) -> str:
     """Move a try to the bin, and take it out of the queue."""
     folder = inside(asked.home.folder / "tries" / run.name, words["try"])
-    entry = next((one for one in queue_page.of(asked.root, asked.home, run.name) if str(folder) in one.words), None)
-    if entry is not None and entry.state in train_page.BUSY:
-        raise VideotuneError("it is being generated: stop it first")
-    if entry is not None:
-        queued.remove(queue_page.home(asked.root), entry.name)
+    for entry in queue_page.of(asked.root, asked.home, run.name):
+        if str(folder) in entry.words:
+            queue_page.ACTS["remove"][0](queue_page.home(asked.root), entry.name)
     bin.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
     return ""
 

@@ -105,16 +105,8 @@ def read_live(folder: Path) -> Run:
     path = folder / "journal.jsonl"
     found = {field: remembered(folder / name) for field, name in FILES.items()}
     events, steps = follow(folder, found["check"])
-    return Run(
-        folder=folder,
-        journal=events,
-        steps=steps,
-        notes=(),
-        written=path.stat().st_mtime if path.is_file() else None,
-        read=time.time(),
-        life=life(folder),
-        **found,
-    )
+    found |= {"written": path.stat().st_mtime if path.is_file() else None, "life": life(folder)}
+    return Run(folder=folder, journal=events, steps=steps, notes=(), read=time.time(), **found)
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,17 @@ from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html
 routes = APIRouter()
 BUSY = ("running", "paused")
 PLAYED = (".mp4", ".webm", ".mov", ".m4v")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 LINES = 400
 """Lines of a log that the page shows."""
 
 
 def names(asked: Asked) -> list[str]:
     """The project's runs, the one begun last first; those too that wait, or that ended before they wrote anything."""
-    folders = (path for path in (asked.home.folder / "runs").glob("[!.]*") if any(path.glob("*.json*")))
-    found = {path.name: path.stat().st_ctime for path in folders}
+    folders = (
+        path.parent for path in (asked.home.folder / "runs").glob("*/config.json") if NAME.fullmatch(path.parent.name)
+    )
+    found = {path.name: path.stat().st_ctime for path in folders if NAME.fullmatch(path.name)}
     found |= {one.run.name: one.added for one in queue_page.of(asked.root, asked.home) if one.kind == "train"}
     return sorted(found, key=lambda name: -found[name])
 
@@ -53,18 +56,15 @@ def chosen(asked: Asked) -> str:
 def how(run: Run, entry: Entry | None, job: Job | None) -> str:
     """How a run stands, as a code of texts.json; a process that is gone is never called running."""
     beat, far, ended = mapping(run.life), progress(run), run.last("end")["time"] or 0
+    state, begun = (job.state, job.started) if job is not None else ("stopped", 0)
     if entry is not None and entry.state == "waiting":
         return "queued"
-    if (job is not None and job.running) or beat["alive"]:
-        begun = max(job.started if job is not None and job.running else 0, beat["started"] if beat["alive"] else 0)
-        doing = "paused" if beat["state"] == "paused" and beat["alive"] else "running"
-        held = "stopping" if entry is not None and entry.held else doing
-        return "suspended" if job is not None and job.state == "paused" else "ending" if ended > begun else held
-    state = job.state if job is not None else "stopped"
-    if not run.journal:
+    if state in BUSY or beat["alive"]:
+        waits = "paused" if beat["alive"] and beat["state"] == "paused" else "running"
+        held = "stopping" if entry is not None and entry.held else waits
+        return "suspended" if state == "paused" else "ending" if ended > max(begun, beat["started"] or 0) else held
+    if not run.journal or (state == "failed" and begun > ended):
         return state if state != "done" else "failed"
-    if state == "failed" and job is not None and job.started > ended:
-        return "failed"
     word = standing(run, far.total is not None and far.done >= far.total)[0]
     return "dead" if word == "no end" or (state == "dead" and not ended) else word
 
@@ -134,12 +134,12 @@ def previews_part(asked: Asked) -> str:
     """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
     rows, home, name = list[dict[str, Any]](), asked.home.folder, chosen(asked)
     for label, folder in branches(run_folder(asked.home, name)) if name else ():
-        run, check = read_live(folder), folder / "check.json"
+        run, checked = read_live(folder), sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
         for (prompt, seed), cells in sample_rows(run).items():
             paths = ((step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items()))
             there = [(step, path.relative_to(home).as_posix()) for step, path in paths if path.is_file()]
-            near = nearest(home, folder, check.stat().st_mtime_ns, prompt) if check.is_file() else None
-            rows += [{"branch": label, "prompt": prompt, "seed": seed, "near": near, "cells": there}] if there else []
+            row = {"branch": label, "prompt": prompt, "seed": seed, "near": nearest(home, folder, checked, prompt)}
+            rows += [{**row, "cells": there}] if there else []
     return html("previews_data", rows=rows)
 
 
