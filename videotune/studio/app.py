@@ -14,8 +14,18 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from videotune.errors import DONE, VideotuneError
-from videotune.studio import data_page, downloads, header, live, projects_page, queue_page, results_page, series
-from videotune.studio import setup_page, train_page
+from videotune.studio import (
+    data_page,
+    downloads,
+    header,
+    live,
+    projects_page,
+    queue_page,
+    results_page,
+    series,
+    setup_page,
+    train_page,
+)
 from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
 from videotune.studio.web import STATIC, Asked, Changes, Form, In, html, page, say

@@ -14,7 +14,7 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
 from videotune.studio import bin, captions_edit, clips, downloads, header, media, projects, uploads
-from videotune.studio.projects import CLIPS, Project, inside
+from videotune.studio.projects import CLIPS, inside
 from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
 
 CHUNK = 60

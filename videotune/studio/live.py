@@ -46,4 +46,3 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
                 await asyncio.wait_for(ticket.wait(), EVERY)
 
     return routes
-

@@ -182,7 +182,9 @@ def _rename_root(path: Path, old: str, new: str) -> None:
             return {key: moved(one) for key, one in value.items()}
         if isinstance(value, list):
             return [moved(one) for one in value]
-        return new + value[len(old) :] if isinstance(value, str) and value.startswith((old + "/", old + "\\")) else value
+        return (
+            new + value[len(old) :] if isinstance(value, str) and value.startswith((old + "/", old + "\\")) else value
+        )
 
     if old:
         with suppress(VideotuneError):  # a damaged file stays as it is; the run's page says so

@@ -119,7 +119,9 @@ class Guard:
         answer: ASGIApp = self._app
         if (why := refusal(method, headers, self._host)) is not None:
             answer = PlainTextResponse(why, 403)
-        elif method not in SAFE and path != "/login" and headers.get("hx-request") != "true":  # no form of another site sends it
+        elif (
+            method not in SAFE and path != "/login" and headers.get("hx-request") != "true"
+        ):  # no form of another site sends it
             answer = PlainTextResponse("ask by the studio's own pages", 415)
         elif self._sessions is not None and not path.startswith(OPEN) and _session(headers) not in self._sessions:
             document = "text/html" in headers.get("accept", "") and method in SAFE
