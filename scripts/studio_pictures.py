@@ -1,6 +1,7 @@
-"""Takes pictures of the studio's pages, in both themes and at three widths: python scripts/studio_pictures.py ROOT PROJECT [OUT].
+"""Takes pictures of the studio's pages, in both themes and at three widths.
 
-ROOT is a folder of projects, PROJECT one with a run that has ended. The pictures go to docs/pictures/studio. It needs Chromium.
+Use: python scripts/studio_pictures.py ROOT PROJECT [OUT]. ROOT is a folder of projects, PROJECT one with a run that has
+ended. The pictures go to docs/pictures/studio. It needs Chromium.
 """
 
 import shutil

@@ -88,7 +88,7 @@ def plan(page: Any, home: Path) -> None:
         field = page.locator(f'[id="f-{key}"]')
         field.fill(value)
         field.press("Tab")
-        until(lambda key=key: form.shown(flatten(projects.draft(named)).get(key)) == value)  # type: ignore[misc]
+        until(lambda key=key, value=value: form.shown(flatten(projects.draft(named)).get(key)) == value)  # type: ignore[misc]
     page.locator("#find").fill("")
     page.locator("#allow-skips").check()  # the broken clip
     page.locator("#r-plan .stat b").filter(has_text=re.compile("^40$")).first.wait_for()

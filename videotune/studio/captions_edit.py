@@ -16,7 +16,7 @@ from videotune.studio import clips
 from videotune.studio.projects import Project
 
 HISTORY = "history.jsonl"
-"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` joins those of one action."""
+"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` joins one action's."""
 
 
 def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ OPEN = (CLIPS, HELD_OUT, "scenes", "sheet", "runs", "tries")
 SHOWN = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp")
 GIVEN = (*SHOWN, ".html", ".safetensors", ".json", ".jsonl", ".md", ".zip", ".mkv", ".avi")
 SANDBOX = {
-    "Content-Security-Policy": "sandbox allow-same-origin; default-src 'none'; img-src 'self' data:; media-src 'self' data:; "
-    "style-src 'unsafe-inline'"
+    "Content-Security-Policy": "sandbox allow-same-origin; default-src 'none'; "
+    "img-src 'self' data:; media-src 'self' data:; style-src 'unsafe-inline'"
 }
 """A page that a command has written shows its pictures, and runs no script."""
 

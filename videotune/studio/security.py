@@ -105,6 +105,7 @@ class Guard:
         self._app, self._host, self._sessions, self._changes = app, host, sessions, changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
