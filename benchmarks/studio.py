@@ -78,7 +78,8 @@ def write_clips(root: Path, name: str, count: int) -> None:
         path.with_suffix(".txt").write_text(words)
         bad = number % 50 == 0
         rows.append({
-            "path": str(path), "id": None, "used": not bad, "notes": [], "spans": [], "held_out": False, "warnings": [], "captions": [words],
+            "path": str(path), "id": None, "used": not bad, "notes": [], "spans": [], "held_out": False, "warnings": [],
+            "captions": [words],
             "reason": "too_short" if bad else None, "detail": "3 frames, 17 are needed" if bad else None,
             "source_seconds": 2.0, "width": 640, "height": 360, "shape": "17x64x64", "windows": 1, "views": 4,
         })  # fmt: skip

@@ -178,8 +178,9 @@ def account(project: projects.Project, code: int = 2, **clip: Any) -> None:
 
     facts = {
         "path": str(project.folder / "clips/a.mp4"), "used": True, "held_out": False, "reason": None, "detail": None,
-        "id": None, "source_fps": 24.0, "source_frames": 48, "source_seconds": 2.0, "width": 64, "height": 64, "shape": "17x64x64",
-        "windows": 1, "seconds_cut": 0.0, "captions": ["a cat"], "warnings": [], "notes": [],
+        "id": None, "source_fps": 24.0, "source_frames": 48, "source_seconds": 2.0, "width": 64,
+        "height": 64, "shape": "17x64x64", "windows": 1, "seconds_cut": 0.0, "captions": ["a cat"],
+        "warnings": [], "notes": [],
     }  # fmt: skip
     folder = ended_job(project, "check", code)
     write_json(folder / "job.json", {"kind": "check", "about": "", "words": [], "started": time.time() + 1})

@@ -211,9 +211,9 @@ def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> di
     or neither and then ``reason`` (a code) and ``detail`` say why. ``model_frames`` are its frames at the rate of training
     (within max_duration); ``frames`` pixel frames an epoch are in ``windows`` of ``shape``, ``frames_cut`` and
     ``seconds_cut`` of the clip are in no window, ``spans`` are the seconds of each window; ``warnings`` ask for something to
-    be done, ``notes`` do not; ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast motion plays (1.0: as filmed);
-    ``views_a_pass`` counts repeats; ``views`` is set by whoever knows the number of steps. An image has no rate and no
-    length.
+    be done, ``notes`` do not; ``repeats_share`` of the frames repeat the one before; ``speed`` is how fast motion plays
+    (1.0: as filmed); ``views_a_pass`` counts repeats; the caller sets ``views``, since it knows the number of steps. An
+    image has no rate and no length.
     """
     info, problem = candidate.info, candidate.problem
     moving = None if info is None or info.still else info
