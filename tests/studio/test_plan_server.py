@@ -3,7 +3,9 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,9 @@ def question(small_clips: Path) -> dict[str, Any]:
     return {"what": "plan", "preset": "toy", "card": "RTX 4090", "config": config}
 
 
-@pytest.fixture(autouse=True)
-def ended() -> Iterator[None]:
-    yield
-    if plan_server._process is not None:
-        plan_server._process.kill()
-        plan_server._process.wait()
-    plan_server._process, plan_server._begun = None, -plan_server.AGAIN
+def server() -> psutil.Process:
+    """The process whose forks answer."""
+    return psutil.Process(_forkserver._forkserver_pid)  # type: ignore[attr-defined]
 
 
 def answer(out: Path, question: dict[str, Any]) -> dict[str, Any]:
@@ -57,12 +55,8 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
         newest = question | {"config": {**question["config"], "steps": steps}}
         plan_server.ask(out, newest)
     assert answer(out, newest)["plan"]["steps"] == 7
-    server = plan_server._process
-    assert server is not None
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    assert plan_server.ask(out, question)["current"] is False
-    plan_server._begun = -plan_server.AGAIN
+    (ended := server()).kill()
+    until(lambda: ended.status() == psutil.STATUS_ZOMBIE, 60)
     assert answer(out, question)["plan"]["steps"] == 20, "a process that died is begun anew"
 
 
@@ -70,10 +64,9 @@ def test_an_answer_that_is_killed_or_hangs_is_said(tmp_path: Path, question: dic
     out = tmp_path / ".studio" / "plan.json"
     assert "more than" in answer(out, question | {"longest": 0.0})["words"]
     plan_server.ask(out, question)
-    server = psutil.Process(plan_server._process.pid if plan_server._process else 0)
 
     def killed() -> bool:
-        for child in server.children():
+        for child in server().children():
             os.kill(child.pid, signal.SIGKILL)
             return True
         return False
@@ -84,17 +77,15 @@ def test_an_answer_that_is_killed_or_hangs_is_said(tmp_path: Path, question: dic
     assert "killed" in found["words"]
 
 
-def test_the_server_asks_without_torch_and_its_process_ends_with_it(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    ask = (
-        "import sys, pathlib; from videotune.studio import plan_server as one; one.ask(pathlib.Path(sys.argv[1]), {}); "
-    )
-    tell = "print(one._process.pid, 'torch' in sys.modules)"
-    words = [sys.executable, "-c", ask + tell, str(tmp_path / "x" / "plan.json")]
-    number, torch = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
-    assert torch == "False"
-    until(
-        lambda: not psutil.pid_exists(int(number)) or json.dumps(psutil.Process(int(number)).status()) == '"zombie"', 60
-    )
+def test_the_studio_asks_without_torch_and_its_processes_end_with_it(tmp_path: Path, question: dict[str, Any]) -> None:
+    ask = "import json, sys; from pathlib import Path; from videotune.studio import plan_server as one; "
+    ask += "one.ask(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
+    words = [sys.executable, "-c", ask, str(tmp_path / ".studio" / "plan.json"), json.dumps(question)]
+    studio = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert studio.stdout
+    assert studio.stdout.readline() == "False\n"
+    until(lambda: any(one.children() for one in psutil.Process(studio.pid).children()), 60)
+    forks = psutil.Process(studio.pid).children(recursive=True)
+    studio.kill()
+    studio.communicate()
+    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forks), 60)

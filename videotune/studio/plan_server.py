@@ -1,26 +1,30 @@
-"""The process that answers plans for all Setup pages: it has imported what the command line imports, and stays warm."""
+"""Answers to the Setup pages' questions, from forks of a process that has imported all libraries and stays warm."""
 
 import json
-import os
-import subprocess
-import sys
+import multiprocessing
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from videotune.files import read_json, write_json
 from videotune.studio.web import tag
 
-AGAIN = 10.0
-"""Seconds from one start of the process to the next, where it dies."""
+ANSWERS = "videotune.cli.answers"
+"""The module that answers; this process does not import it, since it brings torch."""
 
+LONGEST = 120.0
+"""Seconds of an answer, unless the question allows more."""
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload([ANSWERS, "videotune.cli.main", __name__])
 _lock = Lock()
-_begun = -AGAIN
-_process: subprocess.Popen[bytes] | None = None
 _asked: dict[Path, str] = {}
-"""The last question about each answer, of this process."""
+"""The key of the last question about each answer, of this process."""
+
+_workers: dict[Path, Thread] = {}
 
 
 def read(out: Path) -> dict[str, Any]:
@@ -34,31 +38,45 @@ def read(out: Path) -> dict[str, Any]:
 def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     """What the file ``out`` answers so far; its question is sent where it is another than that of the answer.
 
-    ``asked`` in the answer says whether it is up to date: its ``key`` is the question's, and its ``part`` is "full". A newer
-    question takes the place of an older one. The process sees no card, so that it takes none of its memory.
+    ``current`` in the answer: it answers this question, wholly; ``measuring``: a part of it is there. A newer question takes
+    the place of an older one about the same file.
     """
-    global _begun, _process
-    found = read(out)
-    key = tag(json.dumps(question, sort_keys=True))
-    if (current := found.get("key") == key) and found.get("part") == "full":
-        return {**found, "current": True, "measuring": False}
+    found, key = read(out), tag(json.dumps(question, sort_keys=True))
+    current, full = found.get("key") == key, found.get("part") == "full"
     with _lock:
-        if _process is None or _process.poll() is not None:
-            if time.monotonic() - _begun < AGAIN:
-                return {**found, "current": False, "measuring": False}
-            _asked.clear()
-            _begun = time.monotonic()
-            hidden = {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-            _process = subprocess.Popen(
-                [sys.executable, "-m", "videotune.commands.answers"],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **hidden},
-            )  # fmt: skip
-        if _asked.get(out) != key and _process.stdin:
+        if not (current and full) and _asked.get(out) != key:
             _asked[out] = key
-            out.parent.mkdir(exist_ok=True)
-            write_json(
-                place := out.with_suffix(".asked.json"), {**question, "key": key, "out": str(out)}, durable=False
-            )
-            _process.stdin.write(f"{place}\n".encode())
-            _process.stdin.flush()
-    return {**found, "current": False, "measuring": current}
+            given = ({**question, "key": key, "out": str(out)}, _workers.get(out))
+            _workers[out] = Thread(target=_work, args=given, daemon=True)
+            _workers[out].start()
+    return {**found, "current": current and full, "measuring": current and not full}
+
+
+def _work(question: dict[str, Any], before: Thread | None) -> None:
+    """See to an answer: its process ends where it takes too long, or where a newer question has come."""
+    if before is not None:
+        before.join()
+    out, key, longest = Path(question["out"]), question["key"], question.get("longest", LONGEST)
+    if _asked[out] != key:
+        return
+    out.parent.mkdir(exist_ok=True)
+    process = _forks.Process(target=_answer, args=(question,), daemon=True)
+    try:
+        process.start()  # waits until the libraries are imported
+        end = time.monotonic() + longest
+        while process.is_alive() and _asked[out] == key and time.monotonic() < end:
+            process.join(0.1)
+        late = process.is_alive()
+        process.kill()
+        process.join()
+        why = f"took more than {longest:g} s" if late else f"was killed (status {process.exitcode})"
+    except (OSError, EOFError) as error:
+        why = f"could not begin: {error}"
+    if _asked[out] == key and process.exitcode != 0:
+        failed = {"key": key, "code": 1, "words": f"the calculation {why}", "part": "full"}
+        write_json(out, read(out) | failed, durable=False)
+
+
+def _answer(question: dict[str, Any]) -> None:
+    """What runs in the fork."""
+    import_module(ANSWERS).answer(question)
