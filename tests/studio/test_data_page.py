@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.clips import write_clip
+from tests.studio.folders import ended_job
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import bin, captions_edit, clips, media, projects
@@ -29,17 +29,6 @@ def cats(tmp_path: Path) -> projects.Project:
     (project.folder / "clips/a.txt").write_text("a cat\n")
     (project.folder / "clips/b.txt").write_text("ohwx, a dog\n")
     return project
-
-
-@pytest.fixture
-def client(cats: projects.Project) -> Iterator[Any]:
-    from starlette.testclient import TestClient
-
-    from videotune.studio.app import make_app
-
-    app, headers = make_app(cats.folder.parent, "127.0.0.1", None), {"HX-Request": "true"}
-    with TestClient(app, base_url="http://127.0.0.1:7860", headers=headers) as made:
-        yield made
 
 
 DATA = "/p/my-cats/data"
@@ -143,7 +132,6 @@ def test_captions_are_changed_together(
 
 
 def test_a_captioning_job_is_one_change(cats: projects.Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.studio.test_pages import ended_job
     from videotune.queue import jobs
 
     folder = ended_job(cats, "caption", 0)
@@ -174,8 +162,6 @@ def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(cats: projec
 
 def account(project: projects.Project, code: int = 2, **clip: Any) -> None:
     """A check that has just ended, and what it says of a.mp4."""
-    from tests.studio.test_pages import ended_job
-
     facts = {
         "path": str(project.folder / "clips/a.mp4"), "used": True, "held_out": False, "reason": None, "detail": None,
         "id": None, "source_fps": 24.0, "source_frames": 48, "source_seconds": 2.0, "width": 64,

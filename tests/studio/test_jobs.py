@@ -3,20 +3,21 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.journal_lines import step_line
+from tests.studio.folders import beat, steps
 from tests.waiting import until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
-from videotune.studio import actions, projects, run_pages, status
+from videotune.studio import projects, status
 
 
 def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
@@ -68,12 +69,12 @@ def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
     assert jobs.read(folder).state == state
 
 
-def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path: Path) -> None:
+def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path: Path, client: Any) -> None:
     project = projects.create(tmp_path, "one")
     film = project.folder / "clips" / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
-    actions.perform(actions.split, tmp_path, {"project": "one", "path": "clips/film.mp4"})
+    assert client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code == 204
     until(lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).running)
     ended = jobs.latest(project.folder, "split")
     assert ended is not None
@@ -89,27 +90,20 @@ def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(tmp_path: Pat
     assert jobs.latest(tmp_path, "sample") is None
 
 
-@pytest.mark.parametrize("state", ["starting", "encoding", "loading", "training"])
-def test_a_run_is_stopped_at_once_before_it_trains_and_saves_first_after(tmp_path: Path, state: str) -> None:
+def test_only_a_process_that_lives_is_asked_to_stop(tmp_path: Path, client: Any) -> None:
     project = projects.create(tmp_path, "one")
-    job, pid = sleeper(project.folder)
-    (project.folder / "runs" / "run-1").mkdir()
-    beat(project.folder / "runs" / "run-1", pid, state)
-    actions.perform(actions.stop, tmp_path, {"project": "one", "run": "run-1"})
-    asked = (project.folder / "runs" / "run-1" / "control.json").is_file()
-    assert asked == (state == "training")
-    if asked:
-        jobs.stop(job)
-    until(lambda: not jobs.read(job.folder).running)
+    run = project.folder / "runs" / "run-1"
+    steps(run, range(1, 4))
 
+    def ask(word: str) -> int:
+        return int(client.post("/p/one/run/ask", data={"run": "run-1", "word": word}).status_code)
 
-def steps(run: Path, numbers: range, mode: str = "a") -> None:
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / "journal.jsonl").open(mode) as file:
-        if not file.tell():
-            file.write('{"kind": "start"}\n')
-        for number in numbers:
-            file.write(json.dumps(step_line(number, mse=1.0 / number, seconds={"step": 0.5})) + "\n")
+    assert ask("stop") == 422, "it has no heartbeat"
+    beat(run, os.getpid())
+    assert ask("leap") == 422
+    assert not (run / "control.json").exists()
+    assert ask("stop") == 204
+    assert json.loads((run / "control.json").read_text()) == {"stop": True}
 
 
 def shown(run: Path) -> list[int]:
@@ -142,30 +136,29 @@ def test_progress_and_time_left(tmp_path: Path) -> None:
     assert (far.done, far.total, far.left, far.throughput) == (10, 30, 10.0, 0.5)
 
 
-def beat(run: Path, pid: int, state: str = "training") -> None:
-    facts = {"pid": pid, "host": socket.gethostname(), "step": 3, "state": state}
-    write_json(run / "heartbeat.json", facts | dict.fromkeys(("started", "since", "time"), time.time()))
-
-
-def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path) -> None:
+def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path, client: Any) -> None:
     project = projects.create(tmp_path, "one")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 30, "settings": {}})
+
+    def part() -> str:
+        page = str(client.get("/p/one/train").text)
+        return page[page.index('id="r-run"') : page.index('id="charts"')]
+
+    def offered(page: str) -> list[bool]:
+        return [f"<span>{word}</span>" in page for word in ("Stop and save", "Resume")]
+
     beat(run, os.getpid())
-    shown = run_pages.train_part(tmp_path, project, {})
-    assert ">running<" in shown
-    assert "Stop and save" in shown
-    assert "Resume" not in shown
+    assert ">running<" in part()
+    assert offered(part()) == [True, False]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     beat(run, gone.pid)
-    shown = run_pages.train_part(tmp_path, project, {})
-    assert ">dead<" in shown
-    assert "It died at step 3" in shown
-    assert "Nothing had been saved" in shown
-    assert "Resume" in shown
-    assert "Stop and save" not in shown
+    assert ">died<" in part()
+    assert "died at step 3" in part()
+    assert "No checkpoint exists" in part()
+    assert offered(part()) == [False, True]
     with (run / "journal.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n")
-    assert "stopped as you asked, and saved" in run_pages.train_part(tmp_path, project, {})
+    assert "Stopped and saved" in part()

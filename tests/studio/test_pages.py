@@ -8,23 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.studio.test_jobs import steps
-from videotune.errors import VideotuneError
+from tests.studio.folders import ended_job, steps
 from videotune.files import write_json
 from videotune.queue import jobs
-from videotune.studio import actions, projects, run_pages, status
-
-
-def ended_job(project: projects.Project, kind: str, code: int, log: str = "", **facts: Any) -> Path:
-    """A job's folder as a command leaves it."""
-    folder = project.folder / "jobs" / f"{1 + len(list((project.folder / 'jobs').iterdir())):06d}-{kind}"
-    folder.mkdir()
-    now = time.time()
-    told = {"kind": kind, "about": "run-1", "words": [], "cwd": str(project.folder), "started": now}
-    write_json(folder / "job.json", told | facts)
-    write_json(folder / "rc.json", {"code": code, "ended": now + 1})
-    (folder / "log").write_text(log)
-    return folder
+from videotune.studio import projects, queue_page, results_page, status
 
 
 def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) -> None:
@@ -34,28 +21,36 @@ def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) 
     assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
 
 
-def test_a_run_that_did_not_go_on_says_so_beside_how_it_stood(tmp_path: Path) -> None:
+def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(tmp_path: Path, client: Any) -> None:
     project = projects.create(tmp_path, "one")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
     write_json(run / "config.json", {"steps": 3, "settings": {}})
     os.utime(run / "journal.jsonl", (time.time() - 60, time.time() - 60))
-    assert "did not begin" not in run_pages.train_part(tmp_path, project, {})
+    assert "this changes what it learns" not in client.get("/p/one/train").text
     ended_job(project, "train", 1, "videotune: this changes what it learns\n")
-    shown = run_pages.train_part(tmp_path, project, {})
-    assert "The last attempt to go on did not begin: this changes what it learns" in shown
+    shown = client.get("/p/one/train").text
+    assert "this changes what it learns" in shown
     assert "3 of 3" in shown
 
 
-def test_another_number_of_steps_is_meant_where_it_is_asked_for(tmp_path: Path) -> None:
-    def resumed(**words: str) -> list[str]:
-        return actions.resume_words(tmp_path, actions.Words(words))
+def test_another_number_of_steps_is_meant_where_it_is_asked_for(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
+    project = projects.create(tmp_path, "one")
 
-    assert resumed(run="run-1") == ["train", "--out", str(tmp_path), "--resume"]
-    assert resumed(**{"from": "2"})[-2:] == ["--from", "2"]
-    assert resumed(**{"from": "2"}, steps="50")[-3:] == ["--set", "steps=50", "--override"]
-    with pytest.raises(VideotuneError, match="whole number"):
-        resumed(steps="many")
+    def resumed(**words: str) -> tuple[str, ...]:
+        assert client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code == 204
+        entry = queue_page.entry_of(tmp_path, project, "run-1")
+        assert entry is not None
+        queue_page.ACTS["remove"][0](queue_page.home(tmp_path), entry.name)
+        return entry.words
+
+    assert resumed() == ("train", "--out", str(project.folder / "runs/run-1"), "--resume")
+    assert resumed(step="2")[-2:] == ("--from", "2")
+    assert resumed(step="2", steps="50")[-3:] == ("--set", "steps=50", "--override")
+    assert client.post("/p/one/run/resume", data={"run": "run-1", "steps": "many"}).status_code == 422
 
 
 @pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
@@ -68,12 +63,12 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
 
     family = Wan(place("asset:toy").folder, torch.device("cpu"), torch.float32)
     write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
-    offered = run_pages.offered(status.read_live(tmp_path))
+    offered = results_page.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
     assert set(offered) <= set(projects.texts()["formats"])
 
 
-def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path) -> None:
+def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path, client: Any) -> None:
     project = projects.create(tmp_path, "one")
     run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
     (run / "sample_metrics").mkdir(parents=True)
@@ -85,8 +80,8 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_pat
     sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
     (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
     write_json(run / "config.json", {})
-    shown = run_pages.samples_part(tmp_path, project, {})
-    assert "path=runs/run-1/sample_metrics/a.mp4" in shown
-    assert "path=clips/cat.mp4" in shown
+    shown = client.get("/p/one/results").text
+    assert "file?path=runs%2Frun-1%2Fsample_metrics%2Fa.mp4" in shown
+    assert "file?path=clips%2Fcat.mp4" in shown
     assert "nearest training clip: cat.mp4, likeness 0.988: likely a copy" in shown
     assert "gone.mp4" not in shown

@@ -3,12 +3,13 @@
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.studio import actions, projects, uploads
+from videotune.studio import bin, projects, uploads
 from videotune.studio.downloads import zipped
 
 
@@ -27,15 +28,18 @@ def sent(folder: Path, name: str, content: bytes) -> Path:
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 
 
-def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: projects.Project) -> None:
+def test_a_project_is_made_listed_renamed_and_put_aside(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]
-    actions.perform(actions.rename, tmp_path, {"of": "my-cats", "title": "Kätzchen"})
+    assert client.post("/p/my-cats/rename", data={"title": "Kätzchen"}).status_code == 204
     assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
-    actions.perform(actions.archive, tmp_path, {"of": "my-cats", "archived": True})
-    assert projects.named(tmp_path, "my-cats").facts["archived"] is True
-    assert (cats.folder / "clips").is_dir(), "nothing is deleted"
+    assert client.post("/p/my-cats/remove").status_code == 204
+    assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2"]
+    assert client.post("/bin/restore", data={"id": bin.items(tmp_path)[0].id}).status_code == 204
+    assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
     with pytest.raises(VideotuneError, match="needs a name"):
         projects.create(tmp_path, "  ")
 

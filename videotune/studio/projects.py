@@ -82,7 +82,7 @@ def named(root: Path, name: str) -> Project:
     Raises VideotuneError where there is none.
     """
     if not name or "/" in name or "\\" in name or not (inside(root, name) / BOOK).is_file():
-        raise VideotuneError(f"there is no project {name!r}: choose one on the page Project")
+        raise VideotuneError(f"there is no project {name!r}: choose one on the page Projects")
     folder = inside(root, name)
     facts = load_json(folder / BOOK, "fix it, or remove it and create it again")
     return Project(folder, facts if isinstance(facts, dict) else {})
