@@ -33,7 +33,7 @@ PRESET = "toy"
 
 @cache
 def texts() -> Mapping[str, Any]:
-    """What codes are called on the pages (texts.json): reasons, states, ends, formats, parts of the form, its first keys."""
+    """What codes are called on the pages (texts.json): reasons, states, formats, parts of the form."""
     return read_json(Path(__file__).with_name("texts.json"))
 
 

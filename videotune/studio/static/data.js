@@ -98,6 +98,8 @@ document.addEventListener("DOMContentLoaded", () => {
   tiles.addEventListener("keydown", (event) => {
     if (event.target.matches(".caption") && event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event.target).catch(() => {});
   });
+  for (const field of tiles.querySelectorAll(".caption"))  // typed before this script was here
+    if (field !== document.activeElement && field.value !== field.defaultValue) save(field).catch(() => {});
   addEventListener("beforeunload", (event) => { if (tiles.querySelector(".caption[data-keep]")) event.preventDefault(); });
 
   // --- selection -----------------------------------------------------------------------------------------------------

@@ -107,6 +107,9 @@
     if (event.target.id === "r-gallery") presets();
   });
 
+  for (const field of document.querySelectorAll("input[data-key],textarea[data-key]"))  // typed before this script was here
+    if (field !== document.activeElement && field.value.trim() !== field.dataset.saved) save(field.dataset.key, field, field.value.trim());
+
   // another trainer's config
   async function theirs(files) {
     for (const file of files) {
