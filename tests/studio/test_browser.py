@@ -17,7 +17,7 @@ from scripts.studio_pictures import take_pictures
 from tests.studio.browser_kit import go, make_project, opened, violations
 from videotune.config.load import flatten
 from videotune.files import life
-from videotune.studio import form, projects
+from videotune.studio import projects
 
 AROUND = 90.0
 """Seconds that everything but the training itself may take on two idle cores; other work on the machine may cost as much
@@ -88,7 +88,7 @@ def plan(page: Any, home: Path) -> None:
         field = page.locator(f'[id="f-{key}"]')
         field.fill(value)
         field.press("Tab")
-        until(lambda key=key, value=value: form.shown(flatten(projects.draft(named)).get(key)) == value)  # type: ignore[misc]
+        until(lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value))  # type: ignore[misc]
     page.locator("#find").fill("")
     page.locator("#allow-skips").check()  # the broken clip
     page.locator("#r-plan .stat b").filter(has_text=re.compile("^40$")).first.wait_for()
@@ -112,7 +112,7 @@ def train_and_kill(page: Any, run: Path) -> None:
     """Begin, load the page anew in the midst of it, pause, go on, kill the process: the queue goes on from what is saved."""
     page.locator("#start").click()
     page.wait_for_url("**run=run-1**")
-    badge(page, "training")
+    badge(page, "running")
     step_reached(run, 12)
     page.get_by_role("button", name="Pause", exact=True).click()
     badge(page, "paused")
