@@ -125,7 +125,7 @@ def train_and_kill(page: Any, run: Path) -> None:
     os.kill(pulse["pid"], signal.SIGKILL)
     step_reached(run, 25)
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if line["kind"] == "resume"], "the worker resumed what had died"
+    assert [line["from_step"] for line in lines if line["kind"] == "resume"] == [10], "the worker resumed what had died"
 
 
 def export(page: Any, run: Path) -> None:
