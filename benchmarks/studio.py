@@ -24,8 +24,8 @@ import psutil
 CLIPS, MANY = 500, 5000
 STEPS = 2000
 PAINT, ANSWER, PLAN = 500, 300, 2000
-"""Milliseconds until the first paint of a page, until a click is answered, and until the plan follows a setting; 95 % of them
-keep within the bound."""
+"""Milliseconds until the first paint of a page, until a click is answered, and until the plan follows a setting; 95 % of
+them keep within the bound."""
 
 PAINTED = """() => new Promise((done) => new PerformanceObserver((list) => {
   for (const one of list.getEntries()) if (one.name === 'first-contentful-paint') done(one.startTime);

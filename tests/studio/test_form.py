@@ -4,7 +4,7 @@ import pytest
 
 from videotune.config.schema import leaves
 from videotune.errors import VideotuneError
-from videotune.studio import form, projects
+from videotune.studio import form
 
 
 def test_every_key_of_the_config_has_a_field() -> None:

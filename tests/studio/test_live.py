@@ -63,3 +63,16 @@ def test_a_project_that_goes_away_ends_the_stream_with_a_word(studio: Studio) ->
     assert [one[1] for one in events(studio.address, 2, page="projects", project=project.name, tags="cards:old")] == [
         "region", "gone",
     ]  # fmt: skip
+
+
+def test_a_server_that_ends_closes_open_streams_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    studio = Studio(tmp_path)
+    listener = threading.Thread(target=lambda: events(studio.address, 9, page="projects", tags="cards:old"))
+    listener.start()
+    time.sleep(1)
+    studio.end()
+    listener.join(10)
+    assert not listener.is_alive()
+    assert "Traceback" not in capfd.readouterr().err

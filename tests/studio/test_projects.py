@@ -28,9 +28,7 @@ def sent(folder: Path, name: str, content: bytes) -> Path:
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 
 
-def test_a_project_is_made_listed_renamed_and_put_aside(
-    tmp_path: Path, cats: projects.Project, client: Any
-) -> None:
+def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: projects.Project, client: Any) -> None:
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]

@@ -58,7 +58,11 @@ def serve(root: Path, host: str, port: int) -> int:
     address = f"[{host}]" if ":" in host else host
     print(f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
     # the password's limit counts by address, so the address is the connection's own, never one that a header names
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1, proxy_headers=False)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
+    )
+    app.state.is_ending = lambda: server.should_exit
+    server.run()
     return DONE
 
 
@@ -81,6 +85,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     shutil.rmtree(root / UPLOADS, ignore_errors=True)  # what a server that was killed had half received
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.root, app.state.local, app.state.changes = root, is_local(host), Changes()
+    app.state.is_ending = lambda: False
     app.state.locked, sessions, wrong = password is not None, set[str](), WrongPasswords()
     app.add_middleware(Guard, host=host, sessions=sessions if password is not None else None, changes=app.state.changes)
 

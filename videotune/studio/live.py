@@ -30,7 +30,7 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
         request: Request, regions: Annotated[Regions, Depends(regions_of)], tags: str = ""
     ) -> AsyncIterator[ServerSentEvent]:
         shown = dict(each.split(":", 1) for each in tags.split(",") if ":" in each)
-        while True:
+        while not request.app.state.is_ending():
             ticket = request.app.state.changes.ticket()
             try:
                 now = await run_in_threadpool(asked, request)
