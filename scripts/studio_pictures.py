@@ -56,6 +56,7 @@ def main() -> None:
     """Start a studio and take the pictures."""
     from playwright.sync_api import sync_playwright
 
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.studio.browser_kit import Studio
 
     root, project, *out = sys.argv[1:]

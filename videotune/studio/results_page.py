@@ -19,7 +19,7 @@ from videotune.reporter.runs import write_comparison
 from videotune.studio import bin, header, queue_page, train_page
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
-from videotune.studio.status import read_live, remembered
+from videotune.studio.status import remembered
 from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
 from videotune.studio.web import Asked, In, Regions, Words, html, page
 
@@ -99,8 +99,8 @@ def show(asked: In) -> Response:
     """The page."""
     more: dict[str, Any] = {"run": (name := chosen(asked)), "runs": train_page.names(asked)}
     if name:
-        run = read_live(run_folder(asked.home, name))
-        more |= {"saves": train_page.checkpoints(run.folder), "formats": offered(run)}
+        now = train_page.facts(asked)
+        more |= {"saves": now["saves"], "best": now["best"], "formats": offered(now["run"])}
     return page(asked, "results", header.REGIONS | REGIONS, "Results", **more)
 
 
