@@ -1,7 +1,5 @@
 """Configs by purpose: a preset for the card, a recipe for what is to be learnt, and the reason for each value beside it."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Mapping

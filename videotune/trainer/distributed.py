@@ -5,26 +5,21 @@ Gradients are summed, not averaged: each process has already divided by the samp
 with one sample each are one process with two, and a process without a sample adds nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import local_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 

@@ -1,17 +1,16 @@
 """Saving: when, what stays, and what happens where the disk has no room."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from videotune.adapters.kinds import split
 from videotune.adapters.lora import of_module
@@ -26,9 +25,6 @@ from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
 """Text encoders of which something trains: what of the config says so, and how it is put in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor, nn
 
 from videotune.adapters.layers import (
     LiveText,
@@ -19,9 +19,6 @@ from videotune.config.schema import Config, token_names
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.trainer.experts import of_expert
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""

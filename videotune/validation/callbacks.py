@@ -1,7 +1,7 @@
 """The callbacks of a run in their order, the two that look at the network (validation and previews), and the verdict."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from videotune.console import echo
@@ -16,13 +16,16 @@ from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import Saving, best_step
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due
-from videotune.types import Window
+from videotune.types import Batch, Window
 from videotune.validation import selection
 from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, readings_of, recommend
 from videotune.validation.overhead import planned
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.validation_loss import ValidationLoss, freeze, owners, read_validation, related
+
+Reading = Mapping[str, Any]
+"""A validation's parts: "held_out" (None where nothing is) and "train"."""
 
 
 def callbacks_of(job: Job) -> list[Callback]:
@@ -105,25 +108,17 @@ class Validation(Callback):
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
         """{"held_out", "train"} of the weights as the network has them now."""
-        return read_validation(
-            self.loss,
-            trainer.family,
-            trainer.pool,
-            trainer.source.objective,
-            lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
-        )
+
+        def batch_of(window: Window) -> Batch:
+            return condition(trainer.family, trainer.text, plain_batch(trainer.source, window))
+
+        return read_validation(self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of)
 
     def _write(
-        self,
-        trainer: Trainer,
-        step: int,
-        name: str,
-        reading: Mapping[str, Any],
-        live: Mapping[str, Any] | None,
-        begun: float,
+        self, trainer: Trainer, step: int, name: str, reading: Reading, live: Reading | None, begun: float
     ) -> None:
         lines = trainer.journal.history.of_kind("validation")
-        before: Mapping[str, Any] = next((line for line in lines if line.get("validation") == name), reading)
+        before = next((line for line in lines if line.get("validation") == name), reading)
         if lines and before is reading:
             what = f"the validation set changed{f' ({self._differs} differ)' if self._differs else ''}"
             trainer.journal.warn(step, f"{what}: validation losses from step {step} on compare with each other alone")
@@ -179,30 +174,22 @@ class Previews(SamplingCallback):
         """Those whose first frame a preview is conditioned on."""
         return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
 
-    def before(self, trainer: Trainer) -> None:
-        """The previews of the first step, or those of the step resumed from that were not made before a kill."""
-        if not (trainer.participates and self.every):
-            return
-        step = trainer.first - 1
-        made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else None)
-        if made is not None:
-            self.sample(trainer, step, made)
+    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
+        """Prompts and seeds whose previews of ``step`` are there."""
+        lines = trainer.journal.history.of_kind("sample")
+        return {(line["prompt"], line["seed"]) for line in lines if line.get("step") == step}
 
-    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]] | None:
-        """Prompts and seeds whose previews of ``step`` are there; None where there is nothing to do."""
-        lines = (line for line in trainer.journal.history.of_kind("sample") if line.get("step") == step)
-        made = {(line["prompt"], line["seed"]) for line in lines}
-        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(selection.names_of(trainer.job))
-        return made if wanted and not self.has_failed(trainer, step) else None
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether some were not made before a kill."""
+        wanted = due(step, self.every, trainer.job.steps) and not self.has_failed(trainer, step)
+        return wanted and not self._made(trainer, step).issuperset(selection.names_of(trainer.job))
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample every prompt."""
-        if trainer.participates:
-            self.sample(trainer, step)
-
-    def sample(self, trainer: Trainer, step: int, made: Collection[tuple[str, int]] = ()) -> None:
-        """Sample the prompts but those ``made`` and write the videos; those of the same settings together."""
+        """Sample the prompts but those that are made, and write the videos; those of the same settings together."""
+        if not trainer.participates:
+            return
         with self.contained(trainer, step):
+            made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else set())
             first = selection.first_frames_of(trainer.job)
             wanted = [one for one in selection.previews_of(trainer.job) if (one.prompt, one.seed) not in made]
             for settings in dict.fromkeys(one.settings for one in wanted):

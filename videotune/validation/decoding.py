@@ -1,11 +1,12 @@
 """Samples beside a network in training: how callbacks sample and decode them, and that no failure of theirs ends a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
 
 from videotune.console import bar, echo
 from videotune.sampling.pipeline import SampleSettings, decode, draw
@@ -14,10 +15,6 @@ from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -39,6 +36,16 @@ class SamplingCallback(Callback):
         """Whether the journal has a warning of this step."""
         lines = (line for line in trainer.journal.history.of_kind("warning") if line.get("step") == step)
         return any(line["text"].startswith(self.failure.format(step)) for line in lines)
+
+    def before(self, trainer: Trainer) -> None:
+        """The samples of the first step, or those of the step resumed from that were not made before a kill."""
+        step = trainer.first - 1
+        if trainer.participates and of_main(trainer, trainer.dist.is_main and self.is_lacking(trainer, step)):
+            self.run(trainer, step)
+
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether samples of ``step`` are wanted that are not there."""
+        raise NotImplementedError
 
     @contextmanager
     def contained(self, trainer: Trainer, step: int) -> Iterator[None]:
