@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.layers import Parameters
 from videotune.rng import seed32
 from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, parts_of
 
@@ -22,7 +23,7 @@ from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, par
 class MasterWeights:
     """``parameters`` are what the optimizer updates, by name: a float32 copy, or the network's own where it is float32."""
 
-    def __init__(self, held: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, held: Parameters) -> None:
         self.parameters = {
             name: parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
             for name, parameter in held.items()
@@ -89,12 +90,7 @@ def update_rounded(part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, se
 
 
 def update_each_rounded(
-    optimizer: AnyOptimizer,
-    parameters: Mapping[str, nn.Parameter],
-    good: Tensor,
-    seed: int,
-    step: int,
-    first_rows: Mapping[str, int],
+    optimizer: AnyOptimizer, parameters: Parameters, good: Tensor, seed: int, step: int, first_rows: Mapping[str, int]
 ) -> None:
     """``update_rounded`` of one parameter after the other, so that one tensor at a time is float32.
 
@@ -127,7 +123,7 @@ class InBackward:
     _good: Tensor | None = None
     _step: int = 0
 
-    def attach(self, held: Mapping[str, nn.Parameter], optimizer: AnyOptimizer) -> InBackward:
+    def attach(self, held: Parameters, optimizer: AnyOptimizer) -> InBackward:
         """Watch the parameters that the network holds; the optimizer has one of its own for each of them, or its master."""
         owners = owners_of(optimizer)
         for name, parameter in held.items():
