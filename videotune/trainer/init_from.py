@@ -46,8 +46,7 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
         load_weights(trainable.parameters, found_all, f"init_from: {source}")
         told = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
-        what = "is a file" if source.exists() else "is not there"
-        raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")
+        raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
     if trainable.masters:
         trainable.masters.spread()
     if trainable.ema:
@@ -178,8 +177,6 @@ def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
             raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
         parts = by_module(weights)
         return parts, {path: float(scale[path] if isinstance(scale, dict) else scale) for path in parts}
-    if not source.exists():
-        raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
         return read_parts(family, source)
     except VideotuneError as error:

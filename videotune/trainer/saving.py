@@ -22,6 +22,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, listed, remove, superfluous, sweep
 from videotune.trainer.checkpoint_writer import save_checkpoint
+from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
@@ -201,14 +202,9 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
     Only validations of the latest set compare. Where no clip is held out nothing can be called best.
     """
-    readings = [line for line in lines if line["kind"] == "validation"]
-    now = readings[-1].get("validation") if readings else None
-    found: dict[int, float] = {}
-    for line in readings:
-        value = (line.get("held_out") or {}).get("normalised")
-        if value is not None and line["step"] in steps and line.get("validation") == now:
-            found[line["step"]] = value
-    return min(found, key=lambda step: (found[step], step)) if found else None
+    held_out = {line["step"]: (line.get("held_out") or {}).get("normalised") for line in readings_of(lines)}
+    found = {step: value for step, value in held_out.items() if value is not None and step in steps}
+    return min(found, key=lambda step: (found[step], step), default=None)
 
 
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:

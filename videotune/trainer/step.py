@@ -101,11 +101,11 @@ class Clock:
         return out
 
 
-def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float | None]:
+def by_t(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
     """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
-    sums = [[0.0, 0] for _ in range(bands)]
+    sums = [[0.0, 0] for _ in range(9)]
     for place, value in zip(t, mse, strict=True):
-        band = sums[min(bands - 1, int(place * bands))]
+        band = sums[min(8, int(place * 9))]
         band[0] += value
         band[1] += 1
     return [total / count if count else None for total, count in sums]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -128,12 +129,7 @@ class InBackward:
         owners = owners_of(optimizer)
         for name, parameter in held.items():
             master = parameter if self.masters is None else self.masters.parameters[name]
-            part = owners[id(master)]
-
-            def ready(held: Tensor, name: str = name, master: nn.Parameter = master, part: AnyOptimizer = part) -> None:
-                self._ready(name, held, master, part)
-
-            parameter.register_post_accumulate_grad_hook(ready)
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, name, owners[id(master)], master))
         return self
 
     def begin(self, step: int) -> None:
@@ -149,7 +145,7 @@ class InBackward:
         return torch.stack(self._norms).norm()
 
     @torch.no_grad()
-    def _ready(self, name: str, held: Tensor, master: nn.Parameter, part: AnyOptimizer) -> None:
+    def _ready(self, name: str, part: AnyOptimizer, master: nn.Parameter, held: Tensor) -> None:
         assert self._good is not None, "a gradient came outside of a step"
         if master is not held:
             assert held.grad is not None

@@ -11,6 +11,7 @@ from videotune.sampling.pipeline import file_name
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.components import plain_batch
+from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import Saving, best_step
@@ -19,7 +20,7 @@ from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, Window
 from videotune.validation import selection
 from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, readings_of, recommend
+from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, recommend
 from videotune.validation.overhead import planned
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.validation_loss import ValidationLoss, freeze, owners, read_validation, related

@@ -11,6 +11,8 @@ from itertools import takewhile
 from math import ceil, sqrt
 from typing import Any
 
+from videotune.trainer.logging.journal import readings_of
+
 LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
 
 T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
@@ -50,12 +52,6 @@ class Verdict:
         """The journal's line, without its kind and time."""
         found = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return {"verdict": found.pop("word")} | found
-
-
-def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's validations of the latest set, in order; only those compare."""
-    found = [line for line in lines if line["kind"] == "validation"]
-    return [line for line in found if line.get("validation") == found[-1].get("validation")]
 
 
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
