@@ -18,11 +18,6 @@ from videotune.lazy import scipy_special
 MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
 
 
-def uniform(u: Tensor) -> Tensor:
-    """Every noise level alike."""
-    return u
-
-
 def logit_normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Most weight in the middle: logit(t) is normal. Source: Esser et al. 2024, eq. 19."""
     return torch.sigmoid(mean + std * torch.special.ndtri(u))
@@ -158,7 +153,7 @@ def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
             return mode(p, ts.mode_scale)
         case "BETA":
             return beta(p, ts.alpha, ts.beta)
-    return uniform(p)
+    return p
 
 
 def _cdf(ts: Timesteps, t: Tensor) -> Tensor:

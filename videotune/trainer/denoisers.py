@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.adapters.kinds import split
 from videotune.adapters.layers import Parameters, add_full
@@ -128,7 +129,7 @@ def open_pool(
     family: Family, config: Config, expert_schedule: ExpertSchedule, steps: int, first: int, dist: DistributedContext
 ) -> DenoiserPool:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    mesh = dist.mesh(local_device()) if sharded(config, dist) else None
+    mesh = init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
     fresh: dict[str, Parameters] = {}  # of an expert that has no learner yet
     homes: dict[str, HostWeights] = {}  # of streamed weights that train, which outlive the network
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
@@ -119,14 +118,8 @@ class DistributedContext:
         if error is not None:
             raise error
 
-    def mesh(self, device: torch.device) -> Any:
-        """The processes as torch's sharding knows them, a line."""
-        return init_device_mesh(device.type, (self.size,))
-
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
-        if self.size == 1:
-            return
         for group in portions(parameters):
             for parameter in group:
                 if parameter.grad is None:

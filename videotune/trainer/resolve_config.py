@@ -70,10 +70,8 @@ def user_keys(words: Overrides) -> dict[str, Any]:
     elif config is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, Config) else dict(config)
         user = checked_keys(given, "config")
-    if words.family:
-        user = merge(user, {"family": words.family})
-    if words.base:
-        user = merge(user, {"base_model_name": words.base})
+    named = {"family": words.family, "base_model_name": words.base}
+    user = merge(user, {key: value for key, value in named.items() if value})
     if words.data and "datasets" in user:
         where = config if isinstance(config, Path) else "the config"
         raise VideotuneError(f"both --data and the datasets of {where}: which clips? Leave one out.")

@@ -57,11 +57,7 @@ class Saving(Callback):
         """Write the checkpoint that ``due`` asked for."""
         save(trainer, step, trainer.dist.broadcast(self._kind) if trainer.rows else self._kind)
 
-    def save(self, trainer: Trainer, step: int, kind: str) -> None:
-        """Write a checkpoint now."""
-        save(trainer, step, kind)
-
-    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
+    def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
         """At least the last checkpoint is still to come."""
         last = trainer.job.steps
         return (times(self.every, last, step) if self.every else int(step < last)) * took

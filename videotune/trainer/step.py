@@ -311,8 +311,9 @@ def accumulate(
             target = target if which else None
         if settings.network_seed is not None:
             torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, one.first))
-        if together > 1 and text is not None:
-            batch = _with_graph(batch)
+        if together > 1 and text is not None and not batch.cond.text.requires_grad:
+            # blocks are gathered in backward too, so every process needs a graph, from its text on
+            batch = replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total if one.counts else 0.0)
@@ -324,13 +325,6 @@ def accumulate(
         if one.counts:
             values[0] += share.detach()
             values[2 + one.first : 2 + one.first + len(batch)] = out.mse
-
-
-def _with_graph(batch: Batch) -> Batch:
-    """The same batch, with a graph from its text on: blocks are gathered in backward too, so every process has one."""
-    if batch.cond.text.requires_grad:
-        return batch
-    return replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
 
 
 def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:

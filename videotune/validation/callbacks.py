@@ -14,7 +14,7 @@ from videotune.trainer.components import plain_batch
 from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.run_spec import Job
-from videotune.trainer.saving import Saving, best_step
+from videotune.trainer.saving import Saving, best_step, save
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, Window
@@ -75,13 +75,13 @@ class Validation(Callback):
 
         The main process knows what the journal lacks; where all must run the network in step, it tells the others.
         """
-        if not (trainer.participates and self.every):
+        if not self.every:
             return
         step, dist = trainer.first - 1, trainer.dist
         if of_main(trainer, dist.is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
         elif dist.is_main:
-            self.verdict = write_verdict(trainer, step)  # of a reading that was made before a kill
+            self.verdict = write_verdict(trainer)  # of a reading that was made before a kill
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name, lines = self.name(trainer), trainer.journal.history.of_kind("validation")
@@ -91,8 +91,6 @@ class Validation(Callback):
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Measure, relative to the first reading of the same set; given up where the user asks to stop."""
-        if not trainer.participates:
-            return
         trainer.heartbeat.set("measuring", step)
         begun, name = time.perf_counter(), self.name(trainer) if trainer.dist.is_main else ""
         try:
@@ -104,8 +102,11 @@ class Validation(Callback):
             return
         if trainer.dist.is_main:  # the others have run the network in step with it
             self._write(trainer, step, name, reading, live, begun)
-        if trainer.job.config.early_stopping is not None:
-            self._keep_if_best(trainer, step)
+        if trainer.job.config.early_stopping is not None:  # the best checkpoint is kept, so that it can be recommended
+            lines = trainer.journal.history.events
+            steps = {line["step"] for line in lines if line["kind"] == "validation"}
+            if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
+                save(trainer, step, "backup")
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
         """{"held_out", "train"} of the weights as the network has them now."""
@@ -130,14 +131,7 @@ class Validation(Callback):
         seconds = round(time.perf_counter() - begun, 3)
         trainer.journal.event("validation", step=step, validation=name, **fields, seconds=seconds)
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer, step)
-
-    def _keep_if_best(self, trainer: Trainer, step: int) -> None:
-        """With early_stopping: keep the best checkpoint so far, so that it can be recommended."""
-        lines = trainer.journal.history.events
-        steps = {line["step"] for line in lines if line["kind"] == "validation"}
-        if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
-            trainer.save(step, "backup")
+        self.verdict = write_verdict(trainer)
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether early_stopping readings in a row say OVERFITTING."""
@@ -147,7 +141,7 @@ class Validation(Callback):
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""
         if self.every:
-            write_verdict(trainer, step, at_the_end=True)
+            write_verdict(trainer, at_the_end=True)
 
 
 class Previews(SamplingCallback):
@@ -187,8 +181,6 @@ class Previews(SamplingCallback):
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample the prompts but those that are made, and write the videos; those of the same settings together."""
-        if not trainer.participates:
-            return
         with self.contained(trainer, step):
             made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else set())
             first = selection.first_frames_of(trainer.job)
@@ -205,7 +197,7 @@ class Previews(SamplingCallback):
                     trainer.journal.event("sample", step=step, **facts, seconds=seconds)
 
 
-def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
+def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
     lines = trainer.journal.history.events
     found = judge(lines)

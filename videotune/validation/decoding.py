@@ -18,6 +18,9 @@ from videotune.types import Window
 
 T = TypeVar("T")
 
+Samples = Sequence[tuple[str, int]]
+"""(prompt, seed) of each."""
+
 
 def of_main(trainer: Trainer, value: T) -> T:
     """The main process's value where all processes run the network in step; else this process's own."""
@@ -40,7 +43,7 @@ class SamplingCallback(Callback):
     def before(self, trainer: Trainer) -> None:
         """The samples of the first step, or those of the step resumed from that were not made before a kill."""
         step = trainer.first - 1
-        if trainer.participates and of_main(trainer, trainer.dist.is_main and self.is_lacking(trainer, step)):
+        if of_main(trainer, trainer.dist.is_main and self.is_lacking(trainer, step)):
             self.run(trainer, step)
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
@@ -61,14 +64,9 @@ class SamplingCallback(Callback):
             trainer.journal.warn(step, f"{self.failure.format(step)}: {type(error).__name__}: {error}")
 
     def frames(
-        self,
-        trainer: Trainer,
-        step: int,
-        settings: SampleSettings,
-        samples: Sequence[tuple[str, int]],
-        first: Sequence[Window],
+        self, trainer: Trainer, step: int, settings: SampleSettings, samples: Samples, first: Sequence[Window]
     ) -> list[np.ndarray]:
-        """Frames uint8 (T,H,W,3) of each (prompt, seed), each conditioned on the ``first`` frame of its window, if any.
+        """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.
 
         All processes that run the network in step take part; the main one alone has the frames.
         """

@@ -80,7 +80,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     risen = overfits(readings, best)
     if risen is not None:
         reason = _copied(readings, best, risen)
-        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings, best))
+        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings))
     word, reason = _others(readings)
     return replace(found, word=word, reason=reason, turned=_above(held[best], held[-1]))
 
@@ -193,7 +193,7 @@ def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) 
     return min(saved, key=lambda step: (abs(step - best), step)), near
 
 
-def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
+def turned_first(readings: Sequence[Mapping[str, Any]]) -> int:
     """The quantile, from 1, at which held-out clips turned: of those that have risen at least half as much as the one that
     has risen most, the one whose lowest reading is the earliest."""
     curves = list(zip(*(reading["held_out"]["by_quantile"] for reading in readings), strict=True))

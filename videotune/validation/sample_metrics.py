@@ -174,8 +174,6 @@ class SampleMetricsCallback(SamplingCallback):
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
-        if not trainer.participates:
-            return
         with self.contained(trainer, step):
             why = of_main(trainer, self._why_not(trainer, step) if trainer.dist.is_main else None)
             if why is not None:

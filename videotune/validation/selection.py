@@ -157,7 +157,7 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
     """
     sample, rules = config.sample, spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
-    height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
+    height, width = (usual.height, usual.width) if sample.resolution is None else map(int, sample.resolution.split("x"))
     if snap_frames(frames, rules) != frames:
         raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
     if not suits((height, width), rules):
@@ -175,14 +175,6 @@ def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -
     sample = config.sample
     guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
     return SampleSettings(shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """ "HxW" -> (H, W)."""
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):
-        raise VideotuneError(f'sample.resolution takes "HxW", such as 480x832, not {text!r}')
-    return int(parts[0]), int(parts[1])
 
 
 def usual_shape(job: Job) -> ClipShape:

@@ -111,13 +111,8 @@ class History:
     def _write_kept(self, aside: Path, step: int) -> None:
         with aside.open("wb") as file:
             for content, line in self._read():
-                if stays(line, step):
+                if line.get("step", 0) <= step and line["kind"] != "end":
                     file.write(content if content.endswith(b"\n") else content + b"\n")
-
-
-def stays(line: Mapping[str, Any], step: int) -> bool:
-    """Whether a line is kept when a run continues from ``step``."""
-    return line.get("step", 0) <= step and line["kind"] != "end"
 
 
 def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
