@@ -1,5 +1,6 @@
 """What a run has left on the disk, and whether two runs are one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from videotune.adapters.effect import effects
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
 from videotune.trainer.logging.journal import read_journal
+
+
+def updates(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """What an adapter adds to each module: of LoRA ΔW = scale · B A."""
+    return {name: calculate() for name, calculate in effects(state, scale).items()}
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from videotune.adapters.effect import change, new_weight, rotations, updates
+from tests.read_runs import updates
+from videotune.adapters.effect import change, new_weight, rotations
 from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, matching, share
 from videotune.config.schema import Lora

@@ -14,10 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.commands.safety_kit import Finished, Make, Work, resume
 from tests.exporter.export_kit import read_back
-from tests.read_runs import assert_same_run, complete, equal, largest_difference, of_kind, state, steps_of
+from tests.read_runs import assert_same_run, complete, equal, largest_difference, of_kind, state, steps_of, updates
 from tests.runs import open_run, prepare
 from tests.shell import Bases, Printed, export, plan, sample, train
-from videotune.adapters.effect import updates
 from videotune.adapters.kinds import PARTS, by_module
 from videotune.commands.export import export as export_command
 from videotune.commands.sample import SampleOptions, open_sampler, render

@@ -17,7 +17,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, bucket_of, times_seen, turns
 from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import RECENT, Throughput, share_of_waiting, time_left
+from videotune.trainer.logging.speed import RECENT, Throughput, time_left
 from videotune.types import Batch, ClipShape, Condition, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
@@ -233,9 +233,12 @@ def test_the_first_step_of_a_process_counts_until_there_is_another() -> None:
 
 
 def test_waiting_for_data_is_said_where_it_is_more_than_a_tenth() -> None:
-    assert share_of_waiting([(0.2, 1.0)] * RECENT) == pytest.approx(0.2)
-    assert share_of_waiting([(0.05, 1.0)] * RECENT) is None
-    assert share_of_waiting([(0.9, 1.0)] * (RECENT - 1)) is None, "too few steps to say"
+    for waited, steps, said in ((0.21, RECENT, pytest.approx(0.21)), (0.05, RECENT, None), (0.9, RECENT - 1, None)):
+        throughput = Throughput()
+        throughput.add(0, {"forward": 30.0})  # the first step counts alone
+        for _ in range(steps):
+            throughput.add(0, {"data": waited, "forward": 1 - waited})
+        assert throughput.waiting() == said
     throughput = Throughput()
     for _ in range(RECENT + 1):
         throughput.add(0, {"data": 3.0, "forward": 1.0})

@@ -148,7 +148,7 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
     from transformers import AutoImageProcessor, AutoModel
 
     embedding = metrics.open_encoder(str(encoders[name]))
-    assert not embedding.heuristic
+    assert embedding.name != metrics.HEURISTIC
     names = [metrics.open_encoder(str(path)).name for path in encoders.values()]
     assert names.count(embedding.name) == 1, "each has a name of its own, always the same"
     frames = film(0)[:3]

@@ -76,10 +76,5 @@ def effects(state: Mapping[str, Tensor], scale: float) -> dict[str, Callable[[],
     return found
 
 
-def updates(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """All of ``effects`` at once: of LoRA ΔW = scale · B A of each module."""
-    return {name: calculate() for name, calculate in effects(state, scale).items()}
-
-
 def _double(x: Tensor) -> Tensor:
     return x.detach().to(x.device if x.is_meta else "cpu", torch.float64)

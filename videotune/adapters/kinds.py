@@ -30,9 +30,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")
 """The tensors that begin at zero, so that step 0 is the base model. All but OFT's are what a scale is multiplied into."""
 
-NO_SCALE = ("OFT",)
-"""Kinds without alpha: a rotation has no strength."""
-
 NOT_BY_DEGREES = ("OFT", "DORA")
 """Kinds whose effect cannot be drawn at another strength: DoRA's at strength 0 would not be the base."""
 

@@ -21,6 +21,9 @@ from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import TextPart
 
+Parameters = Mapping[str, nn.Parameter]
+"""What trains, by name."""
+
 
 @dataclass(frozen=True)
 class LiveText:
@@ -84,7 +87,7 @@ def layers_of(names: Iterable[str], patterns: Sequence[str] | None, of_text: boo
     return [name for name in names if not matches.isdisjoint(paths[name])]
 
 
-def _let_train(parameters: Mapping[str, nn.Parameter], names: Sequence[str]) -> dict[str, nn.Parameter]:
+def _let_train(parameters: Parameters, names: Sequence[str]) -> dict[str, nn.Parameter]:
     chosen = set(names)
     for name, parameter in parameters.items():
         parameter.requires_grad_(name in chosen)
@@ -103,7 +106,7 @@ def add_text(encoders: Mapping[str, nn.Module], layers: Sequence[str] | None) ->
     return _let_train(parameters, layers_of(parameters, layers, of_text=True))
 
 
-def load_weights(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor], where: str) -> None:
+def load_weights(parameters: Parameters, state: Mapping[str, Tensor], where: str) -> None:
     """Copy saved weights into parameters of the same names.
 
     Raises VideotuneError that names a missing, superfluous or misshapen tensor.

@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.effect import updates
 from videotune.adapters.kinds import ZERO, peft_config, split
 from videotune.adapters.layers import is_named, named_by
 from videotune.config.schema import Lora, LoraModules
 from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import ModelSpec
-
-__all__ = ["ADAPTER", "adapter_off", "add_lora", "lora_parameters", "matching", "share", "updates"]
 
 ADAPTER = "default"
 

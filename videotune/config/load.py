@@ -5,7 +5,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ from videotune.config.schema import leaves
 from videotune.config.suggestions import nearest_key, other_trainer
 from videotune.console import echo
 from videotune.errors import VideotuneError, did_you_mean
-from videotune.files import walk_json
+from videotune.files import read_json, walk_json
 
 MOST_LETTERS, MOST_TOLD = 100_000, 8
 """Letters of one value, and how many faults one message names."""
 
 LARGEST, DEEPEST = 1 << 20, 12
 """Bytes of a config file, and how deep its values may be nested: far above what any config needs."""
+
+PRESETS = Path(__file__).parents[1] / "presets"
 
 
 def warn(text: str) -> None:
@@ -155,8 +156,7 @@ for _tag, _form in (
 
 def preset_names() -> list[str]:
     """The presets that come with the package."""
-    folder = resources.files("videotune") / "presets"
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return sorted(path.stem for path in PRESETS.glob("*.json"))
 
 
 def read_preset(name: str) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def preset_reasons(name: str) -> dict[str, str]:
 
 
 def _preset(known: str) -> dict[str, Any]:
-    return dict(json.loads((resources.files("videotune") / "presets" / f"{known}.json").read_text(encoding="utf-8")))
+    return dict(read_json(PRESETS / f"{known}.json"))
 
 
 def parse_sets(words: Iterable[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What keys may stand together: contradictions, and keys that another choice does not use, are refused."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizers import OPTIMIZERS
@@ -17,11 +18,9 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
 
     A number that is its default says nothing: a run's kept config names every key.
     """
-    first = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
-    for faults in (*first, _with_the_loss, _with_the_adapter, _of_datasets):
-        for fault in faults(config):
-            raise VideotuneError(fault)
-    for fault in _with_the_model(config, spec) if spec else ():
+    of_keys = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
+    faults = chain.from_iterable(rule(config) for rule in (*of_keys, _with_the_loss, _with_the_adapter, _of_datasets))
+    for fault in chain(faults, _with_the_model(config, spec) if spec else ()):
         raise VideotuneError(fault)
 
 

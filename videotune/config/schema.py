@@ -9,27 +9,31 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Dataset, Section, VideoConfig
-from videotune.config.fields import (
-    Attention,
-    Checkpointing,
-    Decay,
-    Dtype,
-    ExportDtype,
-    ExportFormat,
-    Resolution,
-    Share,
-    Side,
-    Timesteps,
-    TrackerName,
-    WeightDtype,
-    checked,
-    data,
-    fatal,
-    override,
-    safe,
-    word,
-)
+from videotune.config.fields import Resolution, Share, checked, data, fatal, override, safe, word
 from videotune.config.optimizers import Optimizer
+
+
+def weights(value: Any) -> Any:
+    """The same for how weights are kept, whose default is spelled in small letters."""
+    return "auto" if str(value).lower() == "auto" else word(value)
+
+
+Side = Annotated[int, Field(ge=1, le=16_384)] | None
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+ExportFormat = Literal["diffusers", "comfyui", "peft"]
+ExportDtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
+WeightDtype = Annotated[
+    Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"], BeforeValidator(weights)
+]
+Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
+Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(word)]
+Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)]
+Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
+
+
+# diffusers' back ends with gradients that are installed packages: none of sage's has any, and others fetch code of the Hub
+_NATIVE = Literal["_native_cudnn", "_native_efficient", "_native_flash", "_native_math"]
+Attention = Literal["auto", "native", _NATIVE, "flash", "_flash_3", "xformers"]
 
 
 class LoraModules(Section):

@@ -1,21 +1,20 @@
 """What a user may have meant: names that other trainers give to a key or a value, and their config files recognised."""
 
 import difflib
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from videotune.errors import did_you_mean
+from videotune.files import read_json
 
 
 @lru_cache
 def _others() -> dict[str, Any]:
-    text = (resources.files("videotune") / "config" / "other_trainers.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
+    return dict(read_json(Path(__file__).with_name("other_trainers.json")))
 
 
 def other_values() -> Mapping[str, str]:

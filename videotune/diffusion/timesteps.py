@@ -18,11 +18,6 @@ from videotune.lazy import scipy_special
 MODE_SCALE = 1.29  # the scale that Esser et al. 2024 report in table 1
 
 
-def uniform(u: Tensor) -> Tensor:
-    """Every noise level alike."""
-    return u
-
-
 def logit_normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Most weight in the middle: logit(t) is normal. Source: Esser et al. 2024, eq. 19."""
     return torch.sigmoid(mean + std * torch.special.ndtri(u))
@@ -109,6 +104,11 @@ class Timesteps:
             return
         raise VideotuneError(f"timestep_distribution {self.distribution}: {problem}")
 
+    @property
+    def of_logit(self) -> tuple[float, float]:
+        """Mean and standard deviation of logit(t) where it is normal."""
+        return (0.0, self.scale) if self.distribution == "SIGMOID" else (self.mean, self.std)
+
     def within(self, lo: float, hi: float) -> "Timesteps":
         """The same cut to [lo, hi) too; raises VideotuneError where nothing is left."""
         return replace(self, lo=max(lo, self.lo), hi=min(hi, self.hi))
@@ -147,25 +147,22 @@ class Timesteps:
 def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
     """t with probability p below it, before the shift and truncation."""
     match ts.distribution:
-        case "LOGIT_NORMAL":
-            return logit_normal(p, ts.mean, ts.std)
-        case "SIGMOID":
-            return logit_normal(p, 0.0, ts.scale)
+        case "LOGIT_NORMAL" | "SIGMOID":
+            return logit_normal(p, *ts.of_logit)
         case "MODE":
             return mode(p, ts.mode_scale)
         case "BETA":
             return beta(p, ts.alpha, ts.beta)
-    return uniform(p)
+    return p
 
 
 def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
     """The probability below t, before truncation."""
     t = unshifted(t.clamp(0, 1), ts.shift)
     match ts.distribution:
-        case "LOGIT_NORMAL":
-            return torch.special.ndtr((torch.logit(t) - ts.mean) / ts.std)
-        case "SIGMOID":
-            return torch.special.ndtr(torch.logit(t) / ts.scale)
+        case "LOGIT_NORMAL" | "SIGMOID":
+            mean, std = ts.of_logit
+            return torch.special.ndtr((torch.logit(t) - mean) / std)
         case "MODE":
             return _mode_cdf(t, ts.mode_scale)
         case "BETA":

@@ -27,7 +27,6 @@ from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.files import Count, Number
 from videotune.latent_cache.batches import StepBatch
-from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
 from videotune.trainer.components import DTYPES, make_objective
@@ -307,7 +306,7 @@ class FakeRun:
         dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
+        trainable = make_trainable(held, {}, self.family, planned, name, 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:

@@ -1,7 +1,5 @@
 """Configs by purpose: a preset for the card, a recipe for what is to be learnt, and the reason for each value beside it."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Mapping
@@ -9,16 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import (
-    memory_class,
-    merge,
-    preset_about,
-    preset_named,
-    preset_names,
-    preset_reasons,
-    read_preset,
-    unflatten,
-)
+from videotune.config import load
 from videotune.errors import VideotuneError, did_you_mean
 
 SMALL = 20
@@ -44,8 +33,8 @@ def recipe(purpose: str) -> dict[str, Any]:
 def models() -> dict[str, list[str]]:
     """The presets of each model, those for small cards first."""
     found: dict[str, list[str]] = {}
-    for name in sorted(preset_names(), key=lambda one: memory_class(one) or 0):
-        gb = memory_class(name)
+    for name in sorted(load.preset_names(), key=lambda one: load.memory_class(one) or 0):
+        gb = load.memory_class(name)
         found.setdefault(name.removesuffix(f" {gb}GB"), []).append(name)
     return found
 
@@ -55,11 +44,11 @@ def preset_for(model: str, card: int | None) -> str:
 
     Raises VideotuneError where none is for so small a card.
     """
-    fits = [one for one in models().get(model, []) if card is None or (memory_class(one) or 0) <= card]
+    fits = [one for one in models().get(model, []) if card is None or (load.memory_class(one) or 0) <= card]
     if model in models() and not fits:
         small = ", ".join(models()[model])
         raise VideotuneError(f"no preset of {model} is for {card} GB: it has {small}. Take another model.")
-    return fits[-1] if fits else preset_named(model)
+    return fits[-1] if fits else load.preset_named(model)
 
 
 def config_of(
@@ -73,15 +62,15 @@ def config_of(
     """
     found = recipe(purpose)
     own = found["keys"]
-    why = preset_reasons(preset) | {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
+    why = load.preset_reasons(preset) | {"epochs": EPOCHS, "datasets": found["advice"], "prior_preservation": PRIOR}
+    why |= {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
     small, count = clips < SMALL, f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
-    why |= {"epochs": EPOCHS, "datasets": found["advice"], "prior_preservation": PRIOR}
     keys: dict[str, Any] = {"datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]}
     keys |= {"prior_preservation": prior} if prior else {}
-    keys |= {key: value for key, value in read_preset(preset).items() if key != "steps"}
-    keys = merge(keys, unflatten({name: row[0] for name, row in own.items()}))
+    keys |= {key: value for key, value in load.read_preset(preset).items() if key != "steps"}
+    keys = load.merge(keys, load.unflatten({name: row[0] for name, row in own.items()}))
     keys["epochs"] = found["small" if small else "large"]
-    head = f"{found['about']}, {count}; preset {preset}: {preset_about(preset)}"
+    head = f"{found['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
     return "\n".join([*_comment(f"videotune init: {purpose}, {head}"), "", *_yaml(keys, why)]) + "\n"
 
 

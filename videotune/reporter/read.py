@@ -12,8 +12,8 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import life
 from videotune.records import parse_line, read_record
+from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.logging.step_sums import Steps, regularization
-from videotune.validation.overfitting import readings_of
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]

@@ -19,7 +19,7 @@ from videotune.trainer.step import of_memory
 from videotune.trainer.text_encoders import live_text
 from videotune.types import PLAIN, Family, Window
 
-OnProgress = Callable[[str, int, int], None]
+Tell = Callable[[str, int, int], None]
 """Called with what is encoded, how many are done, and how many there are."""
 
 
@@ -43,19 +43,14 @@ def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
 
 
 def fill_distributed(
-    job: Job,
-    family: Family,
-    reads: CacheItems,
-    dist: DistributedContext,
-    keep_bytes: int = 0,
-    on_progress: OnProgress | None = None,
+    job: Job, family: Family, reads: CacheItems, dist: DistributedContext, keep_bytes: int = 0, tell: Tell | None = None
 ) -> Store:
     """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
 
     One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
     theirs.
     """
-    store, work = Store(job.cache, keep_bytes), partial(fill_cache, job, family, reads=reads, on_progress=on_progress)
+    store, work = Store(job.cache, keep_bytes), partial(fill_cache, job, family, reads=reads, tell=tell)
     todo = lacks(job, family, store, reads) if dist.size > 1 else None
     if todo is None or not dist.all_agree(bool(todo))[0]:
         if dist.is_main:
@@ -77,12 +72,7 @@ def fill_distributed(
 
 
 def fill_cache(
-    job: Job,
-    family: Family,
-    store: Store,
-    reads: CacheItems,
-    own: CacheItems | None = None,
-    on_progress: OnProgress | None = None,
+    job: Job, family: Family, store: Store, reads: CacheItems, own: CacheItems | None = None, tell: Tell | None = None
 ) -> None:
     """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
 
@@ -97,8 +87,8 @@ def fill_cache(
 
             def report_progress(what: str, done: int, total: int) -> None:
                 progress.update(done, total, what)
-                if on_progress is not None:
-                    on_progress(what, done, total)
+                if tell is not None:
+                    tell(what, done, total)
 
             with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
                 waited = fill(family, store, todo, job.library.media, seed, workers, report_progress, own is not None)

@@ -146,15 +146,9 @@ def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str
         if own is not None and not own.count:
             continue
         lo, hi = (own.first, own.first + own.count) if own is not None else (0, shape[0] if shape else 1)
-        found = []
-        for file, first in told["rows"]:
-            value = files[file][name]
-            if not shape:
-                found.append(value)
-                continue
-            a, b = max(lo, first), min(hi, first + len(value))
-            if a < b:
-                found.append(value[a - first : b - first])
+        pieces = ((files[file][name], first) for file, first in told["rows"])
+        own_rows = (x[max(0, lo - first) : max(0, hi - first)] if shape else x for x, first in pieces)
+        found = [piece for piece in own_rows if not shape or len(piece)]
         whole = found[0] if len(found) == 1 else torch.cat(found)
         if tuple(whole.shape[1:]) != shape[1:] or (shape and len(whole) != hi - lo):
             raise ValueError(f"rows of {name} are missing")
@@ -267,7 +261,5 @@ def sweep(run: Path) -> None:
 def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
     """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
     backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
-    kept = {one.step for one in backups[max(0, len(backups) - backup_keep) :]}
-    kept |= {one.step for one in (saves if save_keep is None else saves[max(0, len(saves) - save_keep) :])}
-    kept |= {found[-1].step} if found else set()
+    kept = {one.step for one in (*backups[-backup_keep:], *saves[-(save_keep or len(saves)) :], *found[-1:])}
     return [one for one in found if one.step not in kept and one.step != best]

@@ -6,9 +6,10 @@ from fractions import Fraction
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from videotune.adapters.kinds import split
-from videotune.adapters.layers import add_full
+from videotune.adapters.layers import Parameters, add_full
 from videotune.adapters.lora import add_lora, rule_of, share
 from videotune.config.schema import Config, Lora
 from videotune.console import echo, size
@@ -27,7 +28,7 @@ from videotune.trainer.components import dtype_name
 from videotune.trainer.distributed import DistributedContext, sharded
 from videotune.trainer.ema import Ema
 from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.optimizers import AnyOptimizer, RateSettings, default_warmup, make_optimizer, parts_of
+from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer, parts_of
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import attach_text, live_text
@@ -125,17 +126,11 @@ def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
 
 
 def open_pool(
-    family: Family,
-    config: Config,
-    expert_schedule: ExpertSchedule,
-    steps: int,
-    first: int,
-    dist: DistributedContext | None = None,
+    family: Family, config: Config, expert_schedule: ExpertSchedule, steps: int, first: int, dist: DistributedContext
 ) -> DenoiserPool:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    dist = dist or DistributedContext()
-    mesh = dist.mesh(local_device()) if sharded(config, dist) else None
-    fresh: dict[str, Mapping[str, nn.Parameter]] = {}  # of an expert that has no learner yet
+    mesh = init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
+    fresh: dict[str, Parameters] = {}  # of an expert that has no learner yet
     homes: dict[str, HostWeights] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
@@ -145,7 +140,7 @@ def open_pool(
         if first and (kept := family.weights.transformer) is not None:
             echo(packed_note(net, "the denoiser", kept))
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        held: Mapping[str, nn.Parameter] = attach(net, family.spec, config) if name in expert_schedule.names else {}
+        held: Parameters = attach(net, family.spec, config) if name in expert_schedule.names else {}
         trainable, home = pool.trainables.get(name), homes.get(name)
         shards = pool.shards.setdefault(name, Shards()) if mesh is not None else None
         if trainable is not None:
@@ -165,7 +160,7 @@ def open_pool(
         if config.compile is True:
             compile_blocks(net, family.spec.blocks)
         pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
-        if pool.streams is not None and pool.streams.host_weights is not None and pool.streams.host_weights.parameters:
+        if pool.streams and pool.streams.host_weights and pool.streams.host_weights.parameters:
             homes[name] = pool.streams.host_weights
         if trainable is None and held:
             fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
@@ -176,25 +171,20 @@ def open_pool(
     text, now = attach_text(family, config), expert_schedule.at(min(max(first, 1), steps))
     pool.beside = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:
-        pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, expert_schedule, steps)
+        pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, steps)
         pool.load(now)
         if pool.shards:
             pool.trainables[TEXT] = replace(pool.trainables[TEXT], shards=pool.shards[now])
         return pool
     for name in sorted(expert_schedule.names, key=lambda name: name == now):  # the one that is needed first comes last
         pool.load(name)
-        made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule, steps)
+        made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule.count(steps, name))
         pool.trainables[name] = replace(made, shards=pool.shards.get(name))
     return pool
 
 
 def arrange_blocks(
-    net: nn.Module,
-    spec: ModelSpec,
-    config: Config,
-    held: Mapping[str, nn.Parameter],
-    home: HostWeights | None,
-    first: bool,
+    net: nn.Module, spec: ModelSpec, config: Config, held: Parameters, home: HostWeights | None, first: bool
 ) -> Streams | None:
     """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
 
@@ -218,20 +208,15 @@ def arrange_blocks(
 
 
 def make_trainable(
-    held: Mapping[str, nn.Parameter],
-    text: Mapping[str, Mapping[str, nn.Parameter]],
-    family: Family,
-    config: Config,
-    name: str,
-    expert_schedule: ExpertSchedule,
-    steps: int,
+    held: Parameters, text: Mapping[str, Parameters], family: Family, config: Config, name: str, steps: int
 ) -> Trainable:
-    """What trains, its optimizer, its rates, and its average if the config asks for one.
+    """What trains, its optimizer, its rates, and what is sampled, validated and exported in its place, if anything is.
 
-    ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints.
+    ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints;
+    ``steps``: how many of the run's train it.
     """
     kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
-    rates = rates_of(config, family.spec, name, steps if name == TEXT else expert_schedule.count(steps, name))
+    rates = rates_of(config, family.spec, name, steps)
     groups = {**adapter_groups(held, config.lora, name if several else "transformer", rates), **text}
     whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
     rounding = kind.masters == "STOCHASTIC_ROUNDING"
@@ -241,39 +226,22 @@ def make_trainable(
             f"{dtype_name(config)} unless set"
         )
     masters = MasterWeights({} if rounding else whole)
-    parameters: Mapping[str, nn.Parameter] = whole if rounding else masters.parameters
-    optimizer = make_optimizer(
-        {group: [parameters[key] for key in own] for group, own in groups.items() if own},
-        kind,
-        apart=rounding or kind.step_in_backward,
-    )
-    kept = masters if masters.apart else None
-    updates = InBackward(config.max_grad_norm, config.seed if rounding else None, kept)
-    return Trainable(
-        parameters,
-        optimizer,
-        rates,
-        kept,
-        average_of(config, parameters, optimizer),
-        whole if masters.apart else None,
-        name if several else None,
-        live_text(config),
-        config.seed if rounding else None,
-        updates.attach(whole, optimizer) if kind.step_in_backward else None,
-    )
-
-
-def average_of(
-    config: Config, parameters: Mapping[str, nn.Parameter], optimizer: AnyOptimizer
-) -> Ema | ScheduleFreeWeights | None:
-    """What is sampled, validated and exported in the place of the weights that train; None: these themselves."""
-    if config.optimizer.name == "SCHEDULE_FREE":
-        return ScheduleFreeWeights(parameters, parts_of(optimizer))
-    return None if config.ema.decay is None else Ema(parameters, config.ema.decay, config.ema.device == "host")
+    parameters: Parameters = whole if rounding else masters.parameters
+    grouped = {group: [parameters[key] for key in own] for group, own in groups.items() if own}
+    optimizer = make_optimizer(grouped, kind, apart=rounding or kind.step_in_backward)
+    average: Ema | ScheduleFreeWeights | None = None
+    if kind.name == "SCHEDULE_FREE":
+        average = ScheduleFreeWeights(parameters, parts_of(optimizer))
+    elif config.ema.decay is not None:
+        average = Ema(parameters, config.ema.decay, config.ema.device == "host")
+    kept, copied = (masters, whole) if masters.apart else (None, None)
+    seed, expert = config.seed if rounding else None, name if several else None
+    updates = InBackward(config.max_grad_norm, seed, kept).attach(whole, optimizer) if kind.step_in_backward else None
+    return Trainable(parameters, optimizer, rates, kept, average, copied, expert, live_text(config), seed, updates)
 
 
 def adapter_groups(
-    held: Mapping[str, nn.Parameter], settings: Lora, name: str, rates: dict[str, RateSettings]
+    held: Parameters, settings: Lora, name: str, rates: dict[str, RateSettings]
 ) -> dict[str, dict[str, nn.Parameter]]:
     """The parameters of a network by their group: one, or one for each rate of their own, which ``rates`` gets.
 

@@ -5,26 +5,20 @@ Gradients are summed, not averaged: each process has already divided by the samp
 with one sample each are one process with two, and a process without a sample adds nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, nn
 
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import local_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -124,14 +118,8 @@ class DistributedContext:
         if error is not None:
             raise error
 
-    def mesh(self, device: torch.device) -> Any:
-        """The processes as torch's sharding knows them, a line."""
-        return init_device_mesh(device.type, (self.size,))
-
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
-        if self.size == 1:
-            return
         for group in portions(parameters):
             for parameter in group:
                 if parameter.grad is None:

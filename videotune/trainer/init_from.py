@@ -1,31 +1,24 @@
 """``--init-from``: a new run that begins with weights of another one. Weights alone: the optimizer begins afresh."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from videotune.adapters.kinds import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
-from videotune.config.schema import Lora
+from videotune.config.schema import Config, Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
 from videotune.trainer.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
 from videotune.trainer.denoisers import DenoiserPool
 from videotune.trainer.experts import of_expert, prefix
+from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from videotune.config.schema import Config
-    from videotune.trainer.step import Trainable
 
 
 def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) -> None:
@@ -53,8 +46,7 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
         load_weights(trainable.parameters, found_all, f"init_from: {source}")
         told = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
-        what = "is a file" if source.exists() else "is not there"
-        raise VideotuneError(f"init_from: {source} {what}; FINE_TUNE begins from a checkpoint's folder")
+        raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
     if trainable.masters:
         trainable.masters.spread()
     if trainable.ema:
@@ -84,7 +76,7 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{sum(len(rows) for rows in found.values())} rows"
 
 
-Adapter = tuple[Mapping[str, Mapping[str, "Tensor"]], Mapping[str, float]]
+Adapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
 """An adapter to begin with: the tensors of each module by PEFT's names, and what its update is scaled by."""
 
 
@@ -185,8 +177,6 @@ def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
             raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
         parts = by_module(weights)
         return parts, {path: float(scale[path] if isinstance(scale, dict) else scale) for path in parts}
-    if not source.exists():
-        raise VideotuneError(f"init_from: no such file or folder: {source}")
     try:
         return read_parts(family, source)
     except VideotuneError as error:

@@ -12,7 +12,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.run_dir import poll_control
-from videotune.trainer.saving import settle
+from videotune.trainer.saving import save, settle
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
 
@@ -34,7 +34,7 @@ def train_loop(trainer: Trainer) -> str:
     A step's record is read one step late, so that no step waits for the host. Raises OutOfMemory, NoBatch, NotFinite.
     """
     dist, callbacks, last = trainer.dist, trainer.callbacks, trainer.job.steps
-    for callback in callbacks:
+    for callback in callbacks if trainer.participates else ():
         callback.before(trainer)
     if dist.all_agree(trainer.signals.stop)[0]:
         return "interrupted"
@@ -73,7 +73,7 @@ def train_loop(trainer: Trainer) -> str:
             if ran and not end:  # a callback may take minutes, and its result may end the run
                 stop, early = dist.all_agree(trainer.signals.stop, any(one.stops(trainer) for one in callbacks))
                 if stop or early:
-                    trainer.save(step)
+                    save(trainer, step)
                     settle(trainer)
                     return "interrupted" if stop else "early"
             trainer.heartbeat.set("training", step)
@@ -89,7 +89,8 @@ def run_callbacks(trainer: Trainer, step: int, wanted: list[bool], stop: bool, e
             continue
         if is_due:
             begun = perf_counter()
-            callback.run(trainer, step)
+            if trainer.participates or callback.at_stop:
+                callback.run(trainer, step)
             trainer.throughput.took[callback] = perf_counter() - begun
             ran = ran or not callback.at_stop
     return ran

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from videotune.adapters.layers import Parameters
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 
 
@@ -147,7 +148,7 @@ GROUP = "@"
 """How the last part of a saved name begins where the value belongs to a parameter group, by its first parameter."""
 
 
-def optimizer_state(optimizer: AnyOptimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
     """The optimizer's state as flat tensors ``{parameter}.{key}``.
 
     An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those are kept that updates
@@ -182,10 +183,7 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
 
 
 def load_optimizer_state(
-    optimizer: AnyOptimizer,
-    names: Mapping[str, nn.Parameter],
-    state: Mapping[str, Tensor],
-    without: Collection[str] = (),
+    optimizer: AnyOptimizer, names: Parameters, state: Mapping[str, Tensor], without: Collection[str] = ()
 ) -> None:
     """Put flat tensors back, bit for bit, on each parameter's device; the parameters ``without`` had none.
 

@@ -132,7 +132,7 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
     if steps is None:
         return None
     own = ((one, speed.took.get(one, 0.0)) for one in trainer.callbacks)
-    return steps + sum(one.seconds_left(trainer, step - 1, took, steps) for one, took in own)
+    return steps + sum(one.seconds_left(trainer, step - 1, took) for one, took in own)
 
 
 def steps_left(job: Job, step: int) -> dict[int, int]:

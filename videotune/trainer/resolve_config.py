@@ -4,7 +4,7 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -70,10 +70,8 @@ def user_keys(words: Overrides) -> dict[str, Any]:
     elif config is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, Config) else dict(config)
         user = checked_keys(given, "config")
-    if words.family:
-        user = merge(user, {"family": words.family})
-    if words.base:
-        user = merge(user, {"base_model_name": words.base})
+    named = {"family": words.family, "base_model_name": words.base}
+    user = merge(user, {key: value for key, value in named.items() if value})
     if words.data and "datasets" in user:
         where = config if isinstance(config, Path) else "the config"
         raise VideotuneError(f"both --data and the datasets of {where}: which clips? Leave one out.")
@@ -111,25 +109,21 @@ def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
 
 def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
     """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
-    out = dict(layer)
-    if isinstance(prior := out.get("prior_preservation"), str):
-        out["prior_preservation"] = local_or_id(prior)
-    if isinstance(out.get("datasets"), list):
-        rows = [(row, isinstance(row, dict) and isinstance(row.get("path"), str)) for row in out["datasets"]]
-        out["datasets"] = [{**row, "path": local_or_id(row["path"])} if named else row for row, named in rows]
-    for name in ("base_model_name", "base_parts", "cache_dir", "init_from", "output_model_destination"):
-        value = out.get(name)
-        if isinstance(value, str) and (not name.startswith("base_") or expand_user(value).exists()):
-            out[name] = absolute(value)
-    transformer = out.get("transformer")
-    if isinstance(transformer, dict) and (file := transformer.get("file")):
-        many = [absolute(one) if isinstance(one, str) else one for one in (file if isinstance(file, list) else [file])]
-        out["transformer"] = {**transformer, "file": many if isinstance(file, list) else many[0]}
-    metrics = out.get("sample_metrics")
-    encoder = metrics.get("encoder") if isinstance(metrics, dict) else None
-    if isinstance(encoder, str) and expand_user(encoder).is_dir():
-        out["sample_metrics"] = out["sample_metrics"] | {"encoder": absolute(encoder)}
-    return out
+    return {name: _absolute(value, name) for name, value in layer.items()}
+
+
+def _absolute(value: Any, key: str) -> Any:
+    """A value with the paths in it made absolute; ``key``: its dotted name, with [] for the items of a list."""
+    if isinstance(value, dict):
+        return {name: _absolute(inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_absolute(inner, f"{key}[]") for inner in value]
+    return LOCAL[key](value) if isinstance(value, str) and key in LOCAL else value
+
+
+def absolute(path: str) -> str:
+    """A path as it is from anywhere."""
+    return str(expand_user(path).absolute())
 
 
 def local_or_id(path: str) -> str:
@@ -138,9 +132,19 @@ def local_or_id(path: str) -> str:
     return path if is_id else absolute(path)
 
 
-def absolute(path: str) -> str:
-    """A path as it is from anywhere."""
-    return str(expand_user(path).absolute())
+def where_there(path: str) -> str:
+    """A path made absolute where something lies there; else it is an id of the Hub."""
+    return absolute(path) if expand_user(path).exists() else path
+
+
+LOCAL: Mapping[str, Callable[[str], str]] = {
+    **dict.fromkeys(("prior_preservation", "datasets[].path"), local_or_id),
+    **dict.fromkeys(("base_model_name", "base_parts"), where_there),
+    **dict.fromkeys(("cache_dir", "init_from", "output_model_destination"), absolute),
+    **dict.fromkeys(("transformer.file", "transformer.file[]"), absolute),
+    "sample_metrics.encoder": lambda path: absolute(path) if expand_user(path).is_dir() else path,
+}
+"""Keys that name what may lie on this machine, and how each becomes absolute."""
 
 
 def expand_user(path: str) -> Path:

@@ -16,6 +16,7 @@ from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
 from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
+from videotune.trainer import run_dir
 from videotune.trainer.checkpoint import Checkpoint, listed, newest_checkpoint, pick, sweep, why_not
 from videotune.trainer.experts import of_expert
 from videotune.trainer.logging.journal import History
@@ -23,15 +24,6 @@ from videotune.trainer.logging.step_sums import regularization
 from videotune.trainer.optimizers import load_optimizer_state
 from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 from videotune.trainer.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
-from videotune.trainer.run_dir import (
-    SCHEDULER,
-    read_run_config,
-    refuse_out_in_data,
-    refuse_run,
-    scheduler_hash,
-    versions,
-    write_config,
-)
 from videotune.trainer.run_spec import Job, Past, make_schedule, open_job, with_views
 from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
@@ -73,11 +65,11 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
     Raises VideotuneError where a resume would silently be another run.
     """
     if resume is None:
-        refuse_run(run)
+        run_dir.refuse_run(run)
         resolved, spec, base = resolve_config(words)
-        refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
+        run_dir.refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
         return Opened(fit(open_job(resolved, spec, base, processes=processes), False)[0])
-    read_run_config(run)  # a sentence where the folder holds no run
+    run_dir.read_run_config(run)  # a sentence where the folder holds no run
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
@@ -190,14 +182,14 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
     found = []
     if kept["digest"] != digest({name: value for name, value in kept.items() if name != "digest"}):
         found.append("config.json was edited by hand: it is not what the run wrote")
-    if base is not None and kept["base"].get("scheduler") != scheduler_hash(base):
-        found.append(f"the base model's {SCHEDULER} is not the one that the run began with")
+    if base is not None and kept["base"].get("scheduler") != run_dir.scheduler_hash(base):
+        found.append(f"the base model's {run_dir.SCHEDULER} is not the one that the run began with")
     if found and not override:
         raise VideotuneError(
             f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
             "or continue with them as they are: --override"
         )
-    now, was = versions(), kept.get("versions", {})
+    now, was = run_dir.versions(), kept.get("versions", {})
     return found + [f"versions.{name}: {was[name]} -> {new}" for name, new in now.items() if was.get(name, new) != new]
 
 
@@ -304,7 +296,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _write_anew(trainer: Trainer) -> None:
     """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
     run, job = trainer.run, trainer.job
-    kept: Mapping[str, Any] = read_run_config(run)
+    kept: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first - 1
     if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
         for name in reversed(FACTS):  # the config last: it says that the three are there
@@ -315,4 +307,4 @@ def _write_anew(trainer: Trainer) -> None:
     write_json(run / "plan.json", trainer.plan)
     asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
     asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
-    write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)
+    run_dir.write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)

@@ -43,11 +43,9 @@ def set_aside(run: Path, step: int, newest: int) -> Path | None:
     if not later and newest <= step:
         return None
     branch = branch_for(run)
-    for name in FACTS:
-        if not (branch / f"{name}.json").exists():  # what is there is from before a kill
-            write_bytes(branch / f"{name}.json", (run / f"{name}.json").read_bytes())
-    if (run / "exports.json").is_file() and not (branch / "exports.json").exists():
-        write_bytes(branch / "exports.json", (run / "exports.json").read_bytes())
+    for name in (*(f"{fact}.json" for fact in FACTS), "exports.json"):
+        if (run / name).is_file() and not (branch / name).exists():  # what is there is from before a kill
+            write_bytes(branch / name, (run / name).read_bytes())
     write_whole(branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl"))
     for folder in later:
         _move(folder, branch / "checkpoints")

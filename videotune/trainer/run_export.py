@@ -1,14 +1,15 @@
 """Exporting a run: its formats, a file for each expert, what stands in their headers, and the list of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from videotune._version import __version__
 from videotune.adapters.lora import in_one_scale
 from videotune.config.resolve import Resolved
+from videotune.config.schema import Config
 from videotune.console import echo
 from videotune.exporter.adapter_export import export_embedding, export_lora
 from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
@@ -21,11 +22,6 @@ from videotune.trainer.experts import of_expert, prefix, trained
 from videotune.trainer.run_dir import read_run_config
 from videotune.trainer.text_encoders import ROWS, by_part
 from videotune.types import Family, ModelSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from videotune.config.schema import Config
 
 
 def export_run(

@@ -1,17 +1,16 @@
 """Saving: when, what stays, and what happens where the disk has no room."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from videotune.adapters.kinds import split
 from videotune.adapters.lora import of_module
@@ -23,12 +22,10 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, listed, remove, superfluous, sweep
 from videotune.trainer.checkpoint_writer import save_checkpoint
+from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -60,11 +57,7 @@ class Saving(Callback):
         """Write the checkpoint that ``due`` asked for."""
         save(trainer, step, trainer.dist.broadcast(self._kind) if trainer.rows else self._kind)
 
-    def save(self, trainer: Trainer, step: int, kind: str) -> None:
-        """Write a checkpoint now."""
-        save(trainer, step, kind)
-
-    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
+    def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
         """At least the last checkpoint is still to come."""
         last = trainer.job.steps
         return (times(self.every, last, step) if self.every else int(step < last)) * took
@@ -205,14 +198,9 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
     Only validations of the latest set compare. Where no clip is held out nothing can be called best.
     """
-    readings = [line for line in lines if line["kind"] == "validation"]
-    now = readings[-1].get("validation") if readings else None
-    found: dict[int, float] = {}
-    for line in readings:
-        value = (line.get("held_out") or {}).get("normalised")
-        if value is not None and line["step"] in steps and line.get("validation") == now:
-            found[line["step"]] = value
-    return min(found, key=lambda step: (found[step], step)) if found else None
+    held_out = {line["step"]: (line.get("held_out") or {}).get("normalised") for line in readings_of(lines)}
+    found = {step: value for step, value in held_out.items() if value is not None and step in steps}
+    return min(found, key=lambda step: (found[step], step), default=None)
 
 
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:

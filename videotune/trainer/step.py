@@ -101,11 +101,11 @@ class Clock:
         return out
 
 
-def by_t(t: Sequence[float], mse: Sequence[float], bands: int = 9) -> list[float | None]:
+def by_t(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
     """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
-    sums = [[0.0, 0] for _ in range(bands)]
+    sums = [[0.0, 0] for _ in range(9)]
     for place, value in zip(t, mse, strict=True):
-        band = sums[min(bands - 1, int(place * bands))]
+        band = sums[min(8, int(place * 9))]
         band[0] += value
         band[1] += 1
     return [total / count if count else None for total, count in sums]
@@ -311,8 +311,9 @@ def accumulate(
             target = target if which else None
         if settings.network_seed is not None:
             torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, one.first))
-        if together > 1 and text is not None:
-            batch = _with_graph(batch)
+        if together > 1 and text is not None and not batch.cond.text.requires_grad:
+            # blocks are gathered in backward too, so every process needs a graph, from its text on
+            batch = replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total if one.counts else 0.0)
@@ -324,13 +325,6 @@ def accumulate(
         if one.counts:
             values[0] += share.detach()
             values[2 + one.first : 2 + one.first + len(batch)] = out.mse
-
-
-def _with_graph(batch: Batch) -> Batch:
-    """The same batch, with a graph from its text on: blocks are gathered in backward too, so every process has one."""
-    if batch.cond.text.requires_grad:
-        return batch
-    return replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
 
 
 def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:

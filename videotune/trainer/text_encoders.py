@@ -1,37 +1,25 @@
 """Text encoders of which something trains: what of the config says so, and how it is put in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from videotune.adapters.layers import (
-    LiveText,
-    add_rows,
-    add_text,
-    add_tokens,
-    lay_rows,
-    layers_of,
-    load_weights,
-    spelled,
-)
+from torch import Tensor, nn
+
+from videotune.adapters import layers
 from videotune.config.schema import Config, token_names
 from videotune.memory.checkpointing import checkpoint_text
 from videotune.trainer.experts import of_expert
 from videotune.types import Family
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
 
 
-def live_text(config: Config) -> LiveText | None:
+def live_text(config: Config) -> layers.LiveText | None:
     """How captions are read where text is encoded in the step; None where its states are cached."""
     if not config.text_in_step:
         return None
-    return LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
+    return layers.LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
 
 
 def refuse_text(family: Family, config: Config) -> None:
@@ -39,10 +27,10 @@ def refuse_text(family: Family, config: Config) -> None:
     if config.text_encoder.train and config.text_encoder.layers is not None:
         nets = family.text_skeletons().items()
         named = [f"{part}.{path}" for part, net in nets for path, _ in net.named_parameters()]
-        layers_of(named, config.text_encoder.layers, of_text=True)
+        layers.layers_of(named, config.text_encoder.layers, of_text=True)
     if config.training_method == "EMBEDDING":
         for tokenizer in family.tokenizers().values():
-            add_tokens(tokenizer, config.embedding.tokens)
+            layers.add_tokens(tokenizer, config.embedding.tokens)
 
 
 def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
@@ -54,9 +42,9 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
     for encoder in encoders.values():
         checkpoint_text(encoder, config.gradient_checkpointing or "ON")
     if config.training_method == "EMBEDDING":
-        rows = add_rows(parts, config.embedding, config.seed)
+        rows = layers.add_rows(parts, config.embedding, config.seed)
         return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}
-    return {"text_encoder": add_text(encoders, config.text_encoder.layers)}
+    return {"text_encoder": layers.add_text(encoders, config.text_encoder.layers)}
 
 
 def by_part(family: Family, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
@@ -72,7 +60,7 @@ def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where:
     if live is None:
         return str
     held = {name: parameter for group in attach_text(family, config).values() for name, parameter in group.items()}
-    load_weights(held, {name: value for name, value in state.items() if name in held}, where)
+    layers.load_weights(held, {name: value for name, value in state.items() if name in held}, where)
     return live.spell
 
 
@@ -82,11 +70,11 @@ def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]])
     for token, rows in found:
         for name, own in rows.items():
             words[token] = token_names(token, len(own))
-            lay_rows(family.text_parts()[name], words[token], own)
+            layers.lay_rows(family.text_parts()[name], words[token], own)
 
     def spell(prompt: str) -> str:
         for tokens in words.values():
-            prompt = spelled(prompt, tokens)
+            prompt = layers.spelled(prompt, tokens)
         return prompt
 
     return spell
@@ -98,5 +86,5 @@ def text_size(family: Family, config: Config) -> tuple[int, int]:
     if config.training_method == "EMBEDDING":
         tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
         return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
-    chosen = add_text(encoders, config.text_encoder.layers)
+    chosen = layers.add_text(encoders, config.text_encoder.layers)
     return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())

@@ -158,17 +158,13 @@ class Trainer:
         by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
         self.journal.event("views", step=step, **self.job.exposure(step).so_far(), **by_the_end)
 
-    def save(self, step: int, kind: str = "save") -> None:
-        """Have the callbacks that save write a checkpoint of ``step``."""
-        for callback in self.callbacks:
-            callback.save(self, step, kind)
-
 
 class Callback:
     """Work between two steps. The loop knows this interface alone.
 
     ``every``: it runs each so many steps and at the last one (0: never); ``word``: what in control.json asks for it now;
-    ``at_stop``: it also runs when the run is asked to stop. ``state``: what heartbeat.json says meanwhile.
+    ``at_stop``: it saves, so it also runs when the run is asked to stop, and in each process: others only where it
+    ``participates``. ``state``: what heartbeat.json says meanwhile.
     """
 
     every = 0
@@ -196,9 +192,6 @@ class Callback:
     def run(self, trainer: Trainer, step: int) -> None:
         """Do the work of ``step``; nothing of the training moves."""
 
-    def save(self, trainer: Trainer, step: int, kind: str) -> None:
-        """Write a checkpoint (``at_stop`` callbacks)."""
-
     def stops(self, trainer: Trainer) -> bool:
         """Whether the run should end early."""
         return False
@@ -207,8 +200,8 @@ class Callback:
         """A word for the progress bar."""
         return ""
 
-    def seconds_left(self, trainer: Trainer, step: int, took: float, steps: float) -> float:
-        """Estimated seconds of its runs from ``step`` + 1 on; the latest took ``took``, the steps left take ``steps``."""
+    def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
+        """Estimated seconds of its runs from ``step`` + 1 on; the latest took ``took``."""
         return times(self.every, trainer.job.steps, step) * took
 
     def on_end(self, trainer: Trainer, step: int) -> None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.layers import Parameters
 from videotune.rng import seed32
 from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, parts_of
 
@@ -22,7 +24,7 @@ from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, par
 class MasterWeights:
     """``parameters`` are what the optimizer updates, by name: a float32 copy, or the network's own where it is float32."""
 
-    def __init__(self, held: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, held: Parameters) -> None:
         self.parameters = {
             name: parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
             for name, parameter in held.items()
@@ -89,12 +91,7 @@ def update_rounded(part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, se
 
 
 def update_each_rounded(
-    optimizer: AnyOptimizer,
-    parameters: Mapping[str, nn.Parameter],
-    good: Tensor,
-    seed: int,
-    step: int,
-    first_rows: Mapping[str, int],
+    optimizer: AnyOptimizer, parameters: Parameters, good: Tensor, seed: int, step: int, first_rows: Mapping[str, int]
 ) -> None:
     """``update_rounded`` of one parameter after the other, so that one tensor at a time is float32.
 
@@ -127,17 +124,12 @@ class InBackward:
     _good: Tensor | None = None
     _step: int = 0
 
-    def attach(self, held: Mapping[str, nn.Parameter], optimizer: AnyOptimizer) -> InBackward:
+    def attach(self, held: Parameters, optimizer: AnyOptimizer) -> InBackward:
         """Watch the parameters that the network holds; the optimizer has one of its own for each of them, or its master."""
         owners = owners_of(optimizer)
         for name, parameter in held.items():
             master = parameter if self.masters is None else self.masters.parameters[name]
-            part = owners[id(master)]
-
-            def ready(held: Tensor, name: str = name, master: nn.Parameter = master, part: AnyOptimizer = part) -> None:
-                self._ready(name, held, master, part)
-
-            parameter.register_post_accumulate_grad_hook(ready)
+            parameter.register_post_accumulate_grad_hook(partial(self._ready, name, owners[id(master)], master))
         return self
 
     def begin(self, step: int) -> None:
@@ -153,7 +145,7 @@ class InBackward:
         return torch.stack(self._norms).norm()
 
     @torch.no_grad()
-    def _ready(self, name: str, held: Tensor, master: nn.Parameter, part: AnyOptimizer) -> None:
+    def _ready(self, name: str, part: AnyOptimizer, master: nn.Parameter, held: Tensor) -> None:
         assert self._good is not None, "a gradient came outside of a step"
         if master is not held:
             assert held.grad is not None

@@ -1,7 +1,7 @@
 """The callbacks of a run in their order, the two that look at the network (validation and previews), and the verdict."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from videotune.console import echo
@@ -11,18 +11,22 @@ from videotune.sampling.pipeline import file_name
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.components import plain_batch
+from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.run_spec import Job
-from videotune.trainer.saving import Saving, best_step
+from videotune.trainer.saving import Saving, best_step, save
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due
-from videotune.types import Window
+from videotune.types import Batch, Window
 from videotune.validation import selection
 from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, readings_of, recommend
+from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, recommend
 from videotune.validation.overhead import planned
 from videotune.validation.sample_metrics import SampleMetricsCallback
 from videotune.validation.validation_loss import ValidationLoss, freeze, owners, read_validation, related
+
+Reading = Mapping[str, Any]
+"""A validation's parts: "held_out" (None where nothing is) and "train"."""
 
 
 def callbacks_of(job: Job) -> list[Callback]:
@@ -71,13 +75,13 @@ class Validation(Callback):
 
         The main process knows what the journal lacks; where all must run the network in step, it tells the others.
         """
-        if not (trainer.participates and self.every):
+        if not self.every:
             return
         step, dist = trainer.first - 1, trainer.dist
         if of_main(trainer, dist.is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
         elif dist.is_main:
-            self.verdict = write_verdict(trainer, step)  # of a reading that was made before a kill
+            self.verdict = write_verdict(trainer)  # of a reading that was made before a kill
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
         name, lines = self.name(trainer), trainer.journal.history.of_kind("validation")
@@ -87,8 +91,6 @@ class Validation(Callback):
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Measure, relative to the first reading of the same set; given up where the user asks to stop."""
-        if not trainer.participates:
-            return
         trainer.heartbeat.set("measuring", step)
         begun, name = time.perf_counter(), self.name(trainer) if trainer.dist.is_main else ""
         try:
@@ -100,30 +102,25 @@ class Validation(Callback):
             return
         if trainer.dist.is_main:  # the others have run the network in step with it
             self._write(trainer, step, name, reading, live, begun)
-        if trainer.job.config.early_stopping is not None:
-            self._keep_if_best(trainer, step)
+        if trainer.job.config.early_stopping is not None:  # the best checkpoint is kept, so that it can be recommended
+            lines = trainer.journal.history.events
+            steps = {line["step"] for line in lines if line["kind"] == "validation"}
+            if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
+                save(trainer, step, "backup")
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
         """{"held_out", "train"} of the weights as the network has them now."""
-        return read_validation(
-            self.loss,
-            trainer.family,
-            trainer.pool,
-            trainer.source.objective,
-            lambda window: condition(trainer.family, trainer.text, plain_batch(trainer.source, window)),
-        )
+
+        def batch_of(window: Window) -> Batch:
+            return condition(trainer.family, trainer.text, plain_batch(trainer.source, window))
+
+        return read_validation(self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of)
 
     def _write(
-        self,
-        trainer: Trainer,
-        step: int,
-        name: str,
-        reading: Mapping[str, Any],
-        live: Mapping[str, Any] | None,
-        begun: float,
+        self, trainer: Trainer, step: int, name: str, reading: Reading, live: Reading | None, begun: float
     ) -> None:
         lines = trainer.journal.history.of_kind("validation")
-        before: Mapping[str, Any] = next((line for line in lines if line.get("validation") == name), reading)
+        before = next((line for line in lines if line.get("validation") == name), reading)
         if lines and before is reading:
             what = f"the validation set changed{f' ({self._differs} differ)' if self._differs else ''}"
             trainer.journal.warn(step, f"{what}: validation losses from step {step} on compare with each other alone")
@@ -134,14 +131,7 @@ class Validation(Callback):
         seconds = round(time.perf_counter() - begun, 3)
         trainer.journal.event("validation", step=step, validation=name, **fields, seconds=seconds)
         trainer.write_exposure(step)
-        self.verdict = write_verdict(trainer, step)
-
-    def _keep_if_best(self, trainer: Trainer, step: int) -> None:
-        """With early_stopping: keep the best checkpoint so far, so that it can be recommended."""
-        lines = trainer.journal.history.events
-        steps = {line["step"] for line in lines if line["kind"] == "validation"}
-        if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
-            trainer.save(step, "backup")
+        self.verdict = write_verdict(trainer)
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether early_stopping readings in a row say OVERFITTING."""
@@ -151,7 +141,7 @@ class Validation(Callback):
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""
         if self.every:
-            write_verdict(trainer, step, at_the_end=True)
+            write_verdict(trainer, at_the_end=True)
 
 
 class Previews(SamplingCallback):
@@ -179,30 +169,20 @@ class Previews(SamplingCallback):
         """Those whose first frame a preview is conditioned on."""
         return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
 
-    def before(self, trainer: Trainer) -> None:
-        """The previews of the first step, or those of the step resumed from that were not made before a kill."""
-        if not (trainer.participates and self.every):
-            return
-        step = trainer.first - 1
-        made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else None)
-        if made is not None:
-            self.sample(trainer, step, made)
+    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
+        """Prompts and seeds whose previews of ``step`` are there."""
+        lines = trainer.journal.history.of_kind("sample")
+        return {(line["prompt"], line["seed"]) for line in lines if line.get("step") == step}
 
-    def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]] | None:
-        """Prompts and seeds whose previews of ``step`` are there; None where there is nothing to do."""
-        lines = (line for line in trainer.journal.history.of_kind("sample") if line.get("step") == step)
-        made = {(line["prompt"], line["seed"]) for line in lines}
-        wanted = due(step, self.every, trainer.job.steps) and not made.issuperset(selection.names_of(trainer.job))
-        return made if wanted and not self.has_failed(trainer, step) else None
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether some were not made before a kill."""
+        wanted = due(step, self.every, trainer.job.steps) and not self.has_failed(trainer, step)
+        return wanted and not self._made(trainer, step).issuperset(selection.names_of(trainer.job))
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Sample every prompt."""
-        if trainer.participates:
-            self.sample(trainer, step)
-
-    def sample(self, trainer: Trainer, step: int, made: Collection[tuple[str, int]] = ()) -> None:
-        """Sample the prompts but those ``made`` and write the videos; those of the same settings together."""
+        """Sample the prompts but those that are made, and write the videos; those of the same settings together."""
         with self.contained(trainer, step):
+            made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else set())
             first = selection.first_frames_of(trainer.job)
             wanted = [one for one in selection.previews_of(trainer.job) if (one.prompt, one.seed) not in made]
             for settings in dict.fromkeys(one.settings for one in wanted):
@@ -217,7 +197,7 @@ class Previews(SamplingCallback):
                     trainer.journal.event("sample", step=step, **facts, seconds=seconds)
 
 
-def write_verdict(trainer: Trainer, step: int, at_the_end: bool = False) -> Verdict | None:
+def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     """The verdict on the readings so far, into the journal once a reading; printed where its word is new, and at the end."""
     lines = trainer.journal.history.events
     found = judge(lines)

@@ -1,11 +1,12 @@
 """Samples beside a network in training: how callbacks sample and decode them, and that no failure of theirs ends a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
 
 from videotune.console import bar, echo
 from videotune.sampling.pipeline import SampleSettings, decode, draw
@@ -15,11 +16,10 @@ from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
 T = TypeVar("T")
+
+Samples = Sequence[tuple[str, int]]
+"""(prompt, seed) of each."""
 
 
 def of_main(trainer: Trainer, value: T) -> T:
@@ -40,6 +40,16 @@ class SamplingCallback(Callback):
         lines = (line for line in trainer.journal.history.of_kind("warning") if line.get("step") == step)
         return any(line["text"].startswith(self.failure.format(step)) for line in lines)
 
+    def before(self, trainer: Trainer) -> None:
+        """The samples of the first step, or those of the step resumed from that were not made before a kill."""
+        step = trainer.first - 1
+        if of_main(trainer, trainer.dist.is_main and self.is_lacking(trainer, step)):
+            self.run(trainer, step)
+
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether samples of ``step`` are wanted that are not there."""
+        raise NotImplementedError
+
     @contextmanager
     def contained(self, trainer: Trainer, step: int) -> Iterator[None]:
         """This block may be given up; a failure in it is a warning, and never ends the run."""
@@ -54,14 +64,9 @@ class SamplingCallback(Callback):
             trainer.journal.warn(step, f"{self.failure.format(step)}: {type(error).__name__}: {error}")
 
     def frames(
-        self,
-        trainer: Trainer,
-        step: int,
-        settings: SampleSettings,
-        samples: Sequence[tuple[str, int]],
-        first: Sequence[Window],
+        self, trainer: Trainer, step: int, settings: SampleSettings, samples: Samples, first: Sequence[Window]
     ) -> list[np.ndarray]:
-        """Frames uint8 (T,H,W,3) of each (prompt, seed), each conditioned on the ``first`` frame of its window, if any.
+        """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.
 
         All processes that run the network in step take part; the main one alone has the frames.
         """

@@ -43,12 +43,6 @@ View = tuple[float, float, float]
 WHOLE: View = (0.0, 0.0, 1.0)
 
 
-def _crops() -> tuple[View, ...]:
-    """The whole frame, 90 % of its sides in the middle, and 80 % of them in 9 places."""
-    nine = [(y * 0.1, x * 0.1) for y in range(3) for x in range(3)]
-    return (WHOLE, (0.05, 0.05, 0.9), *((top, left, 0.8) for top, left in nine))
-
-
 @dataclass(frozen=True)
 class Embedding:
     """How frames become vectors.
@@ -61,15 +55,14 @@ class Embedding:
     of_frames: Callable[[Tensor], Tensor]
     views: tuple[View, ...] = (WHOLE,)
 
-    @property
-    def heuristic(self) -> bool:
-        """Whether it is the default, which nobody has trained."""
-        return self.name == HEURISTIC
-
 
 def default_embedding() -> Embedding:
-    """The heuristic: directions of edges, light and colour in 8 × 8 places; robust to crops, re-encoding and gain."""
-    return Embedding(HEURISTIC, edges, _crops())
+    """The heuristic: directions of edges, light and colour in 8 × 8 places; robust to crops, re-encoding and gain.
+
+    Its views: the whole frame, 90 % of its sides in the middle, and 80 % of them in 9 places.
+    """
+    nine = [(y * 0.1, x * 0.1, 0.8) for y in range(3) for x in range(3)]
+    return Embedding(HEURISTIC, edges, (WHOLE, (0.05, 0.05, 0.9), *nine))
 
 
 def edges(pictures: Tensor) -> Tensor:
@@ -211,19 +204,15 @@ class Gallery:
         by_length: dict[int, list[Known]] = {}
         for one in known:
             by_length.setdefault(one.views.shape[1], []).append(one)
-        self._groups = [(group, torch.stack([one.views for one in group])) for group in by_length.values()]
-        self.known: tuple[Known, ...] = tuple(one for group, _ in self._groups for one in group)
-
-    def similarities(self, seen: Tensor) -> Tensor:
-        """How near ``seen``, ``both_ways`` (2, T, D) of a clip, comes to each of ``known``: (windows,)."""
-        return torch.cat([similarities(seen, views) for _, views in self._groups])
+        self._groups = [torch.stack([one.views for one in group]) for group in by_length.values()]
+        self.known = tuple(one for group in by_length.values() for one in group)
 
     def nearest(self, seen: Tensor, but: str | None = None) -> Nearest | None:
-        """The nearest clip to ``seen``; none of the source ``but``. None where there is no other."""
+        """The nearest clip to ``seen``, a clip ``both_ways``; none of the source ``but``. None where there is no other."""
         allowed = torch.tensor([one.source != but for one in self.known])
         if not allowed.any():
             return None
-        found = self.similarities(seen).masked_fill(~allowed, -2)
+        found = torch.cat([similarities(seen, views) for views in self._groups]).masked_fill(~allowed, -2)
         place = int(found.argmax())
         return Nearest(self.known[place].clip, float(found[place]))
 

@@ -11,6 +11,8 @@ from itertools import takewhile
 from math import ceil, sqrt
 from typing import Any
 
+from videotune.trainer.logging.journal import readings_of
+
 LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
 
 T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
@@ -52,12 +54,6 @@ class Verdict:
         return {"verdict": found.pop("word")} | found
 
 
-def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's validations of the latest set, in order; only those compare."""
-    found = [line for line in lines if line["kind"] == "validation"]
-    return [line for line in found if line.get("validation") == found[-1].get("validation")]
-
-
 def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     """The verdict on a run by its validations so far; None where there is none."""
     readings = readings_of(lines)
@@ -84,7 +80,7 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     risen = overfits(readings, best)
     if risen is not None:
         reason = _copied(readings, best, risen)
-        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings, best))
+        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings))
     word, reason = _others(readings)
     return replace(found, word=word, reason=reason, turned=_above(held[best], held[-1]))
 
@@ -197,7 +193,7 @@ def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) 
     return min(saved, key=lambda step: (abs(step - best), step)), near
 
 
-def turned_first(readings: Sequence[Mapping[str, Any]], best: int) -> int:
+def turned_first(readings: Sequence[Mapping[str, Any]]) -> int:
     """The quantile, from 1, at which held-out clips turned: of those that have risen at least half as much as the one that
     has risen most, the one whose lowest reading is the earliest."""
     curves = list(zip(*(reading["held_out"]["by_quantile"] for reading in readings), strict=True))

@@ -3,16 +3,15 @@
 Nothing of the training moves, a measurement that fails is a warning, and what the budget does not allow is "not measured".
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from videotune.console import bar
 from videotune.data.decode import decode
@@ -29,10 +28,7 @@ from videotune.validation.metrics import Baselines, Embedding, Gallery, Known, N
 from videotune.validation.overhead import metrics_spacing, share_of_run
 from videotune.validation.selection import SampleMetricsPlan, identity_of, spread
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Frames = NDArray[np.uint8]
+Frames = NDArray[np.uint8]
 
 SIDE = 64
 """The shorter side of the frames that clips are compared by."""
@@ -170,21 +166,14 @@ class SampleMetricsCallback(SamplingCallback):
             encoder = self.job.config.sample_metrics.encoder
             self.embedding = metrics.default_embedding() if encoder is None else metrics.open_encoder(encoder)
 
-    def before(self, trainer: Trainer) -> None:
-        """The base's samples before the first step; those of a checkpoint that a killed process did not measure."""
-        lacks = trainer.dist.is_main and self._is_lacking(trainer, trainer.first - 1)
-        if trainer.participates and of_main(trainer, lacks):
-            self.run(trainer, trainer.first - 1)
-
-    def _is_lacking(self, trainer: Trainer, step: int) -> bool:
+    def is_lacking(self, trainer: Trainer, step: int) -> bool:
+        """Whether the base, or a checkpoint, was not measured."""
         measured = any(line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics"))
         wanted = (step == 0 or due(step, self.every, trainer.job.steps)) and not measured
         return wanted and not self.has_failed(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
-        if not trainer.participates:
-            return
         with self.contained(trainer, step):
             why = of_main(trainer, self._why_not(trainer, step) if trainer.dist.is_main else None)
             if why is not None:
@@ -232,8 +221,7 @@ class SampleMetricsCallback(SamplingCallback):
             with np.load(base_file(trainer.run)) as file:
                 base = now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
             assert clips.baselines is not None
-            lines = {"held_out": list(clips.baselines.held_out), "others": list(clips.baselines.others)}
-            old = {"name": name, "baselines": lines, "data": clips.motion, "base": asdict(base)}
+            old = {"name": name, "baselines": asdict(clips.baselines), "data": clips.motion, "base": asdict(base)}
             write_json(trainer.run / FILE, kept | {"reading": old})
         base = checked(Measured, json.dumps(old["base"]))
         usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
@@ -253,7 +241,7 @@ class SampleMetricsCallback(SamplingCallback):
         return {
             "sample_metrics": name,
             "embedding": embedding.name,
-            "heuristic": embedding.heuristic,
+            "heuristic": embedding.name == metrics.HEURISTIC,
             "samples": samples,
             "replication": {
                 "mean": mean_of(now),

@@ -58,13 +58,9 @@ def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ..
         for number, own in enumerate(clips):
             if left and shares[number] < len(own):
                 shares[number], left = shares[number] + 1, left - 1
-    chosen = [place for own, share in zip(clips, shares, strict=True) for place in middles(own, share)]
+    # the middles of as many equal parts of a clip's places
+    chosen = [own[(2 * i + 1) * len(own) // (2 * n)] for own, n in zip(clips, shares, strict=True) for i in range(n)]
     return tuple(windows[place] for place in sorted(chosen))
-
-
-def middles(places: Sequence[int], count: int) -> list[int]:
-    """The middles of ``count`` equal parts of a sequence."""
-    return [places[(2 * i + 1) * len(places) // (2 * count)] for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -133,8 +129,13 @@ def _first_window(job: Job, preview: Preview, place: int) -> Window:
             f"no window is {wanted} as the preview is (frames, height, width); there are {there}. Leave both out, or name "
             "one of those."
         )
-    own = next((one for one in alike if preview.prompt in job.captions[one.id]), None)
-    return own or alike[place % len(alike)]
+    return _with_caption(job, alike, preview.prompt, place)
+
+
+def _with_caption(job: Job, windows: Sequence[Window], prompt: str, place: int) -> Window:
+    """The first window with the prompt as its caption, else the ``place``-th, counted in a circle."""
+    own = next((one for one in windows if prompt in job.captions[one.id]), None)
+    return own or windows[place % len(windows)]
 
 
 def conditions_on_first_frame(job: Job) -> bool:
@@ -156,7 +157,7 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
     """
     sample, rules = config.sample, spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
-    height, width = (usual.height, usual.width) if sample.resolution is None else parse_size(sample.resolution)
+    height, width = (usual.height, usual.width) if sample.resolution is None else map(int, sample.resolution.split("x"))
     if snap_frames(frames, rules) != frames:
         raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
     if not suits((height, width), rules):
@@ -174,14 +175,6 @@ def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -
     sample = config.sample
     guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
     return SampleSettings(shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention)
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """ "HxW" -> (H, W)."""
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):
-        raise VideotuneError(f'sample.resolution takes "HxW", such as 480x832, not {text!r}')
-    return int(parts[0]), int(parts[1])
 
 
 def usual_shape(job: Job) -> ClipShape:
@@ -229,8 +222,7 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     prompts, config = metric_prompts(job), job.config
     if not prompts:
         return None
-    usual = usual_shape(job)
-    first = metric_conditioning(job)
+    usual, first = usual_shape(job), metric_conditioning(job, prompts)
     shape = usual if first else metric_shape(usual, job.spec.rules)
     settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
     return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first)
@@ -247,38 +239,29 @@ def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
     return ClipShape(frames, height, width, usual.fps)
 
 
-def metric_conditioning(job: Job) -> tuple[Window, ...]:
+def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     """For each prompt the window on whose first frame its samples are conditioned; empty where they have text alone.
 
     Held-out windows where there are any, since a sample that begins with a training clip's frame is near it by itself. The
     states of a frame are cached for the windows' own shape, so such a probe has that and costs as much as a preview.
     """
-    prompts = metric_prompts(job)
-    if not (prompts and conditions_on_first_frame(job)):
+    if not conditions_on_first_frame(job):
         return ()
-    shape = str(usual_shape(job))
-    held, trained = (
-        [window for window in windows if str(window.shape) == shape]
-        for windows in (job.library.held_out_windows, job.training_windows)
-    )
-    pool = held or trained
-    own = (next((one for one in pool if prompt in job.captions[one.id]), None) for prompt in prompts)
-    return tuple(one or pool[i % len(pool)] for i, one in enumerate(own))
+    shape, library = str(usual_shape(job)), job.library
+    held_out = [window for window in library.held_out_windows if str(window.shape) == shape]
+    pool = held_out or [window for window in job.training_windows if str(window.shape) == shape]
+    return tuple(_with_caption(job, pool, prompt, place) for place, prompt in enumerate(prompts))
 
 
 def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:
     """What decides the pixels of a probe beside the weights, JSON-like."""
-    settings = plan.settings
+    drawn = ("steps", "guidance", "guidance_2", "shift", "temporal_attention")
     return {
+        **{name: getattr(plan.settings, name) for name in drawn},
         "prompts": list(plan.prompts),
         "samples": plan.samples,
         "seed": plan.seed,
-        "shape": str(settings.shape),
-        "fps": settings.shape.fps,
-        "steps": settings.steps,
-        "guidance": settings.guidance,
-        "guidance_2": settings.guidance_2,
-        "shift": settings.shift,
-        "temporal_attention": settings.temporal_attention,
+        "shape": str(plan.settings.shape),
+        "fps": plan.settings.shape.fps,
         "told": [window.id for window in plan.first],
     }

@@ -67,7 +67,7 @@ def read_validation(
                     for place, (window, its) in enumerate(zip(windows, levels_of(windows), strict=True)):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
                         for some in _together([i for i in its if i in own], tokens_of(family, batch)):
-                            found = _errors(validation.seed, window, some, levels, family, net, objective, batch)
+                            found = _errors(validation.seed, window, some, family, net, objective, batch)
                             errors[part][place, some] = found
         finally:
             net.train(training)
@@ -88,20 +88,13 @@ def _together(numbers: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def _errors(
-    seed: int,
-    window: Window,
-    numbers: Sequence[int],
-    levels: torch.Tensor,
-    family: Family,
-    net: nn.Module,
-    objective: Objective,
-    batch: Batch,
+    seed: int, window: Window, its: Sequence[int], family: Family, net: nn.Module, objective: Objective, batch: Batch
 ) -> torch.Tensor:
     """The plain mse of a window at some levels, each with its own noise, float64 on the CPU."""
-    device, shape, count = batch.x0.device, tuple(batch.x0.shape), len(numbers)
-    noise = torch.cat([noise_of(seed, window, number, shape) for number in numbers])
+    device, shape, count = batch.x0.device, tuple(batch.x0.shape), len(its)
+    noise = torch.cat([noise_of(seed, window, number, shape) for number in its])
     several = batch if count == 1 else batch.map(lambda x: x.repeat_interleave(count, 0))
-    t = levels[list(numbers)].float().to(device)
+    t = objective.timesteps.quantiles(QUANTILES)[list(its)].float().to(device)
     return denoising_loss(family, net, objective, several, t, noise.to(device)).mse.double().cpu()
 
 

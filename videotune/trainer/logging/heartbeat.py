@@ -28,8 +28,7 @@ class Heartbeat:
         self._spent = dict(earlier or {}), "starting", time.perf_counter() if begun is None else begun
         now = round(time.time(), 3)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": now}
-        self._facts: dict[str, Any] = {**who, "step": 0, "state": "starting", "since": now}
-        self._facts["progress"] = None
+        self._facts: dict[str, Any] = {**who, "step": 0, "state": "starting", "since": now, "progress": None}
         self._lock, self._over = threading.Lock(), threading.Event()
 
     @property

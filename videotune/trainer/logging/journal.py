@@ -6,7 +6,7 @@ The process of a run reads it once, as ``History``, and from then on knows what 
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from threading import Lock
@@ -111,13 +111,14 @@ class History:
     def _write_kept(self, aside: Path, step: int) -> None:
         with aside.open("wb") as file:
             for content, line in self._read():
-                if stays(line, step):
+                if line.get("step", 0) <= step and line["kind"] != "end":
                     file.write(content if content.endswith(b"\n") else content + b"\n")
 
 
-def stays(line: Mapping[str, Any], step: int) -> bool:
-    """Whether a line is kept when a run continues from ``step``."""
-    return line.get("step", 0) <= step and line["kind"] != "end"
+def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The journal's validations of the latest set, in order; only those compare."""
+    found = [line for line in lines if line["kind"] == "validation"]
+    return [line for line in found if line.get("validation") == found[-1].get("validation")]
 
 
 class Journal:

@@ -56,8 +56,15 @@ class Throughput:
         return sum(kept) / len(kept) if kept else 0.0
 
     def waiting(self) -> float | None:
-        """The share of the latest steps' time that went into waiting for data, where it is too much."""
-        return share_of_waiting(self._phases)
+        """The share of the latest steps' time that went into waiting for data.
+
+        None where it is small, or where the steps are too few to say.
+        """
+        whole = sum(each for _, each in self._phases)
+        if len(self._phases) < RECENT or not whole:
+            return None
+        share = sum(waited for waited, _ in self._phases) / whole
+        return share if share > WAITING else None
 
 
 def time_left(seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequence[float]) -> float | None:
@@ -69,14 +76,3 @@ def time_left(seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequ
         return None
     rate = sum(seconds.values()) / sum(sizes[bucket] for bucket in seconds)
     return sum(count * seconds.get(bucket, rate * sizes[bucket]) for bucket, count in left.items())
-
-
-def share_of_waiting(steps: Sequence[tuple[float, float]]) -> float | None:
-    """Of (seconds of waiting, seconds in all) of the latest steps the share of waiting; None where it is small, or where
-    the steps are too few to say.
-    """
-    whole = sum(each for _, each in steps)
-    if len(steps) < RECENT or not whole:
-        return None
-    share = sum(waited for waited, _ in steps) / whole
-    return share if share > WAITING else None

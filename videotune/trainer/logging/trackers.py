@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from time import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from videotune.config.load import flatten
 from videotune.console import echo
@@ -55,24 +55,17 @@ class Preview(NamedTuple):
     prompt: str
 
 
-class Tracker(Protocol):
-    """A program that shows runs. Its methods may raise anything, once."""
-
-    def line(self, line: Mapping[str, Any]) -> None:
-        """Write what it shows of a line of the journal."""
-
-    def close(self) -> None:
-        """Write what waits, and end the run there."""
-
-
 class Adapter:
-    """Hands numbers, previews and results to a library; ``last``: the newest step that it has already, by name."""
+    """A program that shows runs, whose library gets numbers, previews and results. Its methods may raise anything, once.
+
+    ``last``: the newest step that it has already, by name.
+    """
 
     def __init__(self, run: TrackedRun, last: int = -1) -> None:
         self.run, self.last = run, defaultdict[str, int](lambda: last)
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """As ``Tracker.line``; steps that the library has from before a resume are left out."""
+        """Write what it shows of a line of the journal; steps that it has from before a resume are left out."""
         values: dict[str, float | Preview] = dict(scalars(line))
         match line["kind"]:
             case "sample":
@@ -89,6 +82,9 @@ class Adapter:
 
     def result(self, name: str, word: str, reason: str) -> None:
         """Write what is known of the run by now, in the place of what was known before."""
+
+    def close(self) -> None:
+        """Write what waits, and end the run there."""
 
 
 class WandbTracker(Adapter):
@@ -123,7 +119,7 @@ class WandbTracker(Adapter):
         self._run.summary.update({name: word, f"{name}_reason": reason})
 
     def close(self) -> None:
-        """As ``Tracker.close``."""
+        """As ``Adapter.close``."""
         self._run.finish()
 
 
@@ -156,7 +152,7 @@ class TrackioTracker(Adapter):
             self._run.alert(name, f"{word}: {reason}", AlertLevel.INFO)
 
     def close(self) -> None:
-        """As ``Tracker.close``."""
+        """As ``Adapter.close``."""
         import trackio
 
         with raising_warnings():
@@ -206,7 +202,7 @@ class MlflowTracker(Adapter):
         self._client.set_tag(self._id, name, f"{word}: {reason}")
 
     def close(self) -> None:
-        """As ``Tracker.close``."""
+        """As ``Adapter.close``."""
         self._client.set_terminated(self._id)
 
 
@@ -229,9 +225,8 @@ class Trackers:
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
         """``warn`` is told in a sentence of what failed."""
         os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
-        self._warn, self._open = warn, dict[str, Tracker]()
-        makers: dict[str, Callable[[TrackedRun], Tracker]] = {**ADAPTERS}
-        makers["tensorboard"] = lambda run: TensorBoardWriter(run.folder, run.first, warn)
+        self._warn, self._open = warn, dict[str, Adapter | TensorBoardWriter]()
+        makers = {**ADAPTERS, "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn)}
         for name in dict.fromkeys(names):
             with self._dropping(name):
                 self._open[name] = makers[name](run)
