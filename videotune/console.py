@@ -1,5 +1,6 @@
 """Talking to the person: sentences, a table, a progress bar where there is a terminal, a line now and then where not."""
 
+import json
 import os
 import shutil
 import sys
@@ -78,6 +79,16 @@ def echo(text: str) -> None:
 def out(text: str) -> None:
     """A sentence of the result, on standard output."""
     print(printable(text))
+
+
+def print_json(value: Any) -> None:
+    """A result as JSON, on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def answer(as_json: bool, value: Any, show: Callable[[Any], object]) -> None:
+    """The result of a command: as JSON, or as ``show`` prints it."""
+    (print_json if as_json else show)(value)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:

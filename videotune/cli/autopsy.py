@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from videotune import commands
-from videotune.cli.options import AsJson, Offline
-from videotune.console import out, print_table
+from videotune.cli.options import Arg, AsJson, Offline, Opt
+from videotune.console import answer, out, print_table
 from videotune.text import counted, plain, shape_words
 
 
 def autopsy(
-    files: Annotated[list[Path], typer.Argument(help="the other trainer's config; its dataset's config beside it")],
-    data: Annotated[Path, typer.Option("--data", help="a folder of clips")],
-    sets: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", help="the base model's folder or Hub id, if the config names none")
-    ] = None,
+    files: Annotated[list[Path], Arg(help="the other trainer's config; its dataset's config beside it")],
+    data: Annotated[Path, Opt(help="a folder of clips")],
+    sets: Annotated[list[str] | None, Opt("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
+    base: Annotated[str | None, Opt(help="the base model's folder or Hub id, if the config names none")] = None,
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
     """Say what another trainer does with these clips by its config, beside what videotune does."""
-    found = commands.autopsy.autopsy(files, data, base=base, sets=sets or ())
-    if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        show(found)
+    answer(as_json, commands.autopsy.autopsy(files, data, base=base, sets=sets or ()), show)
 
 
 def show(found: dict[str, Any]) -> None:

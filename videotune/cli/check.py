@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
-from videotune.console import echo, out, print_table, width
+from videotune.cli.options import AsJson, Folder, Opt, Skips, takes_config, with_clips
+from videotune.console import answer, echo, out, print_table, width
 from videotune.errors import DONE
 from videotune.text import shape_words, short_path
 
@@ -42,17 +41,13 @@ def check(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: Annotated[
-        Path | None,
-        typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
+        Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="a line for each clip, however many there are")] = False,
+    every: Annotated[bool, Opt("--all", help="a line for each clip, however many there are")] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     result = commands.check.check(with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
-    if as_json:
-        print(json.dumps(result.account, indent=2, ensure_ascii=False))
-    else:
-        show_account(result, every=every)
+    answer(as_json, result.account, lambda _: show_account(result, every=every))
     if contact_sheet is not None:
         echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
     raise typer.Exit(verdict(result, allow_skips))

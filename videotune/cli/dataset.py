@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from videotune.cli.options import Arg, Opt
 from videotune.console import bar, echo, print_table
 from videotune.console import out as say
 from videotune.errors import SKIPPED
@@ -25,14 +26,13 @@ def _tools() -> None:
 
 @dataset_app.command("split")
 def dataset_split(
-    source: Annotated[Path, typer.Argument(help="a video, or a folder of videos")],
-    out: Annotated[Path, typer.Option("--out", help="folder for the scenes; the originals are not touched")],
-    min_seconds: Annotated[float, typer.Option("--min-seconds", help="leave shorter scenes out, and list them")] = 1.0,
+    source: Annotated[Path, Arg(help="a video, or a folder of videos")],
+    out: Annotated[Path, Opt(help="folder for the scenes; the originals are not touched")],
+    min_seconds: Annotated[float, Opt(help="leave shorter scenes out, and list them")] = 1.0,
     threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", help="strength of a cut, as a multiple of the changes around it (default: 3)"),
+        float | None, Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace existing scenes")] = False,
+    overwrite: Annotated[bool, Opt("--overwrite", help="replace existing scenes")] = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""
     from videotune.data.split import split  # --help needs no video reader

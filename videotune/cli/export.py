@@ -3,26 +3,22 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from videotune import commands
-from videotune.cli.options import Offline
+from videotune.cli.options import Arg, Offline, Opt
 from videotune.console import exactly
 
-Formats = Annotated[list[str] | None, typer.Option("--format", help="diffusers, comfyui or peft; may be given twice")]
+Formats = Annotated[list[str] | None, Opt("--format", help="diffusers, comfyui or peft; may be given twice")]
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, Arg(help="a run folder")],
     formats: Formats = None,
-    step: Annotated[int | None, typer.Option("--step", help="the checkpoint of this step (default: newest)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/export)")] = None,
+    step: Annotated[int | None, Opt(help="the checkpoint of this step (default: newest)")] = None,
+    out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/export)")] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
+        bool, Opt("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
     ] = False,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="FLOAT_32, BFLOAT_16 or FLOAT_16 (default: output_dtype)")
-    ] = None,
+    dtype: Annotated[str | None, Opt(help="FLOAT_32, BFLOAT_16 or FLOAT_16 (default: output_dtype)")] = None,
     offline: Offline = False,
 ) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
@@ -33,6 +29,6 @@ def export(
     return {"exports": [one.to_json(run) for one in written]}
 
 
-def report(run: Annotated[Path, typer.Argument(help="a run folder, also of a running run")]) -> None:
+def report(run: Annotated[Path, Arg(help="a run folder, also of a running run")]) -> None:
     """Write RUN/report.html: progress, verdict, recommended checkpoint, every clip and setting."""
     print(commands.report.report(run))

@@ -13,7 +13,7 @@ import typer
 from videotune import commands
 from videotune.cli.options import AsJson
 from videotune.config.load import shortened
-from videotune.console import echo, out, print_table
+from videotune.console import answer, echo, out, print_table
 
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported
@@ -29,10 +29,7 @@ def import_config(
 ) -> None:
     """Translate a config of another trainer, with a row for every key of it."""
     result = commands.import_config.import_config(files, out=to)
-    if as_json:
-        print(json.dumps(asdict(result), indent=2, ensure_ascii=False, default=str))
-    else:
-        show(result)
+    answer(as_json, asdict(result), lambda _: show(result))
     if to is not None:
         echo(f"config: {to}; `videotune check --config {to}` accounts for its clips")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from videotune.cli.options import Arg, Opt
 from videotune.console import echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import write_text
@@ -15,19 +16,15 @@ ANY = 1_000_000
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="the folder that gets config.yaml")],
-    purpose: Annotated[str | None, typer.Option("--purpose", help=f"what to learn: {', '.join(recipes())}")] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="a model of `videotune presets list`, or a preset's whole name")
-    ] = None,
-    card: Annotated[int | None, typer.Option("--card", min=1, help="memory of the GPU in GB")] = None,
-    data: Annotated[str | None, typer.Option("--data", help="a folder of clips, an archive or a Hub dataset")] = None,
-    trigger: Annotated[str | None, typer.Option("--trigger", help="the word that stands for it; empty: none")] = None,
+    folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
+    purpose: Annotated[str | None, Opt(help=f"what to learn: {', '.join(recipes())}")] = None,
+    model: Annotated[str | None, Opt(help="a model of `videotune presets list`, or a preset's whole name")] = None,
+    card: Annotated[int | None, Opt(min=1, help="memory of the GPU in GB")] = None,
+    data: Annotated[str | None, Opt(help="a folder of clips, an archive or a Hub dataset")] = None,
+    trigger: Annotated[str | None, Opt(help="the word that stands for it; empty: none")] = None,
     prior: Annotated[
         str | None,
-        typer.Option(
-            "--prior-preservation", help="clips of others of its kind, which the model keeps as it knows them"
-        ),
+        Opt("--prior-preservation", help="clips of others of its kind, which the model keeps as it knows them"),
     ] = None,
 ) -> None:
     """Write a commented config for a purpose, a model and a card; the command asks for options that are not given."""

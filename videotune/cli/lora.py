@@ -1,6 +1,5 @@
 """``videotune lora``: adapter files of any program."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import typer
 from videotune import commands
 from videotune.cli.options import AsJson, Offline
 from videotune.console import out as say
-from videotune.console import print_table
+from videotune.console import print_json, print_table
 from videotune.errors import VideotuneError
 
 lora_app = typer.Typer(help="LoRA files of any program: inspect, convert, merge, resize, extract", no_args_is_help=True)
@@ -36,7 +35,7 @@ def lora_inspect(
     """Show a LoRA file's base, form, ranks, scales and health, and which programs read it how strongly."""
     found = commands.lora.inspect(file, against)
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     for line in (found["file"], *commands.lora.summary(found)):
         say(line)

@@ -8,7 +8,8 @@ from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
+from typer import Argument as Arg
+from typer import Option as Opt
 
 from videotune.errors import VideotuneError
 
@@ -24,17 +25,17 @@ def _offline(asked: bool) -> bool:
     return asked
 
 
-Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, if no base model is named")]
-Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
-Folder = Annotated[str | None, typer.Argument(help="the clips; the same as --data")]
-Base = Annotated[str | None, typer.Option("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be repeated")]
-Skips = Annotated[str | None, typer.Option("--allow-skips", help="continue although N (or all) clips are skipped")]
-CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
-Offline = Annotated[bool, typer.Option("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Preset = Annotated[str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")]
+ConfigFile = Annotated[Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")]
+FamilyName = Annotated[str | None, Opt("--family", help="the model family, if no base model is named")]
+Data = Annotated[str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
+Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
+Base = Annotated[str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
+Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
+Skips = Annotated[str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")]
+CachePlace = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
+Offline = Annotated[bool, Opt("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
+AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
-from videotune.console import print_table, size
+from videotune.cli.options import AsJson, Folder, Opt, Skips, takes_config, with_clips
+from videotune.console import answer, print_table, size
 from videotune.text import shape_words
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 ROWS = 8
 """Lines of the curve of noise levels."""
 
-Timesteps = Annotated[bool, typer.Option("--timesteps", help="show the trained noise levels instead; needs no clips")]
+Timesteps = Annotated[bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")]
 
 
 @takes_config
@@ -30,33 +29,21 @@ def plan(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     timesteps: Timesteps = False,
-    vram: Annotated[
-        float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
-    ] = None,
+    vram: Annotated[float | None, Opt(min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")] = None,
     card: Annotated[
-        str | None,
-        typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
+        str | None, Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step")
     ] = None,
     views: Annotated[
-        list[int] | None,
-        typer.Option("--views", min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"),
+        list[int] | None, Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)")
     ] = None,
 ) -> None:
     """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""
     overrides = with_clips(overrides, folder)
     if timesteps:
-        found = commands.plan.noise_levels(overrides)
-        if as_json:
-            print(json.dumps(found, indent=2, ensure_ascii=False))
-        else:
-            for one in found["distributions"]:
-                show_noise_levels(one, found["validation"])
+        answer(as_json, commands.plan.noise_levels(overrides), show_noise_levels)
         return
     result = commands.plan.plan(overrides, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
-    if as_json:
-        print(json.dumps(result.plan, indent=2, ensure_ascii=False))
-    else:
-        show_plan(result)
+    answer(as_json, result.plan, lambda _: show_plan(result))
     raise typer.Exit(result.exit_code)
 
 
@@ -182,7 +169,13 @@ def curve(density: list[float]) -> list[str]:
     return ["".join(eighths[min(8, max(0, height - 8 * row))] for height in heights) for row in rows]
 
 
-def show_noise_levels(one: dict[str, Any], validation: list[float]) -> None:
+def show_noise_levels(found: Mapping[str, Any]) -> None:
+    """Print every distribution of noise levels."""
+    for one in found["distributions"]:
+        show_distribution(one, found["validation"])
+
+
+def show_distribution(one: dict[str, Any], validation: list[float]) -> None:
     """Print the density of a bucket's noise levels as a curve, and its bands beside those of the validation loss."""
     bands, columns = len(one["bands"]), len(one["density"])
     of = f", {one['share_of_steps']:.0%} of the steps: {one['bucket']}" if one["bucket"] else ""

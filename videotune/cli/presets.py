@@ -10,7 +10,7 @@ from videotune.cli.options import AsJson
 from videotune.config.explain import explain, json_schema
 from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
 from videotune.config.schema import leaves
-from videotune.console import echo, print_table
+from videotune.console import echo, print_json, print_table
 
 presets_app = typer.Typer(help="List presets, and every key of a config.", no_args_is_help=True)
 config_app = typer.Typer(help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True)
@@ -34,7 +34,7 @@ def list_presets() -> None:
 @presets_app.command("show")
 def show_preset(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
     """Print a preset as a config file; the reasons for its values go to standard error."""
-    print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
+    print_json(read_preset(name))
     values, reasons = flatten(read_preset(name)), preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
     for key, value in values.items():
@@ -54,7 +54,7 @@ def list_keys() -> None:
 @config_app.command("schema")
 def show_schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    print_json(json_schema())
 
 
 @config_app.command("explain")
@@ -65,7 +65,7 @@ def explain_key(
     """Explain a key: meaning, unit, bounds, default with its reason, and the guide's advice."""
     facts = explain(key)
     if as_json:
-        print(json.dumps({"key": key} | dict(facts), indent=2, ensure_ascii=False))
+        print_json({"key": key} | dict(facts))
         return
     wide = max(len(what) for what, _ in facts)
     print(key)

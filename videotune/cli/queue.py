@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from videotune.cli.options import AsJson, Skips, takes_config
-from videotune.console import echo, print_table
+from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -60,9 +60,11 @@ def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
 
     found = entries(queue)
     rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in found]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
+    answer(as_json, rows, show)
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the queue as a table."""
     shown = [[row["name"], row["state"], row["priority"], row["step"], row["why"] or ""] for row in rows]
     print_table("queue", ["name", "state", "priority", "step", "why"], shown)
 

@@ -3,19 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from videotune.cli.options import Arg, Opt
 from videotune.errors import VideotuneError
 
 
 def tiny(
-    family: Annotated[str, typer.Argument(help="the family, by any of its names")],
-    folder: Annotated[Path, typer.Argument(help="a new folder; name it as base_model_name")],
+    family: Annotated[str, Arg(help="the family, by any of its names")],
+    folder: Annotated[Path, Arg(help="a new folder; name it as base_model_name")],
     variant: Annotated[
-        str | None,
-        typer.Option("--variant", help="the kind of checkpoint; an unknown name lists them (default: the first)"),
+        str | None, Opt(help="the kind of checkpoint; an unknown name lists them (default: the first)")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
+    seed: Annotated[int, Opt(min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
 ) -> None:
     """Write a tiny base model of random weights in a family's real layout, for trying a run on any machine."""
     from videotune.models.loading import quietly

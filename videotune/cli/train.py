@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from videotune import commands
 from videotune._version import BEGUN
-from videotune.cli.options import Skips, takes_config
+from videotune.cli.options import Opt, Skips, takes_config
 from videotune.console import clock, echo, exactly, size
 from videotune.errors import VideotuneError
 
@@ -19,29 +17,27 @@ if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
     from videotune.trainer.resolve_config import Overrides
 
-Override = Annotated[bool, typer.Option("--override", help="--resume although a changed setting changes the training")]
-AllowDataChange = Annotated[bool, typer.Option("--allow-data-change", help="--resume although the clips have changed")]
+Override = Annotated[bool, Opt("--override", help="--resume although a changed setting changes the training")]
+AllowDataChange = Annotated[bool, Opt("--allow-data-change", help="--resume although the clips have changed")]
 
 
 @takes_config
 def train(
     overrides: Overrides,
-    out: Annotated[Path, typer.Option("--out", help="the run folder")],
-    resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
+    out: Annotated[Path, Opt(help="the run folder")],
+    resume: Annotated[bool, Opt("--resume", help="resume the run in --out")] = False,
     step: Annotated[
-        int | None,
-        typer.Option("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches"),
+        int | None, Opt("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches")
     ] = None,
     override: Override = False,
     allow_data_change: AllowDataChange = False,
     replan: Annotated[
-        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
+        bool, Opt("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
     ] = False,
     init_from: Annotated[
-        Path | None,
-        typer.Option("--init-from", help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
+        Path | None, Opt(help="start a new run from a LoRA or embedding file's weights; fresh optimizer")
     ] = None,
-    push: Annotated[str | None, typer.Option("--push", help="upload the result to this repository of the Hub")] = None,
+    push: Annotated[str | None, Opt(help="upload the result to this repository of the Hub")] = None,
     allow_skips: Skips = None,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
