@@ -1,7 +1,5 @@
 """``compare``: one prompt and seed over all checkpoints of a run, the base model first, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,14 +1,15 @@
 """``sample``: draw prompts with a run's adapter, with any LoRA file, or with the base model alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from torch import nn
 
 from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
 from videotune.adapters.layers import load_weights
@@ -36,11 +37,6 @@ from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.selection import sample_settings
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import nn
-
 
 LONGEST = 10_000
 """Letters of a prompt; no model reads a tenth of them."""

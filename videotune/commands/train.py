@@ -20,6 +20,7 @@ from videotune.planner.out_of_memory import DeviceFull, device_full_message, ret
 from videotune.planner.plan import make_plan
 from videotune.reporter.build import write_report
 from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
+from videotune.trainer import saving
 from videotune.trainer.checkpoint import complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
@@ -31,13 +32,6 @@ from videotune.trainer.resume import Opened, Resume, open_run, restore
 from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
 from videotune.trainer.run_export import export_run
 from videotune.trainer.run_spec import refuse_nothing_to_learn, refuse_skips
-from videotune.trainer.saving import (
-    flush_or_wait,
-    refuse_small_disk,
-    rescue_message,
-    save_what_is_good,
-    with_disk_retry,
-)
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -122,7 +116,7 @@ def train_once(
         if resume is None:  # a resume trains on exactly what was allowed at the start
             refuse_nothing_to_learn(opened.job.config)
             refuse_skips(opened.job, allow_skips)
-            refuse_small_disk(run, plan["disk"])
+            saving.refuse_small_disk(run, plan["disk"])
         with same_bits(opened.job.config.deterministic):
             if not dist.is_main:
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
@@ -170,10 +164,10 @@ def explained_loop(trainer: Trainer) -> str:
         raise DeviceFull(device_full_message(trainer, error), retry_settings(trainer)) from error
     except NoBatch as error:
         several, done = trainer.dist.size > 1, trainer.journal.history.last
-        kept = rescue_message(trainer.run) if several else save_what_is_good(trainer, done)
+        kept = saving.rescue_message(trainer.run) if several else saving.save_what_is_good(trainer, done)
         raise VideotuneError(f"{error} {kept}") from error
     except NotFinite as error:
-        kept = save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
+        kept = saving.save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
         raise VideotuneError(
             f"{error}; the journal names their clips. {kept} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
@@ -215,13 +209,13 @@ def push(trainer: Trainer, repo: str) -> None:
 def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
     run, job, history = trainer.run, trainer.job, trainer.journal.history
-    flush_or_wait(trainer, job.steps if why == "done" else history.last)
+    saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
     for callback in trainer.callbacks:
         callback.on_end(trainer, history.last)
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
-        exports = with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
+        exports = saving.with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
     step, memory = history.last, peak(job, trainer.peaks)
     seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
     more: dict[str, Any] = {"memory": memory} if memory else {}
@@ -229,10 +223,10 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
     if trainer.trackers is not None:
         trainer.trackers.close()
-    with_disk_retry(trainer, step, trainer.journal.sync)
+    saving.with_disk_retry(trainer, step, trainer.journal.sync)
     if job.config.push_to and exports:
         push(trainer, job.config.push_to)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
-    report = with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))
+    report = saving.with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))
     return TrainResult(run, why, step, exports, best, seconds, memory, report)

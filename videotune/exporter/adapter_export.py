@@ -6,15 +6,13 @@ looks for a key of the text encoder's own, in a file whose name is the word. Our
 key ``videotune``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.nn import Parameter
+from torch import Tensor, nn
 
 from videotune.adapters.effect import effects
 from videotune.adapters.kinds import by_module, kind_of
@@ -28,9 +26,6 @@ from videotune.exporter.formats import Exported
 from videotune.exporter.lora_write import baked, head_of, rounded, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 READ = "read"
 """The adapter's name in a network that a file is read into for a look at it."""
@@ -123,7 +118,7 @@ def _empty(family: Family, expert: str | None = None) -> nn.Module:
     net, zero = family.skeleton(expert), torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
     return net
 
 

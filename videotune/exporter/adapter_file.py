@@ -1,7 +1,5 @@
 """An adapter's file or folder of any program: its tensors, checked, and what its header says."""
 
-from __future__ import annotations
-
 import re
 from functools import cached_property
 from pathlib import Path

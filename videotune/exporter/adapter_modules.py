@@ -1,7 +1,5 @@
 """The modules of an adapter file of any program, under diffusers' names, with what each update is multiplied by."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

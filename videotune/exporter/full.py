@@ -3,18 +3,17 @@
 It is a fine-tuned one, or the base model with an adapter worked into its weights, which needs no adapter any more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from videotune.adapters.effect import new_weight
 from videotune.adapters.kinds import by_module
@@ -25,10 +24,6 @@ from videotune.models.loading import check_part, dtype_of, load_model, quietly, 
 from videotune.models.model_files import headers, spans_of, weight_files
 from videotune.models.single_file import FP8, in_diffusers_layout, tensors
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 
 def export_full(

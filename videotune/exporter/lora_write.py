@@ -1,7 +1,5 @@
 """An adapter's modules under the names and in the layout of any form of file, alpha kept wherever the form can hold it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

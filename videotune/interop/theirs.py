@@ -1,7 +1,5 @@
 """Config files of other trainers, read whole: every value by its dotted key, files that they refer to included."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence

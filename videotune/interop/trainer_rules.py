@@ -3,8 +3,6 @@
 ``trainer_rules.json`` has the keys that are read, with their defaults, and where each rule is known from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

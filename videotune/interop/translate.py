@@ -1,7 +1,5 @@
 """A config of another trainer -> videotune's, with a row for every key of theirs; the rules are in JSON files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -23,24 +23,13 @@ from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined,
 from videotune.models.registry import facts, register
 from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
-from videotune.types import (
-    PLAIN_WEIGHTS,
-    Batch,
-    ClipShape,
-    Condition,
-    Fill,
-    ModelSpec,
-    Moments,
-    Nets,
-    SampleRequest,
-    Say,
-    TextPart,
-    WeightDtypes,
-)
+from videotune.types import PLAIN_WEIGHTS, Condition, ModelSpec, Moments, TextPart
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+
+    from videotune.types import Batch, ClipShape, Fill, Nets, SampleRequest, Say, WeightDtypes
 
 OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""

@@ -1,7 +1,5 @@
 """One page for several runs: what sets their settings apart, how far each came, and their validation losses on one chart."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
