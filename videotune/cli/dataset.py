@@ -70,11 +70,8 @@ def _row(result: SplitFile, root: Path) -> list[str]:
     if result.problem is not None:
         return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", str(result.problem)]
     kept = [part for part in result.scenes if part.path is not None]
-    notes = [
-        f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s"
-        for part in result.scenes
-        if part.path is None
-    ]
+    short = [part for part in result.scenes if part.path is None]
+    notes = [f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s" for part in short]
     if len(result.scenes) == 1 and kept:
         notes.append("no cut: copied as it is")
     if kept and not result.captions:

@@ -24,6 +24,7 @@ from videotune.cli.import_config import import_config
 from videotune.cli.init import init
 from videotune.cli.json_output import with_json
 from videotune.cli.lora import lora_app
+from videotune.cli.options import Opt
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
 from videotune.cli.publish import card, publish
@@ -80,9 +81,7 @@ for group in (app, *GROUPS.values()):
 
 @app.callback()
 def _top(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
+    show_version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="print the version")] = False,
 ) -> None:
     """Fine-tune video diffusion models on your own clips."""
 

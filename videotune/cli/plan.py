@@ -61,12 +61,8 @@ def show_plan(result: PlanResult) -> None:
     rows = [[shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in each]
     columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
-    window, clip = views["per_window"], views["per_clip"]
-    print(
-        "views a window: {min} to {max} ({band})".format_map(window),
-        "a clip: {min} to {max}".format_map(clip),
-        sep="; ",
-    )
+    clip = "a clip: {min} to {max}".format_map(views["per_clip"])
+    print("views a window: {min} to {max} ({band})".format_map(views["per_window"]), clip, sep="; ")
     print(f"  {views['advice']}")
     if views["steps_for"]:
         each = ", ".join(f"{count} in {steps} steps" for count, steps in views["steps_for"].items())

@@ -72,7 +72,7 @@ def compare(
         for done, cell in enumerate(todo):
             progress.update(done, len(todo), "base" if cell.step == 0 else f"step {cell.step}")
             words = SampleOptions((prompt,), seed, run, cell.step, images=(image,) if image else ())
-            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title=None)
+            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title="")
             write_video(cell.path, frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
     entry = lay_out(cells, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}

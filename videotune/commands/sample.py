@@ -242,15 +242,11 @@ def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> C
 
 
 def render(
-    sampler: Sampler,
-    prompts: Sequence[str],
-    seeds: Sequence[int],
-    images: Sequence[Path] = (),
-    title: str | None = "sampling",
+    sampler: Sampler, prompts: Sequence[str], seeds: Sequence[int], images: Sequence[Path] = (), title: str = "sampling"
 ) -> list[np.ndarray]:
     """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other.
 
-    ``title``: of the progress bar; None: whoever calls shows one.
+    ``title``: of the progress bar; empty: whoever calls shows one.
     """
     family, told = sampler.family, None
     try:

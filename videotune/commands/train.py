@@ -125,15 +125,10 @@ def train_once(
 
 
 def work(
-    opened: Opened,
-    run: Path,
-    resume: Resume | None,
-    plan: Mapping[str, Any],
-    dist: DistributedContext,
-    heartbeat: Heartbeat,
+    opened: Opened, run: Path, resume: Resume | None, plan: Mapping[str, Any], dist: DistributedContext, beat: Heartbeat
 ) -> TrainResult:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, heartbeat)
+    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat)
     if dist.is_main:
         copy_pictures(opened.job, run)
     try:

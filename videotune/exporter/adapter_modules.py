@@ -50,9 +50,8 @@ class Module:
     @property
     def rank(self) -> int:
         """The rank of the factors; of rotations and of LoKr with whole factors the size of what takes its place."""
-        return rank_of(self.parts) or min(
-            self.parts[name].shape[-1] for name in ("lokr_w2", "oft_R") if name in self.parts
-        )
+        whole = ("lokr_w2", "oft_R")
+        return rank_of(self.parts) or min(x.shape[-1] for name, x in self.parts.items() if name in whole)
 
     @property
     def delta(self) -> Tensor:

@@ -86,17 +86,18 @@ def extracted(
     counts: Sequence[int],
     step: int,
     rates: tuple[float, float] | None,
-    stride: int,
-    samples: int,
-    most: int,
+    how: tuple[int, int, int],
     clip: Source,
 ) -> Samples:
-    """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's."""
+    """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
+
+    ``how``: stride, samples of a clip, and the most frames.
+    """
     rounded = sorted({step_rounded(count, step) for count in counts})
-    mode = "head" if mode == "uniform" and samples == 1 else mode
+    mode = "head" if mode == "uniform" and how[1] == 1 else mode
     end = rounded[-1] if mode == "head" else None
     kept = kept_at_rate(clip.frames, *rates, end) if rates else list(range(clip.frames))[:end]
-    found = windows(mode, len(kept), rounded, step, stride, samples, most)
+    found = windows(mode, len(kept), rounded, step, *how)
     why = f"{len(kept)} frames are read, fewer than the {rounded[0]} of target_frames"
     return [kept[start : start + count] for start, count in found] or why
 

@@ -92,8 +92,8 @@ def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
     leaves, fraction = forced(config, batch), config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
-    own = config.gradient_checkpointing
-    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits, leaves.accumulates)
+    size, mode = leaves.micro_batch or config.micro_batch_size, config.gradient_checkpointing
+    return replace(leaves, micro_batch=size, checkpointing=mode, streamed=streamed)
 
 
 def own_share(job: Job, spec: StepSpec) -> StepSpec:
@@ -301,15 +301,10 @@ def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
     return spec, memory.need(own_share(job, spec), plainest)
 
 
-def planned_bytes(job: Job, dtype: str) -> int | None:
-    """Bytes that a plan says a step allocates at the most; None where no plan was made."""
-    found = planned_need(job, dtype)
-    return found and found[1].allocated
-
-
 def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
     """What a device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
-    return {**held, "planned_bytes": planned_bytes(job, dtype_name(job.config))} if held else None
+    found = planned_need(job, dtype_name(job.config)) if held else None
+    return {**held, "planned_bytes": found and found[1].allocated} if held else None
 
 
 def reopened(job: Job) -> Job:

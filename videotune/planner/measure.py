@@ -223,11 +223,8 @@ class FakeRun:
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        net = self.denoiser()
-        return {
-            path: [weight_bytes(block) for block in net.get_submodule(path).children()]
-            for path in self.family.spec.blocks
-        }
+        net, paths = self.denoiser(), self.family.spec.blocks
+        return {path: [weight_bytes(block) for block in net.get_submodule(path).children()] for path in paths}
 
     @property
     def depths(self) -> dict[str, int]:
@@ -334,14 +331,12 @@ class FakeRun:
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
         its backward pass.
         """
-        with (
-            self._part("text_encoder", "text encoder") as (net, ledger),
-            torch.set_grad_enabled(self.config.text_in_step),
-        ):
+        used = self.config.text_in_step
+        with self._part("text_encoder", "text encoder") as (net, ledger), torch.set_grad_enabled(used):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
-            embedded = net.get_input_embeddings()(ids).requires_grad_(self.config.text_in_step)  # type: ignore[operator]
+            embedded = net.get_input_embeddings()(ids).requires_grad_(used)  # type: ignore[operator]
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
-            if self.config.text_in_step:
+            if used:
                 out.sum().backward()
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
