@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.json_output import with_json
-from videotune.cli.options import AsJson, CachePlace, Skips, takes_config
+from videotune.cli.options import AsJson, CachePlace, Opt, Skips, takes_config, with_json
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
@@ -40,7 +39,7 @@ def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = Non
 def cache_ls(
     place: CachePlace,
     as_json: AsJson = False,
-    every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
+    every: Annotated[bool, Opt("--all", help="a row for each entry")] = False,
 ) -> None:
     """List the entries of a cache: clips, captions, sizes, and the encoders that made them."""
     store, rows = commands.cache.list_cache(place)
@@ -73,7 +72,7 @@ def cache_verify(place: CachePlace) -> None:
 @takes_config
 def cache_prune(
     overrides: Overrides,
-    yes: Annotated[bool, typer.Option("--yes", help="remove them; without --yes they are only listed")] = False,
+    yes: Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")] = False,
 ) -> None:
     """Remove the entries that a run with these options would not read."""
     store, pruned = commands.cache.prune_cache(overrides, yes=yes)

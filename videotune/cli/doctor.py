@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson
+from videotune.cli.options import Arg, AsJson, Opt
 from videotune.console import answer, print_json, print_table, size
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.planner.cards import measured_file
@@ -17,13 +17,13 @@ COLUMNS = ("what", "found", "note")
 
 
 def doctor(
-    run: Annotated[Path | None, typer.Argument(help="a run folder whose problems to show")] = None,
+    run: Annotated[Path | None, Arg(help="a run folder whose problems to show")] = None,
     as_json: AsJson = False,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")
+        bool, Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")
     ] = False,
     repair_journal: Annotated[
-        bool, typer.Option("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
+        bool, Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
     ] = False,
 ) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a run.

@@ -12,27 +12,22 @@ import typer
 
 from videotune import lazy
 from videotune._version import __version__
-from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
 from videotune.cli.caption import caption
 from videotune.cli.check import check
 from videotune.cli.dataset import dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
-from videotune.cli.export import export, report
-from videotune.cli.import_config import import_config
-from videotune.cli.init import init
-from videotune.cli.json_output import with_json
+from videotune.cli.export import card, export, publish, report
+from videotune.cli.init import init, tiny
+from videotune.cli.interop import autopsy, import_config
 from videotune.cli.lora import lora_app
-from videotune.cli.options import Opt
+from videotune.cli.options import Opt, with_json
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
-from videotune.cli.publish import card, publish
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
-from videotune.cli.tiny import tiny
-from videotune.cli.train import train
-from videotune.cli.wait import wait
+from videotune.cli.train import train, wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
@@ -55,11 +50,11 @@ for name, group in GROUPS.items():
 
 @app.command()
 def studio(
-    root: Annotated[Path, typer.Option("--root", help="the folder of the projects")] = Path("videotune-projects"),
+    root: Annotated[Path, Opt("--root", help="the folder of the projects")] = Path("videotune-projects"),
     host: Annotated[
-        str, typer.Option("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
+        str, Opt("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")] = 7860,
+    port: Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")] = 7860,
 ) -> None:
     """Serve the studio: from clips to a finished LoRA in the browser."""
     from videotune.studio.app import serve

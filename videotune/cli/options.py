@@ -1,16 +1,20 @@
-"""The options that commands share, as Typer reads them."""
+"""The options that commands share, as Typer reads them, and ``--json`` for commands that have none of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import replace
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import typer
 from typer import Argument as Arg
 from typer import Option as Opt
 
+from videotune import console
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -50,8 +54,16 @@ def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(overrides=overrides, **options)
 
     # in --help what is needed comes first, and the command's other options last
-    order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
-    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in order]
+    return as_command(
+        run, command, sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty), hints
+    )
+
+
+def as_command(
+    run: Callable[..., Any], command: Callable[..., Any], options: Iterable[Parameter], hints: dict[str, Any]
+) -> Callable[..., Any]:
+    """``run`` in the place of ``command`` as Typer sees it: with its name and its words, and these options."""
+    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in options]
     run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run
@@ -77,3 +89,33 @@ def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
     if folder and overrides.data:
         raise VideotuneError(f"which clips: {folder}, or --data {overrides.data}? Name one.")
     return replace(overrides, data=folder or overrides.data)
+
+
+def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with ``--json``; one that has the option already stays as it is.
+
+    The object holds the exit code, the lines and the tables that the command printed, and what it returned: keys of its
+    own, its exit code among them where that is not 0.
+    """
+    parameters = signature(command).parameters
+    if "as_json" in parameters:
+        return command
+    hints = get_type_hints(command, include_extras=True) | {"as_json": AsJson}
+
+    def run(as_json: bool = False, **options: Any) -> None:
+        if not as_json:
+            if code := (command(**options) or {}).get("exit_code", 0):
+                raise typer.Exit(code)
+            return
+        code, value = 0, None
+        with redirect_stdout(StringIO()) as printed, console.recorded_tables() as tables:
+            try:
+                value = command(**options)
+            except typer.Exit as ended:
+                code = ended.exit_code
+        text = {"exit_code": code, "lines": printed.getvalue().splitlines(), "tables": tables} | (value or {})
+        console.print_json(text)
+        raise typer.Exit(text["exit_code"])
+
+    added = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
+    return as_command(run, command, (*parameters.values(), added), hints)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Skips, takes_config
+from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
 from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
 
-Place = Annotated[Path, typer.Option("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
+Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
 HERE = Path("videotune-queue")
-Name = Annotated[str, typer.Argument(help="an entry of the queue")]
-Cards = Annotated[str | None, typer.Option("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
-Priority = Annotated[int, typer.Option("--priority", help="the highest runs first")]
+Name = Annotated[str, Arg(help="an entry of the queue")]
+Cards = Annotated[str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
+Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 
 
 def _cards(gpus: str | None) -> list[str | None]:
@@ -37,8 +37,8 @@ def _cards(gpus: str | None) -> list[str | None]:
 @takes_config
 def add(
     overrides: Overrides,
-    name: Annotated[str | None, typer.Option("--name", help="its name (default: of --out, or the config file)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
+    name: Annotated[str | None, Opt("--name", help="its name (default: of --out, or the config file)")] = None,
+    out: Annotated[Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
     priority: Priority = 0,
     queue: Place = HERE,
     allow_skips: Skips = None,
@@ -73,7 +73,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def run(
     queue: Place = HERE,
     gpus: Cards = None,
-    watch: Annotated[bool, typer.Option("--watch", help="when nothing waits, wait for more")] = False,
+    watch: Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")] = False,
 ) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
     from videotune.queue.entries import entries, work
@@ -93,11 +93,11 @@ def rm(name: Name, queue: Place = HERE) -> None:
 @takes_config
 def sweep(
     overrides: Overrides,
-    out: Annotated[Path, typer.Option("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
-    vary: Annotated[list[str], typer.Option("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
+    out: Annotated[Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
+    vary: Annotated[list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
     gpus: Cards = None,
     allow_skips: Skips = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
+    no_run: Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
     from videotune.queue.entries import entries

@@ -1,4 +1,4 @@
-"""``videotune train``."""
+"""``videotune train`` and ``videotune wait``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune import commands
 from videotune._version import BEGUN
-from videotune.cli.options import Opt, Skips, takes_config
-from videotune.console import clock, echo, exactly, size
+from videotune.cli.options import Arg, Opt, Skips, takes_config
+from videotune.console import bar, clock, echo, exactly, size
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -70,3 +70,19 @@ def show_training(result: TrainResult) -> None:
         echo(f"recommended checkpoint: step {best['step']}: {best['why']}; {command}")
     took = f"{clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all"
     echo(f"report: {result.report}  ({took})")
+
+
+def wait(
+    run: Annotated[Path, Arg(help="a run folder, which may not be there yet")],
+    step: Annotated[int | None, Opt("--step", min=1, help="until this step (default: to the end)")] = None,
+    timeout: Annotated[float | None, Opt("--timeout", min=0, help="seconds; 0: print the state now")] = None,
+) -> dict[str, Any]:
+    """Block until a run has ended, or has done a step, and print its state.
+
+    Exit code: 0 reached, 1 ended otherwise, 2 timed out.
+    """
+    with bar("waiting (steps)") as progress:
+        code, found = commands.wait.wait(run, step, timeout, lambda done: progress.update(done, step or max(done, 1)))
+    verdict, best = (found[key] or "none" for key in ("verdict", "recommended"))
+    print(f"{found['state']} at step {found['step']}, verdict: {verdict}, recommended step: {best}; {found['why']}")
+    return {"exit_code": code} | found

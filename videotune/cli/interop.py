@@ -1,12 +1,21 @@
-"""``videotune autopsy``."""
+"""Configs of other trainers: ``videotune autopsy`` and ``videotune import``."""
 
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from videotune import commands
 from videotune.cli.options import Arg, AsJson, Offline, Opt
-from videotune.console import answer, out, print_table
+from videotune.config.load import shortened
+from videotune.console import answer, echo, out, print_table
 from videotune.text import counted, plain, shape_words
+
+if TYPE_CHECKING:
+    from videotune.interop.translate import Imported
 
 
 def autopsy(
@@ -62,3 +71,36 @@ def buckets_text(buckets: dict[str, int]) -> str:
 def noise_text(noise: Any) -> str:
     """The median and the range of the noise levels, or why they are not known."""
     return noise if isinstance(noise, str) else f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
+
+
+ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
+"""Verdicts in the order in which is spoken of their keys."""
+
+
+def import_config(
+    files: Annotated[list[Path], Arg(help="the config; a command line or a dataset's config beside it")],
+    to: Annotated[Path | None, Opt("--out", help="a new JSON file for videotune's config")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Translate a config of another trainer, with a row for every key of it."""
+    result = commands.import_config.import_config(files, out=to)
+    answer(as_json, asdict(result), lambda _: show_imported(result))
+    if to is not None:
+        echo(f"config: {to}; `videotune check --config {to}` accounts for its clips")
+
+
+def show_imported(result: Imported) -> None:
+    """Print the table, the notes below it, surprises first, and the counts."""
+    rows, notes = [], dict[tuple[str, str], list[str]]()
+    for row in result.rows:
+        value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
+        ours = "\n".join(f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}" for key, one in row.ours.items())
+        rows.append([f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours])
+        said = f"{row.note} [{row.source}]" if row.source else row.note
+        notes.setdefault((row.verdict, said if row.note else ""), []).append(row.key)
+    print_table(f"keys of {result.trainer}", ["theirs", "verdict", "videotune"], rows)
+    for (verdict, note), keys in sorted(notes.items(), key=lambda one: ORDER.index(one[0][0])):
+        if note:
+            out(f"{verdict}: {', '.join(keys)}: {note}")
+    counts = Counter(row.verdict for row in result.rows)
+    out(f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}")
