@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 def _offline(asked: bool) -> bool:
     if asked:
-        from videotune.models.base_model import go_offline
-
-        go_offline()
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for the rest of this process and those it starts
     return asked
 
 

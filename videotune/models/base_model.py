@@ -216,9 +216,6 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
         return cls.read_spec(base.folder)
 
 
-OFFLINE = "HF_HUB_OFFLINE"
-"""The environment variable, the Hub's own, that ``--offline`` sets."""
-
 _TRUE = ("1", "on", "yes", "true")
 _WORTH_A_WORD = 64 << 20
 """Bytes; configs and tokenizers are fewer."""
@@ -231,12 +228,7 @@ _SMALL = (".json", ".txt", ".model")
 
 def offline() -> bool:
     """Whether the Hub must not be asked: by ``--offline``, HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE."""
-    return any(os.environ.get(name, "").lower() in _TRUE for name in (OFFLINE, "TRANSFORMERS_OFFLINE"))
-
-
-def go_offline() -> None:
-    """Use only what is cached, for the rest of this process and those it starts."""
-    os.environ[OFFLINE] = "1"
+    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
 def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:

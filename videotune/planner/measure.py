@@ -30,10 +30,8 @@ from videotune.latent_cache.batches import StepBatch
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.trainer.components import DTYPES, make_objective
-from videotune.trainer.denoisers import attach, make_trainable
+from videotune.trainer import components, denoisers, optimizers
 from videotune.trainer.experts import trained
-from videotune.trainer.optimizers import parts_of
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
 from videotune.types import Batch, ClipShape, Condition, Family
 
@@ -211,7 +209,7 @@ class FakeRun:
 
     def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
         self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
-        self.objective: Objective = make_objective(family.spec, config)  # with real tables
+        self.objective: Objective = components.make_objective(family.spec, config)  # with real tables
         self._nets: dict[Depths, FakeNetwork] = {}
         self._readings: dict[Any, Reading] = {}
 
@@ -240,7 +238,7 @@ class FakeRun:
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
                 setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(attach(net, self.family.spec, self.config))
+            held = dict(denoisers.attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
             for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
@@ -280,7 +278,7 @@ class FakeRun:
             ledger.name(net.net.buffers(), "weights")
             ledger.name(own.values(), "trained")
             ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
-            states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
+            states = [state for part in optimizers.parts_of(trainable.optimizer) for state in part.state.values()]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks: list[Any] = [
@@ -301,10 +299,10 @@ class FakeRun:
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
+        dtype = next(name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
+        trainable = denoisers.make_trainable(held, {}, self.family, planned, name, ExpertSchedule((name,)), 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
