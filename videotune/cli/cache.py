@@ -94,16 +94,9 @@ def cache_prune(
 
 def cells(row: dict[str, Any]) -> list[str | None]:
     """An entry as the table shows it."""
-    return [
-        row["kind"],
-        row["of"][:60],
-        row["clip"] and Path(row["clip"]).name,
-        ", ".join(f"{name} {what}" for name, what in row["tensors"].items()),
-        size(row["bytes"]),
-        row["encoder"] and row["encoder"][:8],
-        row["made"],
-        row["key"][:8],
-    ]
+    clip, encoder = row["clip"] and Path(row["clip"]).name, row["encoder"] and row["encoder"][:8]
+    holds = ", ".join(f"{name} {what}" for name, what in row["tensors"].items())
+    return [row["kind"], row["of"][:60], clip, holds, size(row["bytes"]), encoder, row["made"], row["key"][:8]]
 
 
 def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:

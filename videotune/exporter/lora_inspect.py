@@ -184,11 +184,8 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:
     """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
     values = list(module.parts.values())
-    odd = {
-        "NaN": any(bool(x.isnan().any()) for x in values),
-        "infinite": any(bool(x.float().isinf().any()) for x in values),
-    }
-    state = next((name for name, so in (odd | {"zero": not files.changes(module)}).items() if so), "ok")
+    nan, infinite = any(bool(x.isnan().any()) for x in values), any(bool(x.float().isinf().any()) for x in values)
+    state = "NaN" if nan else "infinite" if infinite else "ok" if files.changes(module) else "zero"
     path = module.paths[0] if module.paths else module.name
     targets = base.family.spec.lora_targets if base else {}
     sets = ("cross_attention", "attention", "feed_forward")
@@ -203,7 +200,7 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
         "scale": module.scale,
         "dtype": "+".join(sorted({str(value.dtype).removeprefix("torch.") for value in values})),
         "state": state,
-        "norm": None if any(odd.values()) else norm(module),
+        "norm": None if nan or infinite else norm(module),
     }
 
 
@@ -244,11 +241,8 @@ def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
     rows, others, form = found["modules"], found["other_tensors"], found["form"]
     lines = [f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"]
-    lines += [
-        f"form: {form['names']} names"
-        + f", prefix {form['prefix']}" * bool(form["prefix"])
-        + ", in a PEFT folder" * form["peft_folder"]
-    ]
+    prefix = f", prefix {form['prefix']}" if form["prefix"] else ""
+    lines += [f"form: {form['names']} names{prefix}{', in a PEFT folder' * form['peft_folder']}"]
     base = f"base: {found['family']}"
     if found["family"] is None:
         base = "base: no published architecture has these modules; --against BASE checks another one"

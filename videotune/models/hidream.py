@@ -122,10 +122,9 @@ class HiDream(DiffusersModel):
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With Llama's and CLIP's."""
         layers, width = max(self.config["llama_layers"]) + 1, self.config["caption_channels"][1]
-        return super().blank_states(shape) | {
-            "llama": torch.zeros(layers, self.spec.text_tokens, width, dtype=self.dtype),
-            "pooled": torch.zeros(self.config["text_emb_dim"], dtype=self.dtype),
-        }
+        llama = torch.zeros(layers, self.spec.text_tokens, width, dtype=self.dtype)
+        pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.dtype)
+        return super().blank_states(shape) | {"llama": llama, "pooled": pooled}
 
     def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The VAE takes clips of one frame."""

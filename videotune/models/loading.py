@@ -233,10 +233,9 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
     files = weight_files(folder)
     refuse_dtypes(files, headers(files))
     try:
+        how = {"device_map": {"": device}, "use_safetensors": True, "output_loading_info": True}
         with quietly():
-            net, found = pretrained(
-                cls, folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
-            )
+            net, found = pretrained(cls, folder, dtype=dtype, **how)
     except VideotuneError as error:
         raise VideotuneError(f"{shown(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(found["missing_keys"])

@@ -202,20 +202,21 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
             "card": result.card.name if result.card else None,
             "measured": result.card and result.card.measured,
             "vram_bytes": result.vram,
-            "need_bytes": memory.room(worst),
-            "allocated_bytes": sum(worst.values()),
+            **bytes_of(worst),
             "phase": result.worst,
             "parts": {name: count for name, count in worst.items() if count},
-            "phases": {
-                name: {"way": way, "need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
-                for name, (way, parts) in result.phases.items()
-            },
+            "phases": {name: {"way": way, **bytes_of(parts)} for name, (way, parts) in result.phases.items()},
         },
         "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
         "chosen": result.chosen,
         "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
     }
+
+
+def bytes_of(parts: Parts) -> dict[str, int]:
+    """What a card must have for these parts, and what they are."""
+    return {"need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
 
 
 def step_seconds(job: Job, spec: StepSpec, training: Need, card: Card) -> float:

@@ -130,13 +130,8 @@ def fill(templates: Environment, name: str, data: Mapping[str, Any]) -> str:
 @cache
 def environment(*packages: str) -> Environment:
     """The templates of packages, the first ones first, with the words of ``videotune.text`` as filters."""
-    made = Environment(
-        autoescape=True,
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = ChoiceLoader([PackageLoader(package) for package in packages])
+    made = Environment(autoescape=True, loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     words = {name: word for name, word in vars(text).items() if getattr(word, "__module__", "") == text.__name__}
     made.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
     return made
