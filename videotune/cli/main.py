@@ -13,9 +13,7 @@ import typer
 from videotune import lazy
 from videotune._version import __version__
 from videotune.cli.cache import cache_app
-from videotune.cli.caption import caption
-from videotune.cli.check import check
-from videotune.cli.dataset import dataset_app
+from videotune.cli.data import caption, check, dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
 from videotune.cli.export import card, export, publish, report
