@@ -13,13 +13,11 @@ from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
-from videotune.memory.accelerator import empty_cache
-from videotune.memory.compiling import compiled_graphs
+from videotune.memory import accelerator, compiling
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
-from videotune.reporter.build import write_report
-from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
+from videotune.reporter import build, contact_sheet
 from videotune.trainer import saving
 from videotune.trainer.checkpoint import complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
@@ -110,7 +108,7 @@ def train_once(
     with join() as dist:
         opened = dist.main_first(lambda: open_run(words, run, resume, chosen_for_run, dist.size))
         if resume is None and dist.is_main:
-            keep_pictures(opened.job)
+            contact_sheet.keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         plan = make_plan(opened.job)
         if resume is None:  # a resume trains on exactly what was allowed at the start
@@ -130,7 +128,7 @@ def work(
     """What each process of the run does, from loading to the report."""
     trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat)
     if dist.is_main:
-        copy_pictures(opened.job, run)
+        contact_sheet.copy_pictures(opened.job, run)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -174,7 +172,7 @@ def free_failed_step(error: OutOfMemory) -> None:
     for one in (error, error.__cause__):
         if one is not None:
             traceback.clear_frames(one.__traceback__)
-    empty_cache()
+    accelerator.empty_cache()
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
@@ -214,7 +212,7 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     step, memory = history.last, peak(job, trainer.peaks)
     seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
     more: dict[str, Any] = {"memory": memory} if memory else {}
-    more |= {"compiled": compiled_graphs()} if job.config.compile is True else {}
+    more |= {"compiled": compiling.compiled_graphs()} if job.config.compile is True else {}
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
     if trainer.trackers is not None:
         trainer.trackers.close()
@@ -223,5 +221,5 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
         push(trainer, job.config.push_to)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
-    report = saving.with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))
+    report = saving.with_disk_retry(trainer, step, lambda: build.write_report(run, (history.events, history.steps)))
     return TrainResult(run, why, step, exports, best, seconds, memory, report)

@@ -15,8 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from videotune.adapters.effect import new_weight
-from videotune.adapters.kinds import by_module
+from videotune.adapters import effect, kinds
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported, check_finite, check_same, failed, refuse_overflow
 from videotune.files import system_errors, whole_folder, write_json
@@ -149,14 +148,14 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], s
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
-    modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
+    modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
     files, sources = weight_files(base), check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
         raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
     if not in_diffusers_layout(sources):
         whole = {}
         for name, value in tensors(sources):
-            new = new_weight(value, modules[name], scale) if name in modules else value
+            new = effect.new_weight(value, modules[name], scale) if name in modules else value
             eight = sources[name].stored.dtype in FP8
             whole[name] = new.to(dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
         check_finite("merged model", whole)
@@ -184,7 +183,7 @@ def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: 
     with safe_open(base, "pt") as old, target.open("r+b") as new:
         for name in mine:
             own = old.get_tensor(name)
-            weight = new_weight(own, modules[name], scale).to(own.dtype).contiguous()
+            weight = effect.new_weight(own, modules[name], scale).to(own.dtype).contiguous()
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
             data = raw(weight)
