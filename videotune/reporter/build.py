@@ -9,7 +9,6 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from videotune import text
-from videotune.config.load import flatten
 from videotune.files import write_text
 from videotune.reporter import curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
@@ -159,14 +158,9 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     return page
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """The run's settings by dotted name."""
-    return flatten((run.config or {}).get("settings") or {})
-
-
 def differing_settings(runs: Sequence[Run]) -> list[str]:
     """The dotted names of the settings that differ between runs."""
-    flat = [settings_of(run) for run in runs]
+    flat = [inventory.flat_settings(run) for run in runs]
     names = dict.fromkeys(name for one in flat for name in one if name not in OWN)
     return [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
 
@@ -175,7 +169,7 @@ def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
     """A run's cells; ``rank`` puts the lowest validation loss first, and runs without one last."""
     verdict = outcome.verdict(run)
     best = min((loss for _, loss in points(run.validations, "held_out", "normalised")), default=None)
-    settings = settings_of(run)
+    settings = inventory.flat_settings(run)
     seconds = (run.last("end")["seconds"] or {}).values()
     report = run.folder / "report.html"
     return {

@@ -8,7 +8,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from videotune.config.load import flatten
 from videotune.reporter.curves import times_seen
 from videotune.reporter.previews import Media, local_link, picture_of, step_in
 from videotune.reporter.read import Record, Run, items, mapping, number
@@ -56,11 +55,17 @@ def settings(run: Run) -> dict[str, Any]:
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
-    flat = flatten(mapping(run.config.get("settings")))
-    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat.items()]
+    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat_settings(run).items()]
     rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
     own, defaults = ([row for row in rows if (row[2] == "default") == default] for default in (False, True))
     return {"absent": "", "own": own, "defaults": defaults}
+
+
+def flat_settings(run: Run) -> dict[str, Any]:
+    """The run's settings by dotted name."""
+    from videotune.config.load import flatten  # imports pydantic
+
+    return flatten(mapping(run.setting()))
 
 
 def _origin(key: str, origins: Record) -> str:
