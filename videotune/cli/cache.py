@@ -106,10 +106,8 @@ def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
         groups.setdefault((row["kind"], row["encoder"] or ""), []).append(row)
     lines = []
     for (kind, encoder), own in groups.items():
-        clips = len({row["clip"] for row in own})
-        what = f"{counted(len(own), 'caption')}"
-        if kind == "latents":
-            what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
+        clips = counted(len({row["clip"] for row in own}), "clip")
+        what = f"{counted(len(own), 'window')} of {clips}" if kind == "latents" else counted(len(own), "caption")
         made = max((row["made"] for row in own if row["made"]), default="")[:16].replace("T", " ")
         parts = [what, size(sum(row["bytes"] for row in own)), made]
         by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"

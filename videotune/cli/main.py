@@ -109,23 +109,20 @@ def main() -> None:
         if error.format_message().strip():  # a bare `videotune` has shown its help
             command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
             _tell(f"videotune: {error.format_message()}  See `{command} --help`.")
-        sys.exit(FAILED)
     except VideotuneError as error:
         _tell(f"videotune: {error}")
         sys.exit(error.exit_code)
     except (BrokenPipeError, typer.Abort) as error:  # a question without an answer; a Ctrl-C has said so already
         if isinstance(error, typer.Abort):
             _tell("videotune: stopped at a question: the command's options answer it, see its --help")
-        sys.exit(FAILED)
     except OSError as error:
         where = f"{printable(str(error.filename))}: " if error.filename else ""
         _tell(f"videotune: {where}{error.strerror or error}")
-        sys.exit(FAILED)
     except Exception as error:
         from videotune.cli.crash import sentence
 
         _tell(sentence(error))
-        sys.exit(FAILED)
+    sys.exit(FAILED)
 
 
 def _tell(text: str) -> None:

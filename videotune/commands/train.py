@@ -178,16 +178,10 @@ def free_failed_step(error: OutOfMemory) -> None:
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the recommended checkpoint."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
-
-    def write(state: Mapping[str, Any], at: int) -> list[Exported]:
-        tell = partial(trainer.journal.warn, at)
-        return export_run(run, trainer.family, state, at, job.resolved, tell=tell)
-
     best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
-    if best != step or why == "early" or trainer.rows:  # rows are gathered where all have written their parts
-        return write(pick(run, best).result(), best)
-
-    return write(trainer.result, step)
+    saved = best != step or why == "early" or trainer.rows  # rows are gathered where all have written their parts
+    state = pick(run, best).result() if saved else trainer.result
+    return export_run(run, trainer.family, state, best, job.resolved, tell=partial(trainer.journal.warn, best))
 
 
 def push(trainer: Trainer, repo: str) -> None:

@@ -1,12 +1,10 @@
 """What an adapter file of any program is: its base, form, ranks, scales and health, and who reads it how strongly."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from videotune.exporter import adapter_modules as files
 from videotune.exporter.adapter_file import AdapterFile, adapter_path
 from videotune.exporter.adapter_modules import Module, bare, keys_of
 from videotune.exporter.lora_factors import norm
+from videotune.files import read_json
 from videotune.models.base_model import CONFIGS, of_base, place, spec_for
 from videotune.models.model_files import headers, some
 from videotune.models.registry import find
@@ -68,7 +67,7 @@ def bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
     if base is not None:
         yield architecture(place(base, weights=False).folder, (base,))
         return
-    index: dict[str, str] = json.loads((CONFIGS / "index.json").read_text(encoding="utf-8"))
+    index: dict[str, str] = read_json(CONFIGS / "index.json")
     for folder in sorted(own for own in CONFIGS.iterdir() if own.is_dir()):
         if family is None or of_base(folder) is find(family):
             yield architecture(folder, tuple(name for name, own in index.items() if own == folder.name and "/" in name))
@@ -219,7 +218,7 @@ def programs(
 
     ``strength``: what to set there so that ΔW is as this file means it; None where one number cannot do that.
     """
-    rules = json.loads((resources.files("videotune") / "exporter" / "programs.json").read_text(encoding="utf-8"))
+    rules = read_json(Path(__file__).with_name("programs.json"))
     told, names = {module.told for module in modules}, form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:

@@ -1,6 +1,5 @@
 """A config of another trainer -> videotune's, with a row for every key of theirs; the rules are in JSON files."""
 
-import json
 import math
 import os
 import re
@@ -8,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
+from videotune.files import read_json
 from videotune.interop.command_line import typed
 from videotune.interop.theirs import Theirs
 from videotune.models.base_model import published, spec_for
@@ -54,7 +53,7 @@ class Imported:
 @lru_cache
 def rules(name: str) -> dict[str, Any]:
     """The rules for a trainer, from its JSON file."""
-    return dict(json.loads((resources.files("videotune") / "interop" / f"{name}.json").read_text(encoding="utf-8")))
+    return dict(read_json(Path(__file__).with_name(f"{name}.json")))
 
 
 def translate(theirs: Theirs) -> Imported:

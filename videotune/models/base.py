@@ -362,8 +362,6 @@ class DiffusersModel:
 
         Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
         """
-        shape = request.shape
-        self.check_shape(shape.frames, shape.height, shape.width)
         return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request).float()
 
     def run_pipeline(
@@ -372,6 +370,7 @@ class DiffusersModel:
         """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
         negative = {} if uncond is None else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
         shape, asked = request.shape, signature(pipe.__call__).parameters
+        self.check_shape(shape.frames, shape.height, shape.width)
         video = {"num_frames": shape.frames, "frame_rate": shape.fps}
         known = {
             **{name: value for name, value in video.items() if name in asked},
