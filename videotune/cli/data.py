@@ -80,8 +80,7 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     job, account = result.job, result.account
     rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
     out(f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}.")
-    clips = sorted(account["clips"], key=lambda clip: natural(clip["path"]))
-    rows = [table_row(job, clip) for clip in clips]
+    rows = [table_row(job, clip) for clip in sorted(account["clips"], key=lambda clip: natural(clip["path"]))]
     listed = rows if every else few(rows)
     columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
     shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)

@@ -130,8 +130,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     print_table("memory of the device, calculated", ["when", "how", "held", "needed"], rows, right=(2, 3))
     parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
     print(f"most is needed for {device['phase']}: {parts}")
-    settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
-    print(f"with {settings}")
+    print("with", ", ".join(f"{key}={value}" for key, value in chosen.items()))
     parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
     short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
     print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")

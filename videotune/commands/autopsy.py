@@ -7,9 +7,9 @@ from typing import Any
 
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
-from videotune.interop import command_line, trainer_rules
 from videotune.interop.autopsy import SHARES, build_autopsy
-from videotune.interop.theirs import read_theirs
+from videotune.interop.theirs import read_theirs, typed
+from videotune.interop.trainer_rules import rules_of
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.loading import explained
@@ -28,7 +28,7 @@ def autopsy(
     theirs = read_theirs([Path(file) for file in files])
     if odd := [one for one in sets if not one.partition("=")[0] or "=" not in one]:
         raise VideotuneError(f"--set {odd[0]}: give KEY=VALUE, by the keys of {theirs.trainer}")
-    given = {key: command_line.typed(value) for key, _, value in (one.partition("=") for one in sets)}
+    given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
     theirs = replace(theirs, values={**theirs.values, **given})
     imported = translate(theirs)
     if odd := [row.key for row in imported.rows if row.key in given and row.verdict == "unknown"]:
@@ -49,7 +49,7 @@ def autopsy(
     }
     roots = [Path(data).absolute()]
     with explained(f"{files[0]} has values that {theirs.trainer} would not take either"):
-        applied = trainer_rules.rules_of(theirs.trainer, theirs.values, job.spec)
+        applied = rules_of(theirs.trainer, theirs.values, job.spec)
         return {
             "model": job.spec.title,
             **build_autopsy(theirs.trainer, applied, job.spec, result.account, ours, roots),
