@@ -18,6 +18,8 @@ from videotune.text import counted
 if TYPE_CHECKING:
     from videotune.trainer.resolve_config import Overrides
 
+Every = Annotated[bool, Opt("--all", help="a row for each entry")]
+Yes = Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")]
 cache_app = typer.Typer(help="Encode clips and captions before a training; list, verify and prune the cache.")
 
 
@@ -36,11 +38,7 @@ def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = Non
 
 
 @cache_app.command("ls")
-def cache_ls(
-    place: CachePlace,
-    as_json: AsJson = False,
-    every: Annotated[bool, Opt("--all", help="a row for each entry")] = False,
-) -> None:
+def cache_ls(place: CachePlace, as_json: AsJson = False, every: Every = False) -> None:
     """List the entries of a cache: clips, captions, sizes, and the encoders that made them."""
     store, rows = commands.cache.list_cache(place)
     total = f"{len(rows)} entries, {size(sum(row['bytes'] for row in rows))}"
@@ -70,10 +68,7 @@ def cache_verify(place: CachePlace) -> None:
 
 @cache_app.command("prune")
 @takes_config
-def cache_prune(
-    overrides: Overrides,
-    yes: Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")] = False,
-) -> None:
+def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     """Remove the entries that a run with these options would not read."""
     store, pruned = commands.cache.prune_cache(overrides, yes=yes)
     for entry in pruned.entries[:20]:

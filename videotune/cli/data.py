@@ -37,15 +37,16 @@ MANY, FEW = 20, 5
 """Of more clips of one state than MANY, FEW are listed, and how many more there are."""
 
 
+ContactSheet = Annotated[Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")]
+
+
 @takes_config
 def check(
     overrides: Overrides,
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
-    contact_sheet: Annotated[
-        Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")
-    ] = None,
+    contact_sheet: ContactSheet = None,
     every: Annotated[bool, Opt("--all", help="a line for each clip, however many there are")] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
@@ -193,14 +194,15 @@ def show_captions(result: CaptionResult, dry_run: bool) -> None:
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 
 
+Threshold = Annotated[float | None, Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)")]
+
+
 @dataset_app.command("split")
 def dataset_split(
     source: Annotated[Path, Arg(help="a video, or a folder of videos")],
     out: Annotated[Path, Opt(help="folder for the scenes; the originals are not touched")],
     min_seconds: Annotated[float, Opt(help="leave shorter scenes out, and list them")] = 1.0,
-    threshold: Annotated[
-        float | None, Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)")
-    ] = None,
+    threshold: Threshold = None,
     overwrite: Annotated[bool, Opt("--overwrite", help="replace existing scenes")] = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""

@@ -16,16 +16,12 @@ from videotune.planner.cards import measured_file
 COLUMNS = ("what", "found", "note")
 
 
-def doctor(
-    run: Annotated[Path | None, Arg(help="a run folder whose problems to show")] = None,
-    as_json: AsJson = False,
-    gpu: Annotated[
-        bool, Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")
-    ] = False,
-    repair_journal: Annotated[
-        bool, Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
-    ] = False,
-) -> None:
+Run = Annotated[Path | None, Arg(help="a run folder whose problems to show")]
+Repair = Annotated[bool, Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")]
+Gpu = Annotated[bool, Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")]
+
+
+def doctor(run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_journal: Repair = False) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a run.
 
     Exit code of --gpu: 2 where something is beyond its bound.

@@ -59,12 +59,13 @@ def _clips(folder: Path) -> int:
     return len(read_folder(folder)[0]) if folder.is_dir() else 0
 
 
+Variant = Annotated[str | None, Opt(help="the kind of checkpoint; an unknown name lists them (default: the first)")]
+
+
 def tiny(
     family: Annotated[str, Arg(help="the family, by any of its names")],
     folder: Annotated[Path, Arg(help="a new folder; name it as base_model_name")],
-    variant: Annotated[
-        str | None, Opt(help="the kind of checkpoint; an unknown name lists them (default: the first)")
-    ] = None,
+    variant: Variant = None,
     seed: Annotated[int, Opt(min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
 ) -> None:
     """Write a tiny base model of random weights in a family's real layout, for trying a run on any machine."""

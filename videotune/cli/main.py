@@ -46,12 +46,13 @@ for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 
+Host = Annotated[str, Opt("--host", help="address to listen on; other addresses need a password: see docs/studio.md")]
+
+
 @app.command()
 def studio(
     root: Annotated[Path, Opt("--root", help="the folder of the projects")] = Path("videotune-projects"),
-    host: Annotated[
-        str, Opt("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
-    ] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")] = 7860,
 ) -> None:
     """Serve the studio: from clips to a finished LoRA in the browser."""

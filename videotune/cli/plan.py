@@ -22,6 +22,9 @@ ROWS = 8
 Timesteps = Annotated[bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")]
 
 
+Card = Annotated[str | None, Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step")]
+
+
 @takes_config
 def plan(
     overrides: Overrides,
@@ -30,9 +33,7 @@ def plan(
     allow_skips: Skips = None,
     timesteps: Timesteps = False,
     vram: Annotated[float | None, Opt(min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")] = None,
-    card: Annotated[
-        str | None, Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step")
-    ] = None,
+    card: Card = None,
     views: Annotated[
         list[int] | None, Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)")
     ] = None,

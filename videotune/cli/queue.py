@@ -23,6 +23,7 @@ Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue
 HERE = Path("videotune-queue")
 Name = Annotated[str, Arg(help="an entry of the queue")]
 Cards = Annotated[str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
+Watch = Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")]
 Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 
 
@@ -70,11 +71,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 @queue_app.command("run")
-def run(
-    queue: Place = HERE,
-    gpus: Cards = None,
-    watch: Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")] = False,
-) -> dict[str, Any]:
+def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
     from videotune.queue.entries import entries, work
 

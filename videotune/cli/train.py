@@ -21,6 +21,10 @@ Override = Annotated[bool, Opt("--override", help="--resume although a changed s
 AllowDataChange = Annotated[bool, Opt("--allow-data-change", help="--resume although the clips have changed")]
 
 
+Replan = Annotated[bool, Opt("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")]
+InitFrom = Annotated[Path | None, Opt(help="start a new run from a LoRA or embedding file's weights; fresh optimizer")]
+
+
 @takes_config
 def train(
     overrides: Overrides,
@@ -31,12 +35,8 @@ def train(
     ] = None,
     override: Override = False,
     allow_data_change: AllowDataChange = False,
-    replan: Annotated[
-        bool, Opt("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
-    ] = False,
-    init_from: Annotated[
-        Path | None, Opt(help="start a new run from a LoRA or embedding file's weights; fresh optimizer")
-    ] = None,
+    replan: Replan = False,
+    init_from: InitFrom = None,
     push: Annotated[str | None, Opt(help="upload the result to this repository of the Hub")] = None,
     allow_skips: Skips = None,
 ) -> dict[str, Any]:

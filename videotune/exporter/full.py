@@ -24,15 +24,18 @@ from videotune.models.model_files import headers, spans_of, weight_files
 from videotune.models.single_file import FP8, in_diffusers_layout, tensors
 from videotune.types import Family
 
+State = Mapping[str, Tensor]
+"""Weights by their names."""
+
 
 def export_full(
     family: Family,
     expert: str,
-    state: Mapping[str, Tensor],
+    state: State,
     base: Path,
     folder: Path,
     facts: Mapping[str, Any],
-    text: Mapping[str, Mapping[str, Tensor]] | None = None,
+    text: Mapping[str, State] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
     """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
@@ -77,9 +80,7 @@ def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mappin
         write_json(aside / "videotune.json", dict(facts))
 
 
-def write_text_encoder(
-    family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path, dtype: torch.dtype
-) -> None:
+def write_text_encoder(family: Family, name: str, state: State, base: Path, folder: Path, dtype: torch.dtype) -> None:
     """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
     Raises VideotuneError where the weights read back are not the ones written.
@@ -95,7 +96,7 @@ def write_text_encoder(
     check_same(encoder.state_dict(), tensors_in(folder), folder, needed=state)  # tied weights are in the file once
 
 
-def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
+def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
     stored = (item for one in read_states(type(shell), base, shell) for item in one.items())
     whole = {name: value for name, value in stored if name not in state} | dict(state)
@@ -122,12 +123,7 @@ def link(source: str, target: str) -> str:
 
 
 def export_merged(
-    family: Family,
-    adapters: Mapping[str, Mapping[str, Tensor]],
-    scale: float,
-    base: Path,
-    folder: Path,
-    facts: Mapping[str, Any],
+    family: Family, adapters: Mapping[str, State], scale: float, base: Path, folder: Path, facts: Mapping[str, Any]
 ) -> Exported:
     """Write the model with the adapter of each expert in its weights, all else as in ``base``, and read them back.
 
@@ -143,7 +139,7 @@ def export_merged(
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, folder: Path) -> int:
     """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
@@ -174,7 +170,7 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], s
     return len(modules)
 
 
-def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
+def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: Path) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
     spans = spans_of(base)
     if not (mine := [name for name in modules if name in spans]):

@@ -82,12 +82,7 @@ def windows(mode: str, n: int, counts: Sequence[int], step: int, stride: int, sa
 
 
 def extracted(
-    mode: str,
-    counts: Sequence[int],
-    step: int,
-    rates: tuple[float, float] | None,
-    how: tuple[int, int, int],
-    clip: Source,
+    mode: str, counts: list[int], step: int, rates: tuple[float, float] | None, how: tuple[int, int, int], clip: Source
 ) -> Samples:
     """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
 

@@ -102,11 +102,7 @@ def warnings(run: Run) -> dict[str, Any]:
 
 
 def contact_sheet_page(
-    title: str,
-    account: Mapping[str, Any],
-    pictures: Mapping[str, Sequence[str]],
-    roots: Sequence[Path] = (),
-    notes: Sequence[str] = (),
+    title: str, account: Mapping[str, Any], pictures: dict[str, list[str]], roots: Sequence[Path], notes: Sequence[str]
 ) -> str:
     """The whole page of ``check``'s account.
 
