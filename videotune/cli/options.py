@@ -53,9 +53,8 @@ def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(overrides=overrides, **options)
 
     # in --help what is needed comes first, and the command's other options last
-    return as_command(
-        run, command, sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty), hints
-    )
+    order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
+    return as_command(run, command, order, hints)
 
 
 def as_command(

@@ -23,9 +23,7 @@ _PARTS = {
 }  # fmt: skip
 _NAMES = "|".join(re.escape(name) for name in (*_PARTS, *dict.fromkeys(part for own in PARTS.values() for part in own)))
 _KEY = re.compile(rf"(.+)\.(?:({_NAMES})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))")
-_PREFIX = re.compile(
-    r"(base_model\.model\.|model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_|lycoris_"
-)
+_PREFIX = re.compile(r"((base_model\.)?model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_|lycoris_")
 _MOST = 1000.0
 """alpha / rank beyond which a file is damaged; published ones lie between 1/rank and some 10."""
 

@@ -160,13 +160,11 @@ def _load_network(
     return net
 
 
-def _pack(
-    cls: Any, net: nn.Module, blocks: Sequence[str], packed: str, dtype: torch.dtype
-) -> dict[str, QuantizedLinear]:
+def _pack(cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype) -> dict[str, QuantizedLinear]:
     """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
     from videotune.memory.quantization import longest_list, pack_linears  # imports torch
 
-    return pack_linears(net, blocks or [longest_list(net)], packed, dtype, kept_in_float32(cls, dtype))
+    return pack_linears(net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype))
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:

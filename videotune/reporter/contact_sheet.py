@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from videotune.console import bar, echo
 from videotune.data import file_checks, frame_sampling, video_writer
@@ -108,8 +109,6 @@ def shots(
 
 
 def _thumb(frame: np.ndarray) -> Any:
-    from PIL import Image
-
     image = Image.fromarray(frame)
     wide = max(1, round(image.width * THUMB / image.height))
     return image.resize((min(wide, 4 * THUMB), THUMB), Image.Resampling.LANCZOS)
@@ -183,7 +182,5 @@ def _places(job: Job) -> list[tuple[Clip, Path]]:
 
 def _write(path: Path, frames: Any) -> None:
     """uint8 frames (n, H, W, 3) in a row."""
-    from PIL import Image
-
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))
     write_whole(path, lambda aside: picture.save(aside, quality=80), durable=False)
