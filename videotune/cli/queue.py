@@ -12,9 +12,10 @@ import typer
 from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
 from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
+from videotune.files import life
+from videotune.queue import entries
 
 if TYPE_CHECKING:
-    from videotune.queue.entries import Entry
     from videotune.trainer.resolve_config import Overrides
 
 queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
@@ -45,22 +46,17 @@ def add(
     allow_skips: Skips = None,
 ) -> None:
     """Add a training; its settings are checked at once."""
-    from videotune.queue.entries import add as put
     from videotune.queue.sweep import standalone
 
     source = overrides.config if isinstance(overrides.config, Path) else None
     own = name or (out.name if out else source.stem if source else "run")
-    print(put(queue, own, standalone(overrides), out, priority, allow_skips))
+    print(entries.add(queue, own, standalone(overrides), out, priority, allow_skips))
 
 
 @queue_app.command("ls")
 def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
-    from videotune.files import life
-    from videotune.queue.entries import entries
-
-    found = entries(queue)
-    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in found]
+    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in entries.entries(queue)]
     answer(as_json, rows, show)
 
 
@@ -73,18 +69,14 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 @queue_app.command("run")
 def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
-    from videotune.queue.entries import entries, work
-
-    code = work(queue, _cards(gpus), watch, _tell)
-    return {"exit_code": code, "entries": [one.to_json() for one in entries(queue)]}
+    code = entries.work(queue, _cards(gpus), watch, _tell)
+    return {"exit_code": code, "entries": [one.to_json() for one in entries.entries(queue)]}
 
 
 @queue_app.command("rm")
 def rm(name: Name, queue: Place = HERE) -> None:
     """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
-    from videotune.queue.entries import remove
-
-    echo(f"{name} is out of the queue; its run folder stays: {remove(queue, name)}")
+    echo(f"{name} is out of the queue; its run folder stays: {entries.remove(queue, name)}")
 
 
 @takes_config
@@ -97,7 +89,6 @@ def sweep(
     no_run: Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
-    from videotune.queue.entries import entries
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)
@@ -105,11 +96,11 @@ def sweep(
     if not no_run:
         code, page = run_sweep(out, _cards(gpus), _tell)
         print(page)
-        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries(out)]}
+        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries.entries(out)]}
     return {}
 
 
-def _tell(entry: Entry) -> None:
+def _tell(entry: entries.Entry) -> None:
     """Print an entry's new state."""
     if entry.state != "waiting" or entry.tries:
         why = entry.to_json()["why"]

@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models import loading, model_files
-from videotune.types import Nets
+from videotune.types import ModelSpec, Nets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from videotune.types import ModelSpec
 
 
 def bare_pipeline(cls: Any, **parts: Any) -> Any:
