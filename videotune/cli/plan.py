@@ -76,9 +76,8 @@ def show_plan(result: PlanResult) -> None:
             groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
             print(f"  {', '.join(groups)}" + (" in each expert" if result.experts > 1 else ""))
     if facts["experts"]:
-        each, rows = facts["experts"]["each"], []
-        for e in each:
-            rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
+        each, of = facts["experts"]["each"], facts["steps"]
+        rows = [[e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / of:.0%}"] for e in each]
         print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
         if all(e["steps"] for e in each):
             print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")

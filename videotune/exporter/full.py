@@ -86,14 +86,12 @@ def write_text_encoder(family: Family, name: str, state: State, base: Path, fold
     Raises VideotuneError where the weights read back are not the ones written.
     """
     encoder: Any = load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
-    held = dict(encoder.named_parameters())
-    with torch.no_grad():
-        for key, value in state.items():
-            held[key].copy_(value)
-    refuse_overflow(state, {key: held[key].detach() for key in state}, dtype)
+    encoder.load_state_dict(state, strict=False)
+    held = encoder.state_dict()
+    refuse_overflow(state, {key: held[key] for key in state}, dtype)
     with quietly():
         encoder.save_pretrained(folder)
-    check_same(encoder.state_dict(), tensors_in(folder), folder, needed=state)  # tied weights are in the file once
+    check_same(held, tensors_in(folder), folder, needed=state)  # tied weights are in the file once
 
 
 def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
