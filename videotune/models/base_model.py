@@ -26,7 +26,7 @@ from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
-from videotune.models.registry import find, names, of_pipeline
+from videotune.models.registry import FAMILIES, find, names
 from videotune.models.single_file import kind_of
 from videotune.types import BasePlace, Family, ModelSpec, Say
 
@@ -194,7 +194,7 @@ def of_base(folder: Path) -> type[Family]:
     Raises VideotuneError naming the class where no family reads it.
     """
     name = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
-    found = of_pipeline(name)
+    found = next((FAMILIES[own] for own in names() if name in FAMILIES[own].spec.aliases), None)
     if found is None:
         raise VideotuneError(f"{folder}: no family reads a {name}. Families: {', '.join(names())}.")
     return found
