@@ -19,9 +19,7 @@ from videotune.adapters import effect, kinds
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported, check_finite, check_same, failed, refuse_overflow
 from videotune.files import system_errors, whole_folder, write_json
-from videotune.models.loading import check_part, dtype_of, load_model, quietly, read_states
-from videotune.models.model_files import headers, spans_of, weight_files
-from videotune.models.single_file import FP8, in_diffusers_layout, tensors
+from videotune.models import loading, model_files, single_file
 from videotune.types import Family
 
 State = Mapping[str, Tensor]
@@ -85,26 +83,26 @@ def write_text_encoder(family: Family, name: str, state: State, base: Path, fold
 
     Raises VideotuneError where the weights read back are not the ones written.
     """
-    encoder: Any = load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
+    encoder: Any = loading.load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
     encoder.load_state_dict(state, strict=False)
     held = encoder.state_dict()
     refuse_overflow(state, {key: held[key] for key in state}, dtype)
-    with quietly():
+    with loading.quietly():
         encoder.save_pretrained(folder)
     check_same(held, tensors_in(folder), folder, needed=state)  # tied weights are in the file once
 
 
 def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    stored = (item for one in read_states(type(shell), base, shell) for item in one.items())
+    stored = (item for one in loading.read_states(type(shell), base, shell) for item in one.items())
     whole = {name: value for name, value in stored if name not in state} | dict(state)
-    dtypes = {name: dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
+    dtypes = {name: loading.dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
     return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a part on disk, one after the other."""
-    for path in weight_files(folder):
+    for path in model_files.weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
@@ -143,15 +141,15 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, fo
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
     modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
-    files, sources = weight_files(base), check_part(type(net), base, net)
+    files, sources = model_files.weight_files(base), loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
         raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
-    if not in_diffusers_layout(sources):
+    if not single_file.in_diffusers_layout(sources):
         whole = {}
-        for name, value in tensors(sources):
+        for name, value in single_file.tensors(sources):
             new = effect.new_weight(value, modules[name], scale) if name in modules else value
-            eight = sources[name].stored.dtype in FP8
-            whole[name] = new.to(dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
+            eight = sources[name].stored.dtype in single_file.FP8
+            whole[name] = new.to(loading.dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
         check_finite("merged model", whole)
         net.load_state_dict(whole, assign=True)
         with system_errors(folder):
@@ -161,7 +159,7 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, fo
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):
-            changed = entry in files and not set(modules).isdisjoint(headers([entry]))
+            changed = entry in files and not set(modules).isdisjoint(model_files.headers([entry]))
             (shutil.copyfile if changed else link)(os.path.realpath(entry), str(folder / entry.name))
     for file in files:
         _merge_file(file, modules, scale, folder / file.name)
@@ -170,7 +168,7 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, fo
 
 def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: Path) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
-    spans = spans_of(base)
+    spans = model_files.spans_of(base)
     if not (mine := [name for name in modules if name in spans]):
         return
     digests: dict[str, bytes] = {}

@@ -18,9 +18,7 @@ from videotune.exporter.adapter_file import AdapterFile, adapter_path
 from videotune.exporter.adapter_modules import Module, bare, keys_of
 from videotune.exporter.lora_factors import norm
 from videotune.files import read_json
-from videotune.models.base_model import CONFIGS, of_base, place, spec_for
-from videotune.models.model_files import headers, some
-from videotune.models.registry import find
+from videotune.models import base_model, model_files, registry
 from videotune.types import Family
 
 LONGEST, MANY = 200, 40
@@ -49,7 +47,7 @@ def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
         raise VideotuneError(f"no such file or folder: {path}")
     if (size := file.stat().st_size) > MOST:
         raise VideotuneError(f"{file} has {size >> 30} GB: that is no adapter")
-    if not any(mark in key for key in headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
+    if not any(mark in key for key in model_files.headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
         raise VideotuneError(f"{file} holds no adapter: no tensor is called like those of LoRA, LoHa, LoKr or OFT")
     return AdapterFile(file, finite=finite)
 
@@ -57,19 +55,19 @@ def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
 @cache
 def architecture(folder: Path, names: tuple[str, ...]) -> Base:
     """The architecture whose configs lie in a folder."""
-    name = spec_for(None, place(str(folder), weights=False)).name
-    family = find(name)(folder, torch.device("cpu"), torch.float32)
+    name = base_model.spec_for(None, base_model.place(str(folder), weights=False)).name
+    family = registry.find(name)(folder, torch.device("cpu"), torch.float32)
     return Base(names, family, family.skeleton())
 
 
 def bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
     """The named base model, by its folder or Hub id and without its weights, or the published ones (of a family)."""
     if base is not None:
-        yield architecture(place(base, weights=False).folder, (base,))
+        yield architecture(base_model.place(base, weights=False).folder, (base,))
         return
-    index: dict[str, str] = read_json(CONFIGS / "index.json")
-    for folder in sorted(own for own in CONFIGS.iterdir() if own.is_dir()):
-        if family is None or of_base(folder) is find(family):
+    index: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
+    for folder in sorted(own for own in base_model.CONFIGS.iterdir() if own.is_dir()):
+        if family is None or base_model.of_base(folder) is registry.find(family):
             yield architecture(folder, tuple(name for name, own in index.items() if own == folder.name and "/" in name))
 
 
@@ -245,12 +243,12 @@ def summary(found: dict[str, Any]) -> list[str]:
     base = f"base: {found['family']}"
     if found["family"] is None:
         base = "base: no published architecture has these modules; --against BASE checks another one"
-    lines.append(f"base: every module fits {some(found['fits'])}" if found["fits"] else base)
+    lines.append(f"base: every module fits {model_files.some(found['fits'])}" if found["fits"] else base)
     lines += [f"trained on: {found['trained_on']}, as its header says"] * bool(found["trained_on"])
     lines += [f"expert: {found['expert']}, by its {found['expert_by']}"] * bool(found["expert"])
     lines += [f"{len(found['misfits'])} modules do not fit, such as {one}" for one in found["misfits"][:1]]
-    lines += [f"other tensors, of no adapter: {some(others)}"] * bool(others)
+    lines += [f"other tensors, of no adapter: {model_files.some(others)}"] * bool(others)
     for state in ("zero", "NaN", "infinite"):
         odd = [row["path"] for row in rows if row["state"] == state]
-        lines += [f"{len(odd)} modules are {state}: {some(odd)}"] * bool(odd)
+        lines += [f"{len(odd)} modules are {state}: {model_files.some(odd)}"] * bool(odd)
     return lines
