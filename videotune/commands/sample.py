@@ -251,16 +251,14 @@ def render(
     if images:
         first = encode_images(family, images, sampler.settings.shape)
         told = first if len(first) == len(prompts) else first * len(prompts)
+    pairs = list(zip(prompts, seeds, strict=True))
     with bar(title) if title else nullcontext() as progress:
-        latents = draw(
-            family,
-            sampler.nets,
-            sampler.settings,
-            states.__getitem__,
-            list(zip(prompts, seeds, strict=True)),
-            on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
-            first=told,
-        )
+
+        def tell(done: int) -> None:
+            if progress:
+                progress.update(done, len(prompts))
+
+        latents = draw(family, sampler.nets, sampler.settings, states.__getitem__, pairs, on_done=tell, first=told)
     return decode(family, latents)
 
 

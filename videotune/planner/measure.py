@@ -33,7 +33,7 @@ from videotune.models.pipelines import in_tiles
 from videotune.trainer import components, denoisers, optimizers
 from videotune.trainer.experts import trained
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
-from videotune.types import Batch, ClipShape, Condition, Family
+from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
@@ -310,18 +310,12 @@ class FakeRun:
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
-        batch = Batch.of(
-            x0,
-            self._condition(shape, samples),
-            fps=torch.full((samples,), shape.fps),
-            any_given=spec.given == "replace" and bool(self.config.first_frame_probability),
-        )
-        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
-
-    def _condition(self, shape: ClipShape, samples: int) -> Condition:
-        """What the denoiser is conditioned on; where text is encoded in the step, gradients go into it."""
         cond = self.family.condition([self.family.blank_states(shape)] * samples)
-        return replace(cond, text=cond.text.requires_grad_()) if self.config.text_in_step else cond
+        if self.config.text_in_step:
+            cond.text.requires_grad_()  # gradients go into it
+        given = spec.given == "replace" and bool(self.config.first_frame_probability)
+        batch = Batch.of(x0, cond, fps=torch.full((samples,), shape.fps), any_given=given)
+        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
 
     def read_text(self) -> tuple[Parts, float, list[list[int]]]:
         """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
