@@ -208,6 +208,7 @@ class CogVideoX(DiffusersModel):
     def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
         """``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
         shape = request.shape
+        self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
         words = {}
         if self.spec.first_frame is not None:
