@@ -1,5 +1,6 @@
 """Talking to the person: sentences, a table, a progress bar where there is a terminal, a line now and then where not."""
 
+import json
 import os
 import shutil
 import sys
@@ -80,6 +81,16 @@ def out(text: str) -> None:
     print(printable(text))
 
 
+def print_json(value: Any) -> None:
+    """A result as JSON, on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def answer(as_json: bool, value: Any, show: Callable[[Any], object]) -> None:
+    """The result of a command: as JSON, or as ``show`` prints it."""
+    (print_json if as_json else show)(value)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:
     """A table on standard output; without a terminal it is as wide as it needs to be."""
     if (recorded := _tables.get()) is not None:
@@ -106,10 +117,7 @@ def recorded_tables() -> Iterator[dict[str, list[dict[str, Any]]]]:
 
 def width() -> int:
     """Columns to print in: the terminal's, or what COLUMNS says, or 200 into a pipe."""
-    if sys.stdout.isatty():
-        return shutil.get_terminal_size().columns
-    wanted = os.environ.get("COLUMNS", "")
-    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else 200
+    return shutil.get_terminal_size((200, 24)).columns
 
 
 class Bar:

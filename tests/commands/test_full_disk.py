@@ -209,7 +209,7 @@ def test_room_is_looked_for_before_each_checkpoint_so_that_none_is_begun_in_vain
 
     monkeypatch.setattr(saving, "TRY_AGAIN", 0.01)
     monkeypatch.setattr(saving, "refuse_small_disk", lambda *_: None)
-    monkeypatch.setattr("videotune.commands.train.refuse_small_disk", lambda *_: None)
+    monkeypatch.setattr("videotune.trainer.saving.refuse_small_disk", lambda *_: None)
     monkeypatch.setattr(saving.shutil, "disk_usage", look)
     work.train("steps=4", "save_every=2")
     assert len(looks) == 4, "at step 2, and at step 4 until there is room"

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from tests.read_runs import of_kind
 from tests.shell import check, options_of, plan, train
 from tests.shell import run as shell
-from videotune.cli.import_config import ORDER, import_config
+from videotune.cli.interop import ORDER, import_config
 from videotune.config.resolve import Resolved
 from videotune.config.suggestions import _others
 from videotune.data.file_checks import REASONS

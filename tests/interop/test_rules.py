@@ -29,7 +29,7 @@ def test_musubi_frames() -> None:
     for n, fps, mode, counts, own, source, wanted in TABLES["musubi frames"]:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
-        found = rules.extracted(mode, counts, 4, rates, stride, samples, most, Source(n, fps, 1, 1))
+        found = rules.extracted(mode, counts, 4, rates, (stride, samples, most), Source(n, fps, 1, 1))
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.shell import Patch
 from videotune.errors import VideotuneError
-from videotune.interop.command_line import options_of
-from videotune.interop.theirs import read_theirs
+from videotune.interop.theirs import options_of, read_theirs
 
 CONFIGS = Path(__file__).parent / "configs"
 HELD: dict[str, tuple[list[str], dict[str, Any]]] = {

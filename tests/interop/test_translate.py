@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from videotune.cli.import_config import ORDER
+from videotune.cli.interop import ORDER
 from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves

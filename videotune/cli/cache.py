@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.json_output import with_json
-from videotune.cli.options import AsJson, CachePlace, Skips, takes_config
+from videotune.cli.options import AsJson, CachePlace, Opt, Skips, takes_config, with_json
 from videotune.console import out, print_table, quiet, size
 from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
@@ -19,6 +18,8 @@ from videotune.text import counted
 if TYPE_CHECKING:
     from videotune.trainer.resolve_config import Overrides
 
+Every = Annotated[bool, Opt("--all", help="a row for each entry")]
+Yes = Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")]
 cache_app = typer.Typer(help="Encode clips and captions before a training; list, verify and prune the cache.")
 
 
@@ -37,11 +38,7 @@ def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = Non
 
 
 @cache_app.command("ls")
-def cache_ls(
-    place: CachePlace,
-    as_json: AsJson = False,
-    every: Annotated[bool, typer.Option("--all", help="a row for each entry")] = False,
-) -> None:
+def cache_ls(place: CachePlace, as_json: AsJson = False, every: Every = False) -> None:
     """List the entries of a cache: clips, captions, sizes, and the encoders that made them."""
     store, rows = commands.cache.list_cache(place)
     total = f"{len(rows)} entries, {size(sum(row['bytes'] for row in rows))}"
@@ -71,10 +68,7 @@ def cache_verify(place: CachePlace) -> None:
 
 @cache_app.command("prune")
 @takes_config
-def cache_prune(
-    overrides: Overrides,
-    yes: Annotated[bool, typer.Option("--yes", help="remove them; without --yes they are only listed")] = False,
-) -> None:
+def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     """Remove the entries that a run with these options would not read."""
     store, pruned = commands.cache.prune_cache(overrides, yes=yes)
     for entry in pruned.entries[:20]:
@@ -95,16 +89,9 @@ def cache_prune(
 
 def cells(row: dict[str, Any]) -> list[str | None]:
     """An entry as the table shows it."""
-    return [
-        row["kind"],
-        row["of"][:60],
-        row["clip"] and Path(row["clip"]).name,
-        ", ".join(f"{name} {what}" for name, what in row["tensors"].items()),
-        size(row["bytes"]),
-        row["encoder"] and row["encoder"][:8],
-        row["made"],
-        row["key"][:8],
-    ]
+    clip, encoder = row["clip"] and Path(row["clip"]).name, row["encoder"] and row["encoder"][:8]
+    holds = ", ".join(f"{name} {what}" for name, what in row["tensors"].items())
+    return [row["kind"], row["of"][:60], clip, holds, size(row["bytes"]), encoder, row["made"], row["key"][:8]]
 
 
 def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -114,10 +101,8 @@ def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
         groups.setdefault((row["kind"], row["encoder"] or ""), []).append(row)
     lines = []
     for (kind, encoder), own in groups.items():
-        clips = len({row["clip"] for row in own})
-        what = f"{counted(len(own), 'caption')}"
-        if kind == "latents":
-            what = f"{counted(len(own), 'window')} of {counted(clips, 'clip')}"
+        clips = counted(len({row["clip"] for row in own}), "clip")
+        what = f"{counted(len(own), 'window')} of {clips}" if kind == "latents" else counted(len(own), "caption")
         made = max((row["made"] for row in own if row["made"]), default="")[:16].replace("T", " ")
         parts = [what, size(sum(row["bytes"] for row in own)), made]
         by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"

@@ -38,9 +38,8 @@ def crash_report(error: BaseException) -> Path | None:
     versions += [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES]
     command = " ".join(word if len(word) <= 500 else f"{word[:500]}…" for word in sys.argv)
     trace = "".join(traceback.format_exception(error, limit=-60))
-    text = without_secrets(
-        "\n".join([*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]])
-    )
+    report = [*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]]
+    text = without_secrets("\n".join(report))
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.check import show_account
+from videotune.cli.data import show_account
 from videotune.cli.plan import show_plan
 from videotune.cli.train import show_training
 from videotune.console import clock, echo, print_table

@@ -1,7 +1,6 @@
 """``videotune doctor``."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,22 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson
-from videotune.console import print_table, size
+from videotune.cli.options import Arg, AsJson, Opt
+from videotune.console import answer, print_json, print_table, size
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.planner.cards import measured_file
 
+COLUMNS = ("what", "found", "note")
 
-def doctor(
-    run: Annotated[Path | None, typer.Argument(help="a run folder whose problems to show")] = None,
-    as_json: AsJson = False,
-    gpu: Annotated[
-        bool, typer.Option("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")
-    ] = False,
-    repair_journal: Annotated[
-        bool, typer.Option("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")
-    ] = False,
-) -> None:
+
+Run = Annotated[Path | None, Arg(help="a run folder whose problems to show")]
+Repair = Annotated[bool, Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")]
+Gpu = Annotated[bool, Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")]
+
+
+def doctor(run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_journal: Repair = False) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a run.
 
     Exit code of --gpu: 2 where something is beyond its bound.
@@ -33,7 +30,7 @@ def doctor(
         raise VideotuneError("--gpu tests the GPU, and no run: leave out RUN and --repair-journal")
     if gpu:
         report = commands.self_test.self_test()
-        show_gpu(report, as_json)
+        answer(as_json, report, show_gpu)
         raise typer.Exit(SKIPPED if report["wrong"] else DONE)
     if run is not None:
         diagnose(run, as_json, repair_journal)
@@ -41,15 +38,17 @@ def doctor(
         raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
     else:
         rows, missing = commands.doctor.machine()
-        columns = ["what", "found", "note"]
-        if as_json:
-            print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2, ensure_ascii=False))
-            raise typer.Exit(FAILED if missing else DONE)
-        print_table("doctor", columns, rows)
-        if not missing:
-            print_table("devices", commands.doctor.COLUMNS, commands.doctor.devices())
-            print("Never: what stands there follows from torch's documentation and was not tried.")
+        table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        answer(as_json, table, lambda _: show_machine(rows, bool(missing)))
         raise typer.Exit(FAILED if missing else DONE)
+
+
+def show_machine(rows: Sequence[Sequence[str]], missing: bool) -> None:
+    """Print what is installed, and where nothing is missing what works on which device."""
+    print_table("doctor", COLUMNS, rows)
+    if not missing:
+        print_table("devices", commands.doctor.COLUMNS, commands.doctor.devices())
+        print("Never: what stands there follows from torch's documentation and was not tried.")
 
 
 def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
@@ -61,7 +60,7 @@ def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
         return
     summary, found = diagnosis.diagnose(run)
     if as_json:
-        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
+        print_json([asdict(one) for one in found])
         return
     print(f"{run}: {summary}")
     for one in found:
@@ -69,11 +68,8 @@ def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
     print("\nEach line is explained in docs/troubleshooting.md." if found else "nothing that its files show is wrong")
 
 
-def show_gpu(report: Mapping[str, Any], as_json: bool) -> None:
+def show_gpu(report: Mapping[str, Any]) -> None:
     """Print the report on a card."""
-    if as_json:
-        print(json.dumps(report, indent=2))
-        return
     card, rates = report["card"], report["matrix_flops"]
     rows = [[f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"] for when, rate in rates.items()]
     links = [[f"link {way}", f"{size(rate)}/s"] for way, rate in report["link_bytes_a_second"].items()]

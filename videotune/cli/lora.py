@@ -1,6 +1,5 @@
 """``videotune lora``: adapter files of any program."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,35 +7,35 @@ from typing import Annotated, Any
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Offline
+from videotune.cli.options import Arg, AsJson, Offline, Opt
 from videotune.console import out as say
-from videotune.console import print_table
+from videotune.console import print_json, print_table
 from videotune.errors import VideotuneError
 
 lora_app = typer.Typer(help="LoRA files of any program: inspect, convert, merge, resize, extract", no_args_is_help=True)
 
-FileIn = Annotated[Path, typer.Argument(help="a safetensors file, or a folder of PEFT or diffusers with one")]
-Out = Annotated[Path, typer.Option("--out", help="the file to write; of peft the folder")]
-Form = Annotated[str, typer.Option("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")]
-Base = Annotated[str | None, typer.Option("--base", help="the base model's folder or Hub id (default: the file tells)")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, where a file fits several")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="replace what --out names")]
-Rank = Annotated[int | None, typer.Option("--rank", min=1, help="the rank of every module")]
-Share = Annotated[float | None, typer.Option("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
-Error = Annotated[float | None, typer.Option("--error", min=0, max=1, help="relative error of ΔW to allow in each")]
-Weights = Annotated[list[float] | None, typer.Option("--weight", help="strength of each file, in their order")]
-Against = Annotated[str | None, typer.Option("--against", help="check every shape against this base model")]
+FileIn = Annotated[Path, Arg(help="a safetensors file, or a folder of PEFT or diffusers with one")]
+Out = Annotated[Path, Opt("--out", help="the file to write; of peft the folder")]
+Form = Annotated[str, Opt("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")]
+Base = Annotated[str | None, Opt("--base", help="the base model's folder or Hub id (default: the file tells)")]
+FamilyName = Annotated[str | None, Opt("--family", help="the model family, where a file fits several")]
+Overwrite = Annotated[bool, Opt("--overwrite", help="replace what --out names")]
+Rank = Annotated[int | None, Opt("--rank", min=1, help="the rank of every module")]
+Share = Annotated[float | None, Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
+Error = Annotated[float | None, Opt("--error", min=0, max=1, help="relative error of ΔW to allow in each")]
+Weights = Annotated[list[float] | None, Opt("--weight", help="strength of each file, in their order")]
+Against = Annotated[str | None, Opt("--against", help="check every shape against this base model")]
 
 
 @lora_app.command("inspect")
 def lora_inspect(
     file: FileIn, against: Against = None, as_json: AsJson = False, offline: Offline = False,
-    every: Annotated[bool, typer.Option("--all", help="a line for each module")] = False,
+    every: Annotated[bool, Opt("--all", help="a line for each module")] = False,
 ) -> None:  # fmt: skip
     """Show a LoRA file's base, form, ranks, scales and health, and which programs read it how strongly."""
     found = commands.lora.inspect(file, against)
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     for line in (found["file"], *commands.lora.summary(found)):
         say(line)
@@ -80,7 +79,7 @@ def lora_convert(
 
 @lora_app.command("merge")
 def lora_merge(
-    files: Annotated[list[Path], typer.Argument(help="LoRA files of one base model")], out: Out, weights: Weights = None,
+    files: Annotated[list[Path], Arg(help="LoRA files of one base model")], out: Out, weights: Weights = None,
     rank: Rank = None, to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
     offline: Offline = False,
 ) -> None:  # fmt: skip
@@ -102,10 +101,10 @@ def lora_resize(
 
 @lora_app.command("extract")
 def lora_extract(
-    folder: Annotated[Path, typer.Argument(help="a fine-tuned model in diffusers layout, or its transformer's folder")],
-    base: Annotated[str, typer.Option("--base", help="the base model that it was fine-tuned from, with weights")],
-    rank: Annotated[int, typer.Option("--rank", min=1, help="the rank of every module")], out: Out,
-    expert: Annotated[str | None, typer.Option("--expert", help="of a model with two: high or low")] = None,
+    folder: Annotated[Path, Arg(help="a fine-tuned model in diffusers layout, or its transformer's folder")],
+    base: Annotated[str, Opt("--base", help="the base model that it was fine-tuned from, with weights")],
+    rank: Annotated[int, Opt("--rank", min=1, help="the rank of every module")], out: Out,
+    expert: Annotated[str | None, Opt("--expert", help="of a model with two: high or low")] = None,
     to: Form = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write what fine-tuning has changed in a model as a LoRA, and say what of it a LoRA cannot hold."""

@@ -12,26 +12,20 @@ import typer
 
 from videotune import lazy
 from videotune._version import __version__
-from videotune.cli.autopsy import autopsy
 from videotune.cli.cache import cache_app
-from videotune.cli.caption import caption
-from videotune.cli.check import check
-from videotune.cli.dataset import dataset_app
+from videotune.cli.data import caption, check, dataset_app
 from videotune.cli.demo import demo
 from videotune.cli.doctor import doctor
-from videotune.cli.export import export, report
-from videotune.cli.import_config import import_config
-from videotune.cli.init import init
-from videotune.cli.json_output import with_json
+from videotune.cli.export import card, export, publish, report
+from videotune.cli.init import init, tiny
+from videotune.cli.interop import autopsy, import_config
 from videotune.cli.lora import lora_app
+from videotune.cli.options import Opt, with_json
 from videotune.cli.plan import plan
 from videotune.cli.presets import config_app, presets_app, show_schema
-from videotune.cli.publish import card, publish
 from videotune.cli.queue import queue_app, sweep
 from videotune.cli.sample import compare, sample
-from videotune.cli.tiny import tiny
-from videotune.cli.train import train
-from videotune.cli.wait import wait
+from videotune.cli.train import train, wait
 from videotune.errors import DONE, FAILED, VideotuneError, printable
 
 app = typer.Typer(
@@ -52,13 +46,14 @@ for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
 
+Host = Annotated[str, Opt("--host", help="address to listen on; other addresses need a password: see docs/studio.md")]
+
+
 @app.command()
 def studio(
-    root: Annotated[Path, typer.Option("--root", help="the folder of the projects")] = Path("videotune-projects"),
-    host: Annotated[
-        str, typer.Option("--host", help="address to listen on; other addresses need a password: see docs/studio.md")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")] = 7860,
+    root: Annotated[Path, Opt("--root", help="the folder of the projects")] = Path("videotune-projects"),
+    host: Host = "127.0.0.1",
+    port: Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")] = 7860,
 ) -> None:
     """Serve the studio: from clips to a finished LoRA in the browser."""
     from videotune.studio.app import serve
@@ -80,9 +75,7 @@ for group in (app, *GROUPS.values()):
 
 @app.callback()
 def _top(
-    show_version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
+    show_version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="print the version")] = False,
 ) -> None:
     """Fine-tune video diffusion models on your own clips."""
 
@@ -117,23 +110,20 @@ def main() -> None:
         if error.format_message().strip():  # a bare `videotune` has shown its help
             command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
             _tell(f"videotune: {error.format_message()}  See `{command} --help`.")
-        sys.exit(FAILED)
     except VideotuneError as error:
         _tell(f"videotune: {error}")
         sys.exit(error.exit_code)
     except (BrokenPipeError, typer.Abort) as error:  # a question without an answer; a Ctrl-C has said so already
         if isinstance(error, typer.Abort):
             _tell("videotune: stopped at a question: the command's options answer it, see its --help")
-        sys.exit(FAILED)
     except OSError as error:
         where = f"{printable(str(error.filename))}: " if error.filename else ""
         _tell(f"videotune: {where}{error.strerror or error}")
-        sys.exit(FAILED)
     except Exception as error:
         from videotune.cli.crash import sentence
 
         _tell(sentence(error))
-        sys.exit(FAILED)
+    sys.exit(FAILED)
 
 
 def _tell(text: str) -> None:

@@ -1,15 +1,21 @@
-"""The options that commands share, as Typer reads them."""
+"""The options that commands share, as Typer reads them, and ``--json`` for commands that have none of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import replace
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer import Argument as Arg
+from typer import Option as Opt
 
+from videotune import console
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
@@ -18,23 +24,21 @@ if TYPE_CHECKING:
 
 def _offline(asked: bool) -> bool:
     if asked:
-        from videotune.models.base_model import go_offline
-
-        go_offline()
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for the rest of this process and those it starts
     return asked
 
 
-Preset = Annotated[str | None, typer.Option("--preset", help="a preset by name; `videotune presets list` shows them")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="a JSON or YAML file with the config's keys")]
-FamilyName = Annotated[str | None, typer.Option("--family", help="the model family, if no base model is named")]
-Data = Annotated[str | None, typer.Option("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
-Folder = Annotated[str | None, typer.Argument(help="the clips; the same as --data")]
-Base = Annotated[str | None, typer.Option("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="key.sub=value; may be repeated")]
-Skips = Annotated[str | None, typer.Option("--allow-skips", help="continue although N (or all) clips are skipped")]
-CachePlace = Annotated[Path, typer.Argument(help="a cache folder, or the dataset folder that holds one")]
-Offline = Annotated[bool, typer.Option("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Preset = Annotated[str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")]
+ConfigFile = Annotated[Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")]
+FamilyName = Annotated[str | None, Opt("--family", help="the model family, if no base model is named")]
+Data = Annotated[str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
+Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
+Base = Annotated[str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
+Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
+Skips = Annotated[str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")]
+CachePlace = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
+Offline = Annotated[bool, Opt("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
+AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +54,14 @@ def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
 
     # in --help what is needed comes first, and the command's other options last
     order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
-    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in order]
+    return as_command(run, command, order, hints)
+
+
+def as_command(
+    run: Callable[..., Any], command: Callable[..., Any], options: Iterable[Parameter], hints: dict[str, Any]
+) -> Callable[..., Any]:
+    """``run`` in the place of ``command`` as Typer sees it: with its name and its words, and these options."""
+    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in options]
     run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run
@@ -76,3 +87,33 @@ def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
     if folder and overrides.data:
         raise VideotuneError(f"which clips: {folder}, or --data {overrides.data}? Name one.")
     return replace(overrides, data=folder or overrides.data)
+
+
+def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with ``--json``; one that has the option already stays as it is.
+
+    The object holds the exit code, the lines and the tables that the command printed, and what it returned: keys of its
+    own, its exit code among them where that is not 0.
+    """
+    parameters = signature(command).parameters
+    if "as_json" in parameters:
+        return command
+    hints = get_type_hints(command, include_extras=True) | {"as_json": AsJson}
+
+    def run(as_json: bool = False, **options: Any) -> None:
+        if not as_json:
+            if code := (command(**options) or {}).get("exit_code", 0):
+                raise typer.Exit(code)
+            return
+        code, value = 0, None
+        with redirect_stdout(StringIO()) as printed, console.recorded_tables() as tables:
+            try:
+                value = command(**options)
+            except typer.Exit as ended:
+                code = ended.exit_code
+        text = {"exit_code": code, "lines": printed.getvalue().splitlines(), "tables": tables} | (value or {})
+        console.print_json(text)
+        raise typer.Exit(text["exit_code"])
+
+    added = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
+    return as_command(run, command, (*parameters.values(), added), hints)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
-from videotune.console import print_table, size
+from videotune.cli.options import AsJson, Folder, Opt, Skips, takes_config, with_clips
+from videotune.console import answer, print_table, size
 from videotune.text import shape_words
 
 if TYPE_CHECKING:
@@ -20,7 +19,10 @@ if TYPE_CHECKING:
 ROWS = 8
 """Lines of the curve of noise levels."""
 
-Timesteps = Annotated[bool, typer.Option("--timesteps", help="show the trained noise levels instead; needs no clips")]
+Timesteps = Annotated[bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")]
+
+
+Card = Annotated[str | None, Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step")]
 
 
 @takes_config
@@ -30,33 +32,19 @@ def plan(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     timesteps: Timesteps = False,
-    vram: Annotated[
-        float | None, typer.Option("--vram", min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")
-    ] = None,
-    card: Annotated[
-        str | None,
-        typer.Option("--card", help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
-    ] = None,
+    vram: Annotated[float | None, Opt(min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")] = None,
+    card: Card = None,
     views: Annotated[
-        list[int] | None,
-        typer.Option("--views", min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)"),
+        list[int] | None, Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)")
     ] = None,
 ) -> None:
     """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""
     overrides = with_clips(overrides, folder)
     if timesteps:
-        found = commands.plan.noise_levels(overrides)
-        if as_json:
-            print(json.dumps(found, indent=2, ensure_ascii=False))
-        else:
-            for one in found["distributions"]:
-                show_noise_levels(one, found["validation"])
+        answer(as_json, commands.plan.noise_levels(overrides), show_noise_levels)
         return
     result = commands.plan.plan(overrides, allow_skips=allow_skips, vram=vram, card=card, views=tuple(views or ()))
-    if as_json:
-        print(json.dumps(result.plan, indent=2, ensure_ascii=False))
-    else:
-        show_plan(result)
+    answer(as_json, result.plan, lambda _: show_plan(result))
     raise typer.Exit(result.exit_code)
 
 
@@ -74,12 +62,8 @@ def show_plan(result: PlanResult) -> None:
     rows = [[shape_words(b["shape"]), b["windows"], f"{b['share']:.0%}", b["batch"], b["tokens"]] for b in each]
     columns = ["width x height", "windows", "share of steps", "samples a step", "tokens"]
     print_table("buckets, largest first", columns, rows, right=(1, 2, 3, 4))
-    window, clip = views["per_window"], views["per_clip"]
-    print(
-        "views a window: {min} to {max} ({band})".format_map(window),
-        "a clip: {min} to {max}".format_map(clip),
-        sep="; ",
-    )
+    clip = "a clip: {min} to {max}".format_map(views["per_clip"])
+    print("views a window: {min} to {max} ({band})".format_map(views["per_window"]), clip, sep="; ")
     print(f"  {views['advice']}")
     if views["steps_for"]:
         each = ", ".join(f"{count} in {steps} steps" for count, steps in views["steps_for"].items())
@@ -92,9 +76,8 @@ def show_plan(result: PlanResult) -> None:
             groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
             print(f"  {', '.join(groups)}" + (" in each expert" if result.experts > 1 else ""))
     if facts["experts"]:
-        each, rows = facts["experts"]["each"], []
-        for e in each:
-            rows.append([e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / facts['steps']:.0%}"])
+        each, of = facts["experts"]["each"], facts["steps"]
+        rows = [[e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / of:.0%}"] for e in each]
         print_table("experts", ["expert", "noise levels", "steps", "share"], rows, right=(2, 3))
         if all(e["steps"] for e in each):
             print(f"in runs of {facts['experts']['period']} steps of one expert, which alone is in memory then")
@@ -147,8 +130,7 @@ def show_fit(facts: Mapping[str, Any]) -> None:
     print_table("memory of the device, calculated", ["when", "how", "held", "needed"], rows, right=(2, 3))
     parts = ", ".join(f"{name} {size(count)}" for name, count in device["parts"].items())
     print(f"most is needed for {device['phase']}: {parts}")
-    settings = ", ".join(f"{key}={value}" for key, value in chosen.items())
-    print(f"with {settings}")
+    print("with", ", ".join(f"{key}={value}" for key, value in chosen.items()))
     parts = ", ".join(f"{name} {size(count)}" for name, count in host["parts"].items())
     short = "" if host["need_bytes"] <= host["total_bytes"] else "; this machine has too little"
     print(f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}")
@@ -182,7 +164,13 @@ def curve(density: list[float]) -> list[str]:
     return ["".join(eighths[min(8, max(0, height - 8 * row))] for height in heights) for row in rows]
 
 
-def show_noise_levels(one: dict[str, Any], validation: list[float]) -> None:
+def show_noise_levels(found: Mapping[str, Any]) -> None:
+    """Print every distribution of noise levels."""
+    for one in found["distributions"]:
+        show_distribution(one, found["validation"])
+
+
+def show_distribution(one: dict[str, Any], validation: list[float]) -> None:
     """Print the density of a bucket's noise levels as a curve, and its bands beside those of the validation loss."""
     bands, columns = len(one["bands"]), len(one["density"])
     of = f", {one['share_of_steps']:.0%} of the steps: {one['bucket']}" if one["bucket"] else ""

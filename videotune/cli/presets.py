@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
-from videotune.cli.options import AsJson
+from videotune.cli.options import Arg, AsJson
 from videotune.config.explain import explain, json_schema
 from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
 from videotune.config.schema import leaves
-from videotune.console import echo, print_table
+from videotune.console import echo, print_json, print_table
 
 presets_app = typer.Typer(help="List presets, and every key of a config.", no_args_is_help=True)
 config_app = typer.Typer(help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True)
+
+METHODS = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}
 
 
 @presets_app.command("list")
@@ -23,18 +25,16 @@ def list_presets() -> None:
     for name in preset_names():
         settings, about = read_preset(name), preset_about(name)
         card = re.search(r"cards of (\d+ GB)", about)
-        method = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}.get(
-            settings.get("training_method", ""), "LoRA"
-        )
+        method = METHODS.get(settings.get("training_method", ""), "LoRA")
         rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     print("Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why.")
 
 
 @presets_app.command("show")
-def show_preset(name: Annotated[str, typer.Argument(help="the preset")]) -> None:
+def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
     """Print a preset as a config file; the reasons for its values go to standard error."""
-    print(json.dumps(read_preset(name), indent=2, ensure_ascii=False))
+    print_json(read_preset(name))
     values, reasons = flatten(read_preset(name)), preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
     for key, value in values.items():
@@ -54,18 +54,17 @@ def list_keys() -> None:
 @config_app.command("schema")
 def show_schema() -> None:
     """Print the JSON Schema of a config file, for editors."""
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    print_json(json_schema())
 
 
 @config_app.command("explain")
 def explain_key(
-    key: Annotated[str, typer.Argument(help="a key, such as learning_rate or lora.rank, or a section")],
-    as_json: AsJson = False,
+    key: Annotated[str, Arg(help="a key, such as learning_rate or lora.rank, or a section")], as_json: AsJson = False
 ) -> None:
     """Explain a key: meaning, unit, bounds, default with its reason, and the guide's advice."""
     facts = explain(key)
     if as_json:
-        print(json.dumps({"key": key} | dict(facts), indent=2, ensure_ascii=False))
+        print_json({"key": key} | dict(facts))
         return
     wide = max(len(what) for what, _ in facts)
     print(key)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from videotune.cli.options import AsJson, Skips, takes_config
-from videotune.console import echo, print_table
+from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
+from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
+from videotune.files import life
+from videotune.queue import entries
 
 if TYPE_CHECKING:
-    from videotune.queue.entries import Entry
     from videotune.trainer.resolve_config import Overrides
 
 queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
 
-Place = Annotated[Path, typer.Option("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
+Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
 HERE = Path("videotune-queue")
-Name = Annotated[str, typer.Argument(help="an entry of the queue")]
-Cards = Annotated[str | None, typer.Option("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
-Priority = Annotated[int, typer.Option("--priority", help="the highest runs first")]
+Name = Annotated[str, Arg(help="an entry of the queue")]
+Cards = Annotated[str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
+Watch = Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")]
+Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 
 
 def _cards(gpus: str | None) -> list[str | None]:
@@ -37,68 +39,56 @@ def _cards(gpus: str | None) -> list[str | None]:
 @takes_config
 def add(
     overrides: Overrides,
-    name: Annotated[str | None, typer.Option("--name", help="its name (default: of --out, or the config file)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
+    name: Annotated[str | None, Opt("--name", help="its name (default: of --out, or the config file)")] = None,
+    out: Annotated[Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
     priority: Priority = 0,
     queue: Place = HERE,
     allow_skips: Skips = None,
 ) -> None:
     """Add a training; its settings are checked at once."""
-    from videotune.queue.entries import add as put
     from videotune.queue.sweep import standalone
 
     source = overrides.config if isinstance(overrides.config, Path) else None
     own = name or (out.name if out else source.stem if source else "run")
-    print(put(queue, own, standalone(overrides), out, priority, allow_skips))
+    print(entries.add(queue, own, standalone(overrides), out, priority, allow_skips))
 
 
 @queue_app.command("ls")
 def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
-    from videotune.files import life
-    from videotune.queue.entries import entries
+    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in entries.entries(queue)]
+    answer(as_json, rows, show)
 
-    found = entries(queue)
-    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in found]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the queue as a table."""
     shown = [[row["name"], row["state"], row["priority"], row["step"], row["why"] or ""] for row in rows]
     print_table("queue", ["name", "state", "priority", "step", "why"], shown)
 
 
 @queue_app.command("run")
-def run(
-    queue: Place = HERE,
-    gpus: Cards = None,
-    watch: Annotated[bool, typer.Option("--watch", help="when nothing waits, wait for more")] = False,
-) -> dict[str, Any]:
+def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
-    from videotune.queue.entries import entries, work
-
-    code = work(queue, _cards(gpus), watch, _tell)
-    return {"exit_code": code, "entries": [one.to_json() for one in entries(queue)]}
+    code = entries.work(queue, _cards(gpus), watch, _tell)
+    return {"exit_code": code, "entries": [one.to_json() for one in entries.entries(queue)]}
 
 
 @queue_app.command("rm")
 def rm(name: Name, queue: Place = HERE) -> None:
     """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
-    from videotune.queue.entries import remove
-
-    echo(f"{name} is out of the queue; its run folder stays: {remove(queue, name)}")
+    echo(f"{name} is out of the queue; its run folder stays: {entries.remove(queue, name)}")
 
 
 @takes_config
 def sweep(
     overrides: Overrides,
-    out: Annotated[Path, typer.Option("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
-    vary: Annotated[list[str], typer.Option("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
+    out: Annotated[Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
+    vary: Annotated[list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
     gpus: Cards = None,
     allow_skips: Skips = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
+    no_run: Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
-    from videotune.queue.entries import entries
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)
@@ -106,11 +96,11 @@ def sweep(
     if not no_run:
         code, page = run_sweep(out, _cards(gpus), _tell)
         print(page)
-        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries(out)]}
+        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries.entries(out)]}
     return {}
 
 
-def _tell(entry: Entry) -> None:
+def _tell(entry: entries.Entry) -> None:
     """Print an entry's new state."""
     if entry.state != "waiting" or entry.tries:
         why = entry.to_json()["why"]

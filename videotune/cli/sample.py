@@ -3,30 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from videotune import commands
-from videotune.cli.options import Offline, Sets
+from videotune.cli.options import Arg, Offline, Opt, Sets
 
-Step = Annotated[int | None, typer.Option("--step", help="the run's checkpoint of this step (default: newest)")]
-Lora = Annotated[list[Path] | None, typer.Option("--lora", help="a LoRA file for --base; of two experts one for each")]
-Strength = Annotated[float, typer.Option("--strength", help="strength of the adapter; 0: the base model alone")]
+Step = Annotated[int | None, Opt("--step", help="the run's checkpoint of this step (default: newest)")]
+Lora = Annotated[list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")]
+Strength = Annotated[float, Opt("--strength", help="strength of the adapter; 0: the base model alone")]
 
 
 def sample(
-    run: Annotated[Path | None, typer.Argument(help="a run folder")] = None,
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", help="a prompt; may be repeated")] = None,
-    out: Annotated[Path, typer.Option("--out", help="folder for the videos")] = Path("samples"),
-    seed: Annotated[int | None, typer.Option("--seed", help="seed of the first prompt (default: sample.seed)")] = None,
+    run: Annotated[Path | None, Arg(help="a run folder")] = None,
+    prompt: Annotated[list[str] | None, Opt(help="a prompt; may be repeated")] = None,
+    out: Annotated[Path, Opt(help="folder for the videos")] = Path("samples"),
+    seed: Annotated[int | None, Opt(help="seed of the first prompt (default: sample.seed)")] = None,
     step: Step = None,
-    base: Annotated[str | None, typer.Option("--base", help="a base model, instead of a run")] = None,
+    base: Annotated[str | None, Opt(help="a base model, instead of a run")] = None,
     lora: Lora = None,
-    embedding: Annotated[
-        list[Path] | None, typer.Option("--embedding", help="a file of new tokens for --base; may be repeated")
-    ] = None,
-    image: Annotated[
-        list[Path] | None, typer.Option("--image", help="the first frame; one for all prompts, or one for each")
-    ] = None,
+    embedding: Annotated[list[Path] | None, Opt(help="a file of new tokens for --base; may be repeated")] = None,
+    image: Annotated[list[Path] | None, Opt(help="the first frame; one for all prompts, or one for each")] = None,
     strength: Strength = 1.0,
     sets: Sets = None,
     offline: Offline = False,
@@ -50,11 +44,11 @@ def sample(
 
 
 def compare(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    prompt: Annotated[str | None, typer.Option("--prompt", help="the prompt (default: the first preview's)")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="its seed (default: sample.seed)")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="folder for the files (default: RUN/compare)")] = None,
-    image: Annotated[Path | None, typer.Option("--image", help="the first frame")] = None,
+    run: Annotated[Path, Arg(help="a run folder")],
+    prompt: Annotated[str | None, Opt(help="the prompt (default: the first preview's)")] = None,
+    seed: Annotated[int | None, Opt(help="its seed (default: sample.seed)")] = None,
+    out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/compare)")] = None,
+    image: Annotated[Path | None, Opt(help="the first frame")] = None,
     offline: Offline = False,
 ) -> None:
     """Generate one prompt with one seed at the base model and every checkpoint, side by side."""

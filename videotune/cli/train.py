@@ -1,4 +1,4 @@
-"""``videotune train``."""
+"""``videotune train`` and ``videotune wait``."""
 
 from __future__ import annotations
 
@@ -7,41 +7,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from videotune import commands
 from videotune._version import BEGUN
-from videotune.cli.options import Skips, takes_config
-from videotune.console import clock, echo, exactly, size
+from videotune.cli.options import Arg, Opt, Skips, takes_config
+from videotune.console import bar, clock, echo, exactly, size
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
     from videotune.trainer.resolve_config import Overrides
 
-Override = Annotated[bool, typer.Option("--override", help="--resume although a changed setting changes the training")]
-AllowDataChange = Annotated[bool, typer.Option("--allow-data-change", help="--resume although the clips have changed")]
+Override = Annotated[bool, Opt("--override", help="--resume although a changed setting changes the training")]
+AllowDataChange = Annotated[bool, Opt("--allow-data-change", help="--resume although the clips have changed")]
+
+
+Replan = Annotated[bool, Opt("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")]
+InitFrom = Annotated[Path | None, Opt(help="start a new run from a LoRA or embedding file's weights; fresh optimizer")]
 
 
 @takes_config
 def train(
     overrides: Overrides,
-    out: Annotated[Path, typer.Option("--out", help="the run folder")],
-    resume: Annotated[bool, typer.Option("--resume", help="resume the run in --out")] = False,
+    out: Annotated[Path, Opt(help="the run folder")],
+    resume: Annotated[bool, Opt("--resume", help="resume the run in --out")] = False,
     step: Annotated[
-        int | None,
-        typer.Option("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches"),
+        int | None, Opt("--from", help="--resume from the checkpoint of this step; later steps move to RUN/branches")
     ] = None,
     override: Override = False,
     allow_data_change: AllowDataChange = False,
-    replan: Annotated[
-        bool, typer.Option("--replan", help="--resume with micro-batch, checkpointing and offloading chosen again")
-    ] = False,
-    init_from: Annotated[
-        Path | None,
-        typer.Option("--init-from", help="start a new run from a LoRA or embedding file's weights; fresh optimizer"),
-    ] = None,
-    push: Annotated[str | None, typer.Option("--push", help="upload the result to this repository of the Hub")] = None,
+    replan: Replan = False,
+    init_from: InitFrom = None,
+    push: Annotated[str | None, Opt(help="upload the result to this repository of the Hub")] = None,
     allow_skips: Skips = None,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
@@ -74,3 +70,19 @@ def show_training(result: TrainResult) -> None:
         echo(f"recommended checkpoint: step {best['step']}: {best['why']}; {command}")
     took = f"{clock(spent.get('training', 0.0))} of training, {clock(sum(spent.values()))} in all"
     echo(f"report: {result.report}  ({took})")
+
+
+def wait(
+    run: Annotated[Path, Arg(help="a run folder, which may not be there yet")],
+    step: Annotated[int | None, Opt("--step", min=1, help="until this step (default: to the end)")] = None,
+    timeout: Annotated[float | None, Opt("--timeout", min=0, help="seconds; 0: print the state now")] = None,
+) -> dict[str, Any]:
+    """Block until a run has ended, or has done a step, and print its state.
+
+    Exit code: 0 reached, 1 ended otherwise, 2 timed out.
+    """
+    with bar("waiting (steps)") as progress:
+        code, found = commands.wait.wait(run, step, timeout, lambda done: progress.update(done, step or max(done, 1)))
+    verdict, best = (found[key] or "none" for key in ("verdict", "recommended"))
+    print(f"{found['state']} at step {found['step']}, verdict: {verdict}, recommended step: {best}; {found['why']}")
+    return {"exit_code": code} | found

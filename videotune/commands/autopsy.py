@@ -8,8 +8,7 @@ from typing import Any
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.interop.autopsy import SHARES, build_autopsy
-from videotune.interop.command_line import typed
-from videotune.interop.theirs import read_theirs
+from videotune.interop.theirs import read_theirs, typed
 from videotune.interop.trainer_rules import rules_of
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch

@@ -1,7 +1,5 @@
 """``compare``: one prompt and seed over all checkpoints of a run, the base model first, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,9 @@ from videotune.files import digest, path_from, write_json
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.sampling.pipeline import SampleSettings
+from videotune.trainer import resolve_config, run_dir
 from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
 from videotune.trainer.logging.journal import History
-from videotune.trainer.resolve_config import reopened
-from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
 from videotune.validation.selection import sample_settings
 
 ROW = 4
@@ -63,7 +60,7 @@ def compare(
     prompt = first_prompt(run) if prompt is None else prompt
     folder = out or run / "compare"
     if out is not None:
-        refuse_samples_in_data(run, out)
+        run_dir.refuse_samples_in_data(run, out)
     name = key(prompt, seed, settings, image)
     cells = [Cell(0, folder / f"{name}-step-000000.mp4", (folder / f"{name}-step-000000.mp4").is_file())]
     cells += [cell_of(checkpoint, folder / f"{name}-step-{checkpoint.step:06d}.mp4") for checkpoint in found]
@@ -74,7 +71,7 @@ def compare(
         for done, cell in enumerate(todo):
             progress.update(done, len(todo), "base" if cell.step == 0 else f"step {cell.step}")
             words = SampleOptions((prompt,), seed, run, cell.step, images=(image,) if image else ())
-            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title=None)
+            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title="")
             write_video(cell.path, frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
     entry = lay_out(cells, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
@@ -84,7 +81,7 @@ def compare(
 
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     """How the run draws, and the seed: what is given, or the run's own."""
-    resolved, spec, _ = reopened(run_settings(run))
+    resolved, spec, _ = resolve_config.reopened(run_dir.run_settings(run))
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed

@@ -22,9 +22,7 @@ from videotune.console import bar, echo
 from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.models.base_model import place
-from videotune.models.loading import quietly
-from videotune.models.registry import find
+from videotune.models import base_model, loading, registry
 from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.toy.dataset import CONCEPT, write_dataset
@@ -162,9 +160,9 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
 def open_pipeline(run: Path) -> Any:
     """diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would open it."""
     settings = run_settings(run)
-    base = place(settings["base_model_name"])
-    family = find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
-    with quietly():
+    base = base_model.place(settings["base_model_name"])
+    family = registry.find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
+    with loading.quietly():
         pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32, trust_remote_code=False)
     pipe.set_progress_bar_config(disable=True)
     return pipe

@@ -3,18 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.config.resolve import parse
-from videotune.config.rules import refuse_what_does_not_apply
-from videotune.config.schema import Config
+from videotune.config import resolve, rules, schema
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.records import read_record, verified
 from videotune.reporter.build import write_report
+from videotune.trainer import components, resolve_config, run_dir, run_export
 from videotune.trainer.checkpoint import pick
-from videotune.trainer.components import open_models
-from videotune.trainer.resolve_config import reopened
-from videotune.trainer.run_dir import run_settings
-from videotune.trainer.run_export import export_run
 
 
 def export(
@@ -33,20 +28,20 @@ def export(
     Raises VideotuneError where there is nothing to merge, or a format is named for it.
     """
     run = Path(run)
-    resolved, spec, base = reopened(run_settings(run))
+    resolved, spec, base = resolve_config.reopened(run_dir.run_settings(run))
     checkpoint = pick(run, step)
-    family = open_models(spec, base, resolved.config)
+    family = components.open_models(spec, base, resolved.config)
     if dtype is not None:
-        resolved = resolved.with_planned({"output_dtype": parse({"output_dtype": dtype}).output_dtype})
-        refuse_what_does_not_apply(resolved.config, spec)
+        resolved = resolved.with_planned({"output_dtype": resolve.parse({"output_dtype": dtype}).output_dtype})
+        rules.refuse_what_does_not_apply(resolved.config, spec)
     if merge:
         refuse_merge(resolved.config, formats, dtype)
-    done = export_run(run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge)
+    done = run_export.export_run(run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge)
     write_report(run)
     return list(done)
 
 
-def refuse_merge(config: Config, formats: Sequence[str], dtype: str | None) -> None:
+def refuse_merge(config: schema.Config, formats: Sequence[str], dtype: str | None) -> None:
     """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
     if config.training_method == "EMBEDDING":
         raise VideotuneError("--merge: new tokens are no adapter and cannot be merged")

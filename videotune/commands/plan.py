@@ -12,15 +12,13 @@ from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.latent_cache.exposure import TARGETS
-from videotune.latent_cache.sampler import steps_per_epoch
+from videotune.latent_cache import exposure, sampler
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.planner.memory import known_step_spec
 from videotune.planner.plan import make_plan
-from videotune.trainer.components import make_objective
+from videotune.trainer import components, run_spec
 from videotune.trainer.experts import trained
 from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job, refuse_skips
 from videotune.types import ModelSpec
 from videotune.validation.overhead import planned
 
@@ -30,7 +28,7 @@ class PlanResult:
     """``plan``: what ``plan --json`` prints."""
 
     plan: dict[str, Any]
-    job: Job
+    job: run_spec.Job
 
     @property
     def experts(self) -> int:
@@ -58,9 +56,9 @@ def plan(
     ``views``: how many times a window is to be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
     ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
     """
-    job = planned(open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True)))
-    refuse_skips(job, allow_skips)
-    found = make_plan(job, views or TARGETS)
+    job = planned(run_spec.open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True)))
+    run_spec.refuse_skips(job, allow_skips)
+    found = make_plan(job, views or exposure.TARGETS)
     free = shutil.disk_usage(Path.cwd()).free  # a run lies below this folder, unless its --out names another
     found["disk"] |= {"free_bytes": free, "short_bytes": max(0, found["disk"].get("run_bytes", 0) - free)}
     if job.base is not None:
@@ -86,8 +84,8 @@ def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[
     resolved, spec, base = resolve_config(overrides(config, layers), planning=True)
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
-        job = open_job(resolved, spec, base, to_look=True)
-        turns = float(steps_per_epoch(job.schedule))
+        job = run_spec.open_job(resolved, spec, base, to_look=True)
+        turns = float(sampler.steps_per_epoch(job.schedule))
         sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
         shapes = {str(shape): (spec.tokens(shape), len(bucket) / batch / turns) for shape, bucket, batch in sizes}
     return levels(spec, resolved.config, shapes)
@@ -100,7 +98,7 @@ def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
 
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
     """
-    fixed = make_objective(spec, config).timesteps
+    fixed = components.make_objective(spec, config).timesteps
     rule, found = spec.shift_by_tokens, []
     several = shapes if rule is not None and shapes else {"": (0, 1.0)}
     for shape, (tokens, share) in several.items():

@@ -1,18 +1,17 @@
 """``sample``: draw prompts with a run's adapter, with any LoRA file, or with the base model alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from videotune.adapters.kinds import NOT_BY_DEGREES, kind_of
-from videotune.adapters.layers import load_weights
-from videotune.adapters.lora import ADAPTER, lora_parameters
+import numpy as np
+from torch import nn
+
+from videotune.adapters import kinds, layers, lora
 from videotune.config.load import merge, parse_sets
 from videotune.config.schema import Config
 from videotune.console import bar, echo
@@ -27,20 +26,10 @@ from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
+from videotune.trainer import components, denoisers, experts, resolve_config, run_dir, text_encoders
 from videotune.trainer.checkpoint import pick
-from videotune.trainer.components import open_models
-from videotune.trainer.denoisers import DenoiserPool, attach
-from videotune.trainer.experts import of_expert, prefix, trained
-from videotune.trainer.resolve_config import absolute_paths, reopened
-from videotune.trainer.run_dir import refuse_samples_in_data, run_settings
-from videotune.trainer.text_encoders import by_part, put_files, put_text
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.selection import sample_settings
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import nn
-
 
 LONGEST = 10_000
 """Letters of a prompt; no model reads a tenth of them."""
@@ -102,7 +91,7 @@ def sample(
     folder = None if run is None else Path(run)
     words = SampleOptions(prompts, seed, folder, step, base, loras, strength, sets, images, embeddings)
     if folder is not None:
-        refuse_samples_in_data(folder, Path(out))
+        run_dir.refuse_samples_in_data(folder, Path(out))
     Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
     seeds = [sampler.seed + i for i in range(len(prompts))]
@@ -120,18 +109,18 @@ def open_sampler(words: SampleOptions) -> Sampler:
     Raises VideotuneError where neither a run nor a base model is named, and for files and images that do not fit it.
     """
     refuse(words)
-    settings: dict[str, Any] = run_settings(words.run) if words.run else {"base_model_name": words.base}
-    settings = absolute_paths(merge(settings, parse_sets(words.sets)))
-    resolved, spec, base = reopened(settings)
+    settings: dict[str, Any] = run_dir.run_settings(words.run) if words.run else {"base_model_name": words.base}
+    settings = resolve_config.absolute_paths(merge(settings, parse_sets(words.sets)))
+    resolved, spec, base = resolve_config.reopened(settings)
     config = resolved.config
     refuse_images(words, spec)
     files = by_expert(words.loras, spec)
     shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
     seed = config.sample.seed if words.seed is None else words.seed
-    family = open_models(spec, base, config)
+    family = components.open_models(spec, base, config)
     checkpoint = None if words.run is None or words.step == 0 else pick(words.run, words.step)
     weights = checkpoint.result() if checkpoint else {}
-    learnt = trained(spec, config) if checkpoint and config.transformer.train else ()
+    learnt = experts.trained(spec, config) if checkpoint and config.transformer.train else ()
     if checkpoint and words.strength != 1.0 and config.training_method != "LORA":
         raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
     tokens = [read_embedding(family, path) for path in words.embeddings]
@@ -141,25 +130,25 @@ def open_sampler(words: SampleOptions) -> Sampler:
     def load(name: str) -> nn.Module:
         net = family.denoiser(name)
         if name in learnt:
-            own = of_expert(weights, prefix(spec, name))
-            own = by_part(family, own)[0] if config.text_in_step else own
-            load_weights(attach(net, spec, config), own, str(words.run))
+            own = experts.of_expert(weights, experts.prefix(spec, name))
+            own = text_encoders.by_part(family, own)[0] if config.text_in_step else own
+            layers.load_weights(denoisers.attach(net, spec, config), own, str(words.run))
         elif name in files:
-            read_file(family, net, files[name], ADAPTER)
+            read_file(family, net, files[name], lora.ADAPTER)
         if words.strength != 1.0 and (name in files or name in learnt):
-            if (kind := kind_of(lora_parameters(net))) in NOT_BY_DEGREES:
+            if (kind := kinds.kind_of(lora.lora_parameters(net))) in kinds.NOT_BY_DEGREES:
                 raise VideotuneError(f"--strength: {kind} cannot be scaled; leave it out, or use --base alone")
-            net.set_adapters([ADAPTER], [words.strength])  # type: ignore[operator]
+            net.set_adapters([lora.ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 
     def teach() -> Callable[[str], str]:
         if checkpoint is None:
-            return put_files(family, tokens)
-        begin = prefix(spec, learnt[0]) if learnt else ""
-        return put_text(family, config, of_expert(weights, begin), str(words.run))
+            return text_encoders.put_files(family, tokens)
+        begin = experts.prefix(spec, learnt[0]) if learnt else ""
+        return text_encoders.put_text(family, config, experts.of_expert(weights, begin), str(words.run))
 
     names = [expert.name for expert in spec.experts]
-    nets = DenoiserPool(ExpertSchedule(tuple(names)), names, load)
+    nets = denoisers.DenoiserPool(ExpertSchedule(tuple(names)), names, load)
     nets.load(names[0])  # a file that does not fit is told before the text encoder runs
     return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 
@@ -246,15 +235,11 @@ def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> C
 
 
 def render(
-    sampler: Sampler,
-    prompts: Sequence[str],
-    seeds: Sequence[int],
-    images: Sequence[Path] = (),
-    title: str | None = "sampling",
+    sampler: Sampler, prompts: Sequence[str], seeds: Sequence[int], images: Sequence[Path] = (), title: str = "sampling"
 ) -> list[np.ndarray]:
     """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other.
 
-    ``title``: of the progress bar; None: whoever calls shows one.
+    ``title``: of the progress bar; empty: whoever calls shows one.
     """
     family, told = sampler.family, None
     try:
@@ -266,16 +251,14 @@ def render(
     if images:
         first = encode_images(family, images, sampler.settings.shape)
         told = first if len(first) == len(prompts) else first * len(prompts)
+    pairs = list(zip(prompts, seeds, strict=True))
     with bar(title) if title else nullcontext() as progress:
-        latents = draw(
-            family,
-            sampler.nets,
-            sampler.settings,
-            states.__getitem__,
-            list(zip(prompts, seeds, strict=True)),
-            on_done=lambda done: progress.update(done, len(prompts)) if progress else None,
-            first=told,
-        )
+
+        def tell(done: int) -> None:
+            if progress:
+                progress.update(done, len(prompts))
+
+        latents = draw(family, sampler.nets, sampler.settings, states.__getitem__, pairs, on_done=tell, first=told)
     return decode(family, latents)
 
 

@@ -28,9 +28,7 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.host_weights import pinned
-from videotune.models.base_model import place, spec_for
-from videotune.models.loading import quietly
-from videotune.models.registry import find
+from videotune.models import base_model, loading, registry
 from videotune.planner.cards import Card, measured_file
 from videotune.planner.memory import Choice, need, step_spec
 from videotune.rng import draws
@@ -106,8 +104,8 @@ def small_run(folder: Path, sizes: Sizes) -> Overrides:
     """What ``train`` is called with: a random Wan, wider than its tiny checkpoint, two clips, and steps alone."""
     base, more = folder / "base", {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
     more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
-    with quietly():
-        family = find(spec_for(None, place("asset:toy")).name)
+    with loading.quietly():
+        family = registry.find(base_model.spec_for(None, base_model.place("asset:toy")).name)
         config = read_json(family.tiny(base) / "transformer" / "config.json") | more
         getattr(diffusers, config["_class_name"]).from_config(config).save_pretrained(base / "transformer")
     (folder / "clips").mkdir()

@@ -13,13 +13,12 @@ from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
-from videotune.memory.accelerator import empty_cache
-from videotune.memory.compiling import compiled_graphs
+from videotune.memory import accelerator, compiling
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
-from videotune.reporter.build import write_report
-from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
+from videotune.reporter import build, contact_sheet
+from videotune.trainer import saving
 from videotune.trainer.checkpoint import complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.distributed import DistributedContext, join
@@ -31,13 +30,6 @@ from videotune.trainer.resume import Opened, Resume, open_run, restore
 from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
 from videotune.trainer.run_export import export_run
 from videotune.trainer.run_spec import refuse_nothing_to_learn, refuse_skips
-from videotune.trainer.saving import (
-    flush_or_wait,
-    refuse_small_disk,
-    rescue_message,
-    save_what_is_good,
-    with_disk_retry,
-)
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -116,13 +108,13 @@ def train_once(
     with join() as dist:
         opened = dist.main_first(lambda: open_run(words, run, resume, chosen_for_run, dist.size))
         if resume is None and dist.is_main:
-            keep_pictures(opened.job)
+            contact_sheet.keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         plan = make_plan(opened.job)
         if resume is None:  # a resume trains on exactly what was allowed at the start
             refuse_nothing_to_learn(opened.job.config)
             refuse_skips(opened.job, allow_skips)
-            refuse_small_disk(run, plan["disk"])
+            saving.refuse_small_disk(run, plan["disk"])
         with same_bits(opened.job.config.deterministic):
             if not dist.is_main:
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
@@ -131,17 +123,12 @@ def train_once(
 
 
 def work(
-    opened: Opened,
-    run: Path,
-    resume: Resume | None,
-    plan: Mapping[str, Any],
-    dist: DistributedContext,
-    heartbeat: Heartbeat,
+    opened: Opened, run: Path, resume: Resume | None, plan: Mapping[str, Any], dist: DistributedContext, beat: Heartbeat
 ) -> TrainResult:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, heartbeat)
+    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat)
     if dist.is_main:
-        copy_pictures(opened.job, run)
+        contact_sheet.copy_pictures(opened.job, run)
     try:
         if resume is not None:
             restore(trainer, opened, branch=resume.step is not None)
@@ -170,10 +157,10 @@ def explained_loop(trainer: Trainer) -> str:
         raise DeviceFull(device_full_message(trainer, error), retry_settings(trainer)) from error
     except NoBatch as error:
         several, done = trainer.dist.size > 1, trainer.journal.history.last
-        kept = rescue_message(trainer.run) if several else save_what_is_good(trainer, done)
+        kept = saving.rescue_message(trainer.run) if several else saving.save_what_is_good(trainer, done)
         raise VideotuneError(f"{error} {kept}") from error
     except NotFinite as error:
-        kept = save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
+        kept = saving.save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
         raise VideotuneError(
             f"{error}; the journal names their clips. {kept} A resume meets the same steps: "
             "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
@@ -185,22 +172,16 @@ def free_failed_step(error: OutOfMemory) -> None:
     for one in (error, error.__cause__):
         if one is not None:
             traceback.clear_frames(one.__traceback__)
-    empty_cache()
+    accelerator.empty_cache()
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the recommended checkpoint."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
-
-    def write(state: Mapping[str, Any], at: int) -> list[Exported]:
-        tell = partial(trainer.journal.warn, at)
-        return export_run(run, trainer.family, state, at, job.resolved, tell=tell)
-
     best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
-    if best != step or why == "early" or trainer.rows:  # rows are gathered where all have written their parts
-        return write(pick(run, best).result(), best)
-
-    return write(trainer.result, step)
+    saved = best != step or why == "early" or trainer.rows  # rows are gathered where all have written their parts
+    state = pick(run, best).result() if saved else trainer.result
+    return export_run(run, trainer.family, state, best, job.resolved, tell=partial(trainer.journal.warn, best))
 
 
 def push(trainer: Trainer, repo: str) -> None:
@@ -215,24 +196,24 @@ def push(trainer: Trainer, repo: str) -> None:
 def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
     run, job, history = trainer.run, trainer.job, trainer.journal.history
-    flush_or_wait(trainer, job.steps if why == "done" else history.last)
+    saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
     for callback in trainer.callbacks:
         callback.on_end(trainer, history.last)
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
-        exports = with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
+        exports = saving.with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
     step, memory = history.last, peak(job, trainer.peaks)
     seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
     more: dict[str, Any] = {"memory": memory} if memory else {}
-    more |= {"compiled": compiled_graphs()} if job.config.compile is True else {}
+    more |= {"compiled": compiling.compiled_graphs()} if job.config.compile is True else {}
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
     if trainer.trackers is not None:
         trainer.trackers.close()
-    with_disk_retry(trainer, step, trainer.journal.sync)
+    saving.with_disk_retry(trainer, step, trainer.journal.sync)
     if job.config.push_to and exports:
         push(trainer, job.config.push_to)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
-    report = with_disk_retry(trainer, step, lambda: write_report(run, (history.events, history.steps)))
+    report = saving.with_disk_retry(trainer, step, lambda: build.write_report(run, (history.events, history.steps)))
     return TrainResult(run, why, step, exports, best, seconds, memory, report)

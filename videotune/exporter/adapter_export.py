@@ -6,19 +6,15 @@ looks for a key of the text encoder's own, in a file whose name is the word. Our
 key ``videotune``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.nn import Parameter
+from torch import Tensor, nn
 
-from videotune.adapters.effect import effects
-from videotune.adapters.kinds import by_module, kind_of
-from videotune.adapters.lora import lora_parameters
+from videotune.adapters import effect, kinds, lora
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
@@ -28,9 +24,6 @@ from videotune.exporter.formats import Exported
 from videotune.exporter.lora_write import baked, head_of, rounded, settings_of
 from videotune.models.loading import explained
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 READ = "read"
 """The adapter's name in a network that a file is read into for a look at it."""
@@ -55,12 +48,12 @@ def export_lora(
 
     def verify(aside: Path) -> tuple[float, str]:
         found, reader = read_effects(family, aside, expert)
-        return formats.check_updates(effects(state, scale), found, path, reader), reader
+        return formats.check_updates(effect.effects(state, scale), found, path, reader), reader
 
     if dtype is not None:
         state, scale = rounded(state, scale, dtype), 1.0
     tensors = {name: value.to(dtype) for name, value in baked(family, format, state, scale).items()}
-    return formats.write_verified(format, path, len(by_module(state)), tensors, facts, verify, head_of(state))
+    return formats.write_verified(format, path, len(kinds.by_module(state)), tensors, facts, verify, head_of(state))
 
 
 def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
@@ -95,7 +88,7 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
         else:
             state = lora_of(family, net, file)
             family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
-    if kind_of(lora_parameters(net, name)) is None:
+    if kinds.kind_of(lora.lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")
 
 
@@ -111,7 +104,7 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
     modules = modules_in(family, net, file)
     state = {tensor_name(path, part): value for path, own in modules.items() for part, value in own.parts.items()}
     net.add_adapter(settings_of(modules), adapter_name=name)  # type: ignore[operator]
-    mine = {key: value.shape for key, value in lora_parameters(net, name).items()}
+    mine = {key: value.shape for key, value in lora.lora_parameters(net, name).items()}
     odd = sorted(set(mine) ^ set(state)) or [key for key in mine if mine[key] != state[key].shape]
     if odd:
         raise ValueError(f"{len(odd)} of its tensors do not fit the model, such as {odd[0]}")
@@ -123,7 +116,7 @@ def _empty(family: Family, expert: str | None = None) -> nn.Module:
     net, zero = family.skeleton(expert), torch.zeros(())
     for module in net.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, Parameter(zero.expand(parameter.shape), requires_grad=False))
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
     return net
 
 
@@ -143,7 +136,7 @@ def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple
     net = _empty(family, expert)
     reader = read_lora(family, net, path, READ)
     found: dict[str, Callable[[], Tensor]] = {}
-    for module, parts in by_module(lora_parameters(net, READ)).items():
+    for module, parts in kinds.by_module(lora.lora_parameters(net, READ)).items():
         found[module] = partial(_update, net.get_submodule(module))
         if "lora_magnitude_vector" in parts:
             found[f"{module} magnitude"] = parts["lora_magnitude_vector"].detach().double

@@ -1,7 +1,5 @@
 """An adapter's file or folder of any program: its tensors, checked, and what its header says."""
 
-from __future__ import annotations
-
 import re
 from functools import cached_property
 from pathlib import Path
@@ -32,9 +30,8 @@ def adapter_path(path: Path) -> Path:
     """
     if path.is_dir():
         names = sorted(own.name for own in path.glob("*.safetensors") if not own.name.startswith("."))
-        own = [
-            name for name in names if name in ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
-        ] or names
+        usual = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+        own = [name for name in names if name in usual] or names
         if len(own) != 1:
             raise VideotuneError(f"{path} holds {len(own)} safetensors files, and must hold one adapter: name the file")
         return path / own[0]

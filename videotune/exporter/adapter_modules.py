@@ -1,7 +1,5 @@
 """The modules of an adapter file of any program, under diffusers' names, with what each update is multiplied by."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -25,9 +23,7 @@ _PARTS = {
 }  # fmt: skip
 _NAMES = "|".join(re.escape(name) for name in (*_PARTS, *dict.fromkeys(part for own in PARTS.values() for part in own)))
 _KEY = re.compile(rf"(.+)\.(?:({_NAMES})(?:\.(?!bias$|weight$)\w+)??(?:\.weight)?|(alpha))")
-_PREFIX = re.compile(
-    r"(base_model\.model\.|model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_|lycoris_"
-)
+_PREFIX = re.compile(r"((base_model\.)?model\.|diffusion_model\.|transformer\.)+|lora_unet_|lora_transformer_|lycoris_")
 _MOST = 1000.0
 """alpha / rank beyond which a file is damaged; published ones lie between 1/rank and some 10."""
 
@@ -52,9 +48,8 @@ class Module:
     @property
     def rank(self) -> int:
         """The rank of the factors; of rotations and of LoKr with whole factors the size of what takes its place."""
-        return rank_of(self.parts) or min(
-            self.parts[name].shape[-1] for name in ("lokr_w2", "oft_R") if name in self.parts
-        )
+        whole = ("lokr_w2", "oft_R")
+        return rank_of(self.parts) or min(x.shape[-1] for name, x in self.parts.items() if name in whole)
 
     @property
     def delta(self) -> Tensor:

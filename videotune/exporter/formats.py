@@ -5,16 +5,15 @@ then applies the update as it was trained, whatever it assumes of alpha.
 What is written is read back and compared with what was trained, before its file takes its name.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from videotune.adapters.kinds import ZERO, split
 from videotune.config.schema import Config
@@ -22,9 +21,6 @@ from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
 from videotune.latent_cache.store import alone, hash_of
 from videotune.types import Family
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""

@@ -3,42 +3,37 @@
 It is a fine-tuned one, or the base model with an adapter worked into its weights, which needs no adapter any more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
-from videotune.adapters.effect import new_weight
-from videotune.adapters.kinds import by_module
+from videotune.adapters import effect, kinds
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported, check_finite, check_same, failed, refuse_overflow
 from videotune.files import system_errors, whole_folder, write_json
-from videotune.models.loading import check_part, dtype_of, load_model, quietly, read_states
-from videotune.models.model_files import headers, spans_of, weight_files
-from videotune.models.single_file import FP8, in_diffusers_layout, tensors
+from videotune.models import loading, model_files, single_file
 from videotune.types import Family
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+State = Mapping[str, Tensor]
+"""Weights by their names."""
 
 
 def export_full(
     family: Family,
     expert: str,
-    state: Mapping[str, Tensor],
+    state: State,
     base: Path,
     folder: Path,
     facts: Mapping[str, Any],
-    text: Mapping[str, Mapping[str, Tensor]] | None = None,
+    text: Mapping[str, State] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
     """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
@@ -83,35 +78,31 @@ def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mappin
         write_json(aside / "videotune.json", dict(facts))
 
 
-def write_text_encoder(
-    family: Family, name: str, state: Mapping[str, Tensor], base: Path, folder: Path, dtype: torch.dtype
-) -> None:
+def write_text_encoder(family: Family, name: str, state: State, base: Path, folder: Path, dtype: torch.dtype) -> None:
     """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
     Raises VideotuneError where the weights read back are not the ones written.
     """
-    encoder: Any = load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
-    held = dict(encoder.named_parameters())
-    with torch.no_grad():
-        for key, value in state.items():
-            held[key].copy_(value)
-    refuse_overflow(state, {key: held[key].detach() for key in state}, dtype)
-    with quietly():
+    encoder: Any = loading.load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
+    encoder.load_state_dict(state, strict=False)
+    held = encoder.state_dict()
+    refuse_overflow(state, {key: held[key] for key in state}, dtype)
+    with loading.quietly():
         encoder.save_pretrained(folder)
-    check_same(encoder.state_dict(), tensors_in(folder), folder, needed=state)  # tied weights are in the file once
+    check_same(held, tensors_in(folder), folder, needed=state)  # tied weights are in the file once
 
 
-def rounded(shell: Any, dtype: torch.dtype, state: Mapping[str, Tensor], base: Path) -> dict[str, Tensor]:
+def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    stored = (item for one in read_states(type(shell), base, shell) for item in one.items())
+    stored = (item for one in loading.read_states(type(shell), base, shell) for item in one.items())
     whole = {name: value for name, value in stored if name not in state} | dict(state)
-    dtypes = {name: dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
+    dtypes = {name: loading.dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
     return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a part on disk, one after the other."""
-    for path in weight_files(folder):
+    for path in model_files.weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
@@ -128,12 +119,7 @@ def link(source: str, target: str) -> str:
 
 
 def export_merged(
-    family: Family,
-    adapters: Mapping[str, Mapping[str, Tensor]],
-    scale: float,
-    base: Path,
-    folder: Path,
-    facts: Mapping[str, Any],
+    family: Family, adapters: Mapping[str, State], scale: float, base: Path, folder: Path, facts: Mapping[str, Any]
 ) -> Exported:
     """Write the model with the adapter of each expert in its weights, all else as in ``base``, and read them back.
 
@@ -149,21 +135,21 @@ def export_merged(
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], scale: float, folder: Path) -> int:
+def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, folder: Path) -> int:
     """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
-    modules = {f"{path}.weight": parts for path, parts in by_module(state).items()}
-    files, sources = weight_files(base), check_part(type(net), base, net)
+    modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
+    files, sources = model_files.weight_files(base), loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
         raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
-    if not in_diffusers_layout(sources):
+    if not single_file.in_diffusers_layout(sources):
         whole = {}
-        for name, value in tensors(sources):
-            new = new_weight(value, modules[name], scale) if name in modules else value
-            eight = sources[name].stored.dtype in FP8
-            whole[name] = new.to(dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
+        for name, value in single_file.tensors(sources):
+            new = effect.new_weight(value, modules[name], scale) if name in modules else value
+            eight = sources[name].stored.dtype in single_file.FP8
+            whole[name] = new.to(loading.dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
         check_finite("merged model", whole)
         net.load_state_dict(whole, assign=True)
         with system_errors(folder):
@@ -173,23 +159,23 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: Mapping[str, Tensor], s
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):
-            changed = entry in files and not set(modules).isdisjoint(headers([entry]))
+            changed = entry in files and not set(modules).isdisjoint(model_files.headers([entry]))
             (shutil.copyfile if changed else link)(os.path.realpath(entry), str(folder / entry.name))
     for file in files:
         _merge_file(file, modules, scale, folder / file.name)
     return len(modules)
 
 
-def _merge_file(base: Path, modules: Mapping[str, Mapping[str, Tensor]], scale: float, target: Path) -> None:
+def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: Path) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
-    spans = spans_of(base)
+    spans = model_files.spans_of(base)
     if not (mine := [name for name in modules if name in spans]):
         return
     digests: dict[str, bytes] = {}
     with safe_open(base, "pt") as old, target.open("r+b") as new:
         for name in mine:
             own = old.get_tensor(name)
-            weight = new_weight(own, modules[name], scale).to(own.dtype).contiguous()
+            weight = effect.new_weight(own, modules[name], scale).to(own.dtype).contiguous()
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
             data = raw(weight)

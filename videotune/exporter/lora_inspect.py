@@ -1,12 +1,10 @@
 """What an adapter file of any program is: its base, form, ranks, scales and health, and who reads it how strongly."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,8 @@ from videotune.exporter import adapter_modules as files
 from videotune.exporter.adapter_file import AdapterFile, adapter_path
 from videotune.exporter.adapter_modules import Module, bare, keys_of
 from videotune.exporter.lora_factors import norm
-from videotune.models.base_model import CONFIGS, of_base, place, spec_for
-from videotune.models.model_files import headers, some
-from videotune.models.registry import find
+from videotune.files import read_json
+from videotune.models import base_model, model_files, registry
 from videotune.types import Family
 
 LONGEST, MANY = 200, 40
@@ -50,7 +47,7 @@ def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
         raise VideotuneError(f"no such file or folder: {path}")
     if (size := file.stat().st_size) > MOST:
         raise VideotuneError(f"{file} has {size >> 30} GB: that is no adapter")
-    if not any(mark in key for key in headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
+    if not any(mark in key for key in model_files.headers([file]) for mark in (".lora", ".hada_", ".lokr_", ".oft_R")):
         raise VideotuneError(f"{file} holds no adapter: no tensor is called like those of LoRA, LoHa, LoKr or OFT")
     return AdapterFile(file, finite=finite)
 
@@ -58,19 +55,19 @@ def open_file(path: Path, *, finite: bool = True) -> AdapterFile:
 @cache
 def architecture(folder: Path, names: tuple[str, ...]) -> Base:
     """The architecture whose configs lie in a folder."""
-    name = spec_for(None, place(str(folder), weights=False)).name
-    family = find(name)(folder, torch.device("cpu"), torch.float32)
+    name = base_model.spec_for(None, base_model.place(str(folder), weights=False)).name
+    family = registry.find(name)(folder, torch.device("cpu"), torch.float32)
     return Base(names, family, family.skeleton())
 
 
 def bases(base: str | None = None, family: str | None = None) -> Iterator[Base]:
     """The named base model, by its folder or Hub id and without its weights, or the published ones (of a family)."""
     if base is not None:
-        yield architecture(place(base, weights=False).folder, (base,))
+        yield architecture(base_model.place(base, weights=False).folder, (base,))
         return
-    index: dict[str, str] = json.loads((CONFIGS / "index.json").read_text(encoding="utf-8"))
-    for folder in sorted(own for own in CONFIGS.iterdir() if own.is_dir()):
-        if family is None or of_base(folder) is find(family):
+    index: dict[str, str] = read_json(base_model.CONFIGS / "index.json")
+    for folder in sorted(own for own in base_model.CONFIGS.iterdir() if own.is_dir()):
+        if family is None or base_model.of_base(folder) is registry.find(family):
             yield architecture(folder, tuple(name for name, own in index.items() if own == folder.name and "/" in name))
 
 
@@ -184,11 +181,8 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:
     """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
     values = list(module.parts.values())
-    odd = {
-        "NaN": any(bool(x.isnan().any()) for x in values),
-        "infinite": any(bool(x.float().isinf().any()) for x in values),
-    }
-    state = next((name for name, so in (odd | {"zero": not files.changes(module)}).items() if so), "ok")
+    nan, infinite = any(bool(x.isnan().any()) for x in values), any(bool(x.float().isinf().any()) for x in values)
+    state = "NaN" if nan else "infinite" if infinite else "ok" if files.changes(module) else "zero"
     path = module.paths[0] if module.paths else module.name
     targets = base.family.spec.lora_targets if base else {}
     sets = ("cross_attention", "attention", "feed_forward")
@@ -203,7 +197,7 @@ def row_of(base: Base | None, module: Module) -> dict[str, Any]:
         "scale": module.scale,
         "dtype": "+".join(sorted({str(value.dtype).removeprefix("torch.") for value in values})),
         "state": state,
-        "norm": None if any(odd.values()) else norm(module),
+        "norm": None if nan or infinite else norm(module),
     }
 
 
@@ -222,7 +216,7 @@ def programs(
 
     ``strength``: what to set there so that ΔW is as this file means it; None where one number cannot do that.
     """
-    rules = json.loads((resources.files("videotune") / "exporter" / "programs.json").read_text(encoding="utf-8"))
+    rules = read_json(Path(__file__).with_name("programs.json"))
     told, names = {module.told for module in modules}, form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:
@@ -244,20 +238,17 @@ def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
     rows, others, form = found["modules"], found["other_tensors"], found["form"]
     lines = [f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"]
-    lines += [
-        f"form: {form['names']} names"
-        + f", prefix {form['prefix']}" * bool(form["prefix"])
-        + ", in a PEFT folder" * form["peft_folder"]
-    ]
+    prefix = f", prefix {form['prefix']}" if form["prefix"] else ""
+    lines += [f"form: {form['names']} names{prefix}{', in a PEFT folder' * form['peft_folder']}"]
     base = f"base: {found['family']}"
     if found["family"] is None:
         base = "base: no published architecture has these modules; --against BASE checks another one"
-    lines.append(f"base: every module fits {some(found['fits'])}" if found["fits"] else base)
+    lines.append(f"base: every module fits {model_files.some(found['fits'])}" if found["fits"] else base)
     lines += [f"trained on: {found['trained_on']}, as its header says"] * bool(found["trained_on"])
     lines += [f"expert: {found['expert']}, by its {found['expert_by']}"] * bool(found["expert"])
     lines += [f"{len(found['misfits'])} modules do not fit, such as {one}" for one in found["misfits"][:1]]
-    lines += [f"other tensors, of no adapter: {some(others)}"] * bool(others)
+    lines += [f"other tensors, of no adapter: {model_files.some(others)}"] * bool(others)
     for state in ("zero", "NaN", "infinite"):
         odd = [row["path"] for row in rows if row["state"] == state]
-        lines += [f"{len(odd)} modules are {state}: {some(odd)}"] * bool(odd)
+        lines += [f"{len(odd)} modules are {state}: {model_files.some(odd)}"] * bool(odd)
     return lines

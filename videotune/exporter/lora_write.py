@@ -1,7 +1,5 @@
 """An adapter's modules under the names and in the layout of any form of file, alpha kept wherever the form can hold it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -102,8 +100,7 @@ def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[
             named[name] = modules[path] if len(members) == 1 else _joined(net, members, modules)
     for blocks, paths in family.spec.fused.get("comfyui", ())[:1]:
         name, members = _native(family, net, f"{blocks}.0.{paths[0]}", form)
-        found = [path for path in modules if path.startswith(f"{blocks}.") and path.endswith(tuple(paths))]
-        if not found:
+        if not any(path.startswith(f"{blocks}.") and path.endswith(tuple(paths)) for path in modules):
             nothing = _zeros(net, members[0], 1)
             named[name] = Module(name, members, nothing | {"lora_B": nothing["lora_B"].repeat(len(members), 1)})
     return named

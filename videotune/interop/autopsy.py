@@ -1,7 +1,5 @@
 """What another trainer does with a folder of clips by its own config, beside what videotune does; nothing is trained."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

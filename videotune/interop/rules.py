@@ -4,19 +4,15 @@ The last argument of a frame rule is the clip; those of a size rule are the clip
 has which rule stands in ``trainer_rules.py``; where a rule is known from, in ``trainer_rules.json``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from videotune.lazy import torch
-
-if TYPE_CHECKING:
-    from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import Timesteps
 
 Samples = list[list[int]] | str
 """The source frames of each sample of a clip, or why the clip is dropped."""
@@ -86,21 +82,17 @@ def windows(mode: str, n: int, counts: Sequence[int], step: int, stride: int, sa
 
 
 def extracted(
-    mode: str,
-    counts: Sequence[int],
-    step: int,
-    rates: tuple[float, float] | None,
-    stride: int,
-    samples: int,
-    most: int,
-    clip: Source,
+    mode: str, counts: list[int], step: int, rates: tuple[float, float] | None, how: tuple[int, int, int], clip: Source
 ) -> Samples:
-    """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's."""
+    """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
+
+    ``how``: stride, samples of a clip, and the most frames.
+    """
     rounded = sorted({step_rounded(count, step) for count in counts})
-    mode = "head" if mode == "uniform" and samples == 1 else mode
+    mode = "head" if mode == "uniform" and how[1] == 1 else mode
     end = rounded[-1] if mode == "head" else None
     kept = kept_at_rate(clip.frames, *rates, end) if rates else list(range(clip.frames))[:end]
-    found = windows(mode, len(kept), rounded, step, stride, samples, most)
+    found = windows(mode, len(kept), rounded, step, *how)
     why = f"{len(kept)} frames are read, fewer than the {rounded[0]} of target_frames"
     return [kept[start : start + count] for start, count in found] or why
 
@@ -257,6 +249,6 @@ class Noise:
         return [self.low + (self.high - self.low) * float(level) for level in self.timesteps.at(shares)]
 
 
-def shift_of_area(tokens: float, lowest: float = 0.5, highest: float = 1.15) -> float:
-    """exp(mu), mu linear in the tokens of a frame: ``lowest`` at 256, ``highest`` at 4096."""
-    return math.exp(lowest + (highest - lowest) * (tokens - 256) / (4096 - 256))
+def shift_of_area(tokens: float) -> float:
+    """exp(mu), mu linear in the tokens of a frame: 0.5 at 256, 1.15 at 4096."""
+    return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))

@@ -1,6 +1,7 @@
-"""Config files of other trainers, read whole: every value by its dotted key, files that they refer to included."""
+"""Config files of other trainers, read whole: every value by its dotted key, files that they refer to included.
 
-from __future__ import annotations
+Shell, batch and PowerShell files that start a trainer give the options of their commands; no line of them is run.
+"""
 
 import os
 import re
@@ -12,7 +13,6 @@ from typing import Any
 from videotune.config.load import config_text, parsed, refuse_unreadable
 from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
-from videotune.interop.command_line import options_of
 
 MOST_KEYS, MOST_FILES, UPWARD = 2_000, 64, 6
 """Keys of a config, files that it may refer to, and folders, its own first, that its paths may be relative to."""
@@ -97,3 +97,115 @@ def _found(name: str, folder: Path) -> Path | None:
     """The file that a name means, seen from the config's folder, one above it, or the working folder; None: not there."""
     folders = [*[folder.resolve(), *folder.resolve().parents][:UPWARD], Path()]
     return next((path / name for path in folders if os.path.isfile(path / name)), None)
+
+
+_BEFORE = (
+    (r"(?im)^[ \t]*(?:#|::|rem[ \t]).*$", ""),
+    (r"[\\^`][ \t]*\r?\n", " "),  # lines that continue: sh, cmd, PowerShell
+    (r"(?m)^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*", r"\1="),  # PowerShell's assignments
+)
+_TOKEN = re.compile(
+    r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""", re.DOTALL
+)
+_PIECE = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'|((?:\\.|[^"'\\])+)""", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?\}|\$(\w+)|%(\w+)%")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+MOST = 50_000
+"""Letters of one word, and words of one array: variables that name each other could grow without bound."""
+
+
+def options_of(text: str, path: Path) -> dict[str, Any]:
+    """The options of the commands in a file, typed, without their dashes.
+
+    A flag without a value is True; several values of one flag are a list. Options before the name of a Python script are
+    the launcher's: ``launcher.mixed_precision``. ``script`` is the file name of the script that trains. Commands without
+    a Python script count where no command has one.
+    Raises VideotuneError for a quote without an end and for words that grow without bound.
+    """
+    found: dict[str, Any] = {}
+    commands = list(_commands(text, path))
+    for command in [some for some in commands if any(word.endswith(".py") for word in some)] or commands:
+        place = next((i for i, word in enumerate(command) if word.endswith(".py")), -1)
+        found |= {f"launcher.{name}": value for name, value in _options(command[: max(place, 0)]).items()}
+        found |= _options(command[place + 1 :])
+        if place >= 0 and ("script" not in found or "train" in Path(command[place]).name):
+            found["script"] = re.split(r"[/\\]", command[place])[-1]
+    return found
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if option := re.fullmatch(r"--?([A-Za-z_][\w.-]*)?(?:=(.*))?", word, re.DOTALL):
+            name = (option[1] or "").replace("-", "_")
+            found[name] = [] if option[2] is None else [option[2]]
+        elif name:
+            found[name].append(word)
+    several = {name: [typed(word) for word in words] for name, words in found.items() if name}
+    return {name: True if not some else some[0] if len(some) == 1 else some for name, some in several.items()}
+
+
+def typed(text: str) -> Any:
+    """A word as a bool or a number where it reads as one."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    number = len(text) <= 40 and _NUMBER.fullmatch(text)
+    return text if not number else float(text) if set(text) & set(".eE") else int(text)
+
+
+def _commands(text: str, path: Path) -> Iterator[list[str]]:
+    """The words of each command, with variables of the same file put in; ``X=(…)`` is an array."""
+    variables: dict[str, list[str]] = {}
+    command: list[str] = []
+    array: list[str] | None = None
+    name, opened = "", False
+    for mark, word in _tokens(text, path):
+        assigned = re.fullmatch(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", word, re.DOTALL) if not command else None
+        if array is not None:
+            array.extend(_expanded(word, variables, path))
+            array = None if ")" in mark or len(array) > MOST else array
+        elif opened and mark == "(":
+            array = variables[name] = []
+        elif mark:
+            yield command
+            command = []
+        elif assigned:
+            name, value = assigned[2], assigned[1] + assigned[3]
+            variables[name] = [" ".join(_expanded(value, variables, path))] if value else []
+        elif command or word.lower() not in ("set", "export", "eval", "local"):
+            command.extend(_expanded(word, variables, path))
+        opened = bool(assigned and not assigned[3])
+    yield command
+
+
+def _expanded(word: str, variables: dict[str, list[str]], path: Path) -> list[str]:
+    """The words that one word of a file stands for, without its quotes."""
+    whole = _VARIABLE.fullmatch(word.strip('"'))
+    known = variables.get(whole[whole.lastindex or 0]) if whole else None
+    if known is not None and ("[" in word or not word.startswith('"')):
+        inner = [one for text in known for _, one in _tokens(text, path)]
+        return known if "[" in word else [part for one in inner for part in _expanded(one, {}, path)]
+
+    def value(found: re.Match[str]) -> str:
+        return " ".join(variables.get(found[found.lastindex or 0], [found[0]]))
+
+    parts = [(single, _VARIABLE.sub(value, double or plain)) for double, single, plain in _PIECE.findall(word)]
+    text = "".join(single or re.sub(r"\\(.)", r"\1", rest, flags=re.DOTALL) for single, rest in parts)
+    if len(text) > MOST:
+        raise VideotuneError(f"{path}: a word of a command grows beyond {MOST:,} letters")
+    return [text] if word else []
+
+
+def _tokens(text: str, path: Path) -> Iterator[tuple[str, str]]:
+    """(mark, "") for ends of lines and operators, ("", word) for words, which keep their quotes."""
+    for pattern, instead in _BEFORE:
+        text = re.sub(pattern, instead, text)
+    if re.search(r"\b[A-Za-z]:\\", text):  # paths of Windows: a backslash escapes nothing
+        text = text.replace("\\", "\\\\")
+    for token in _TOKEN.finditer(text):
+        if token[4]:
+            line = text.count("\n", 0, token.end()) + 1
+            raise VideotuneError(f"{path}: the command in line {line} cannot be read; is a quote not closed?")
+        yield token[2] or "", token[3] or ""

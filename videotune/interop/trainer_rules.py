@@ -3,8 +3,6 @@
 ``trainer_rules.json`` has the keys that are read, with their defaults, and where each rule is known from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,7 +124,7 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Train
     def dataset(one: Section) -> DatasetRules:
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
-        frames = partial(rules.extracted, one.frame_extraction, one.target_frames, 4, rates, *windows)
+        frames = partial(rules.extracted, one.frame_extraction, one.target_frames, 4, rates, windows)
         size = partial(rules.area_buckets, (one.resolution * 2)[:2], 16)
         return DatasetRules(one.name, frames, size, one.batch_size, one.num_repeats)
 
@@ -224,9 +222,8 @@ def _video_model_studio(run: Section, datasets: Sequence[Section], spec: ModelSp
     height, width = facts["resolutions"].get(run.resolution, next(iter(facts["resolutions"].values())))
     dataset = _spread("session", [(count, height, width) for count in facts["frames"]], run, "bicubic")
     noise = _weighted(run, "none" if spec.name in facts["uniform"] else "logit_normal")
-    return TrainerRules(
-        [dataset], lambda _: noise, run.lora_alpha / run.lora_rank, 1.0, run.gradient_accumulation_steps
-    )
+    scale = run.lora_alpha / run.lora_rank
+    return TrainerRules([dataset], lambda _: noise, scale, 1.0, run.gradient_accumulation_steps)
 
 
 def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:

@@ -1,8 +1,5 @@
 """A config of another trainer -> videotune's, with a row for every key of theirs; the rules are in JSON files."""
 
-from __future__ import annotations
-
-import json
 import math
 import os
 import re
@@ -10,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from videotune.config.load import unflatten
+from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
-from videotune.config.suggestions import other_values, plain
 from videotune.errors import VideotuneError
-from videotune.interop.command_line import typed
-from videotune.interop.theirs import Theirs
+from videotune.files import read_json
+from videotune.interop.theirs import Theirs, typed
 from videotune.models.base_model import published, spec_for
 from videotune.types import BasePlace
 
@@ -57,7 +52,7 @@ class Imported:
 @lru_cache
 def rules(name: str) -> dict[str, Any]:
     """The rules for a trainer, from its JSON file."""
-    return dict(json.loads((resources.files("videotune") / "interop" / f"{name}.json").read_text(encoding="utf-8")))
+    return dict(read_json(Path(__file__).with_name(f"{name}.json")))
 
 
 def translate(theirs: Theirs) -> Imported:
@@ -78,7 +73,7 @@ def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any
     out: dict[str, Any] = {}
     for key, value in values.items():
         words = [str(word).partition("=") for word in (value if isinstance(value, list) else [value])]
-        apart = plain(key) in lists and words and all(equals for _, equals, _ in words)
+        apart = suggestions.plain(key) in lists and words and all(equals for _, equals, _ in words)
         out |= {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words} if apart else {key: value}
     return out
 
@@ -97,7 +92,7 @@ def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, 
 
 def _rule(table: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The rule for a key, by its name or the first pattern that fits; of a list the first whose conditions hold."""
-    name = plain(key)
+    name = suggestions.plain(key)
     notes = {pattern: {"note": note} for note, patterns in table.get("none", {}).items() for pattern in patterns}
     known = {pattern: rule for pattern, rule in (notes | table["rules"]).items() if fnmatchcase(name, pattern)}
     fits: Any = table["rules"].get(name) or next(iter(known.values()), {"unknown": 1, "note": "no rule knows this key"})
@@ -191,7 +186,7 @@ _CONVERSIONS: dict[Any, Any] = {
     "thousandths": lambda value, _: value / 1000,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
-    "word": lambda value, _: other_values().get(str(value).upper(), str(value).upper()),
+    "word": lambda value, _: suggestions.other_values().get(str(value).upper(), str(value).upper()),
 }
 
 
@@ -247,5 +242,5 @@ def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    out = unflatten(flat)
+    out = load.unflatten(flat)
     return out | ({"datasets": list(out["datasets"].values())} if "datasets" in out else {})

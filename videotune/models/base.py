@@ -23,24 +23,13 @@ from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined,
 from videotune.models.registry import facts, register
 from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
-from videotune.types import (
-    PLAIN_WEIGHTS,
-    Batch,
-    ClipShape,
-    Condition,
-    Fill,
-    ModelSpec,
-    Moments,
-    Nets,
-    SampleRequest,
-    Say,
-    TextPart,
-    WeightDtypes,
-)
+from videotune.types import PLAIN_WEIGHTS, Condition, ModelSpec, Moments, TextPart
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
+
+    from videotune.types import Batch, ClipShape, Fill, Nets, SampleRequest, Say, WeightDtypes
 
 OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""
@@ -373,8 +362,6 @@ class DiffusersModel:
 
         Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
         """
-        shape = request.shape
-        self.check_shape(shape.frames, shape.height, shape.width)
         return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request).float()
 
     def run_pipeline(
@@ -383,6 +370,7 @@ class DiffusersModel:
         """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
         negative = {} if uncond is None else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
         shape, asked = request.shape, signature(pipe.__call__).parameters
+        self.check_shape(shape.frames, shape.height, shape.width)
         video = {"num_frames": shape.frames, "frame_rate": shape.fps}
         known = {
             **{name: value for name, value in video.items() if name in asked},

@@ -26,7 +26,7 @@ from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
-from videotune.models.registry import find, names, of_pipeline
+from videotune.models.registry import FAMILIES, find, names
 from videotune.models.single_file import kind_of
 from videotune.types import BasePlace, Family, ModelSpec, Say
 
@@ -194,7 +194,7 @@ def of_base(folder: Path) -> type[Family]:
     Raises VideotuneError naming the class where no family reads it.
     """
     name = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
-    found = of_pipeline(name)
+    found = next((FAMILIES[own] for own in names() if name in FAMILIES[own].spec.aliases), None)
     if found is None:
         raise VideotuneError(f"{folder}: no family reads a {name}. Families: {', '.join(names())}.")
     return found
@@ -216,9 +216,6 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
         return cls.read_spec(base.folder)
 
 
-OFFLINE = "HF_HUB_OFFLINE"
-"""The environment variable, the Hub's own, that ``--offline`` sets."""
-
 _TRUE = ("1", "on", "yes", "true")
 _WORTH_A_WORD = 64 << 20
 """Bytes; configs and tokenizers are fewer."""
@@ -231,12 +228,7 @@ _SMALL = (".json", ".txt", ".model")
 
 def offline() -> bool:
     """Whether the Hub must not be asked: by ``--offline``, HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE."""
-    return any(os.environ.get(name, "").lower() in _TRUE for name in (OFFLINE, "TRANSFORMERS_OFFLINE"))
-
-
-def go_offline() -> None:
-    """Use only what is cached, for the rest of this process and those it starts."""
-    os.environ[OFFLINE] = "1"
+    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
 def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:

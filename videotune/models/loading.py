@@ -14,18 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
+from videotune.models import single_file
 from videotune.models.model_files import CONFIGS, Header, headers, note, read_config, weight_files
-from videotune.models.single_file import (
-    DTYPES,
-    FP8,
-    Source,
-    find_sources,
-    in_diffusers_layout,
-    kind_of,
-    left_over,
-    refuse_packed,
-    tensors,
-)
+from videotune.models.single_file import DTYPES, FP8, Source
 from videotune.types import Fill, Say
 
 if TYPE_CHECKING:
@@ -169,13 +160,11 @@ def _load_network(
     return net
 
 
-def _pack(
-    cls: Any, net: nn.Module, blocks: Sequence[str], packed: str, dtype: torch.dtype
-) -> dict[str, QuantizedLinear]:
+def _pack(cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype) -> dict[str, QuantizedLinear]:
     """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
     from videotune.memory.quantization import longest_list, pack_linears  # imports torch
 
-    return pack_linears(net, blocks or [longest_list(net)], packed, dtype, kept_in_float32(cls, dtype))
+    return pack_linears(net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype))
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
@@ -242,10 +231,9 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
     files = weight_files(folder)
     refuse_dtypes(files, headers(files))
     try:
+        how = {"device_map": {"": device}, "use_safetensors": True, "output_loading_info": True}
         with quietly():
-            net, found = pretrained(
-                cls, folder, dtype=dtype, device_map={"": device}, use_safetensors=True, output_loading_info=True
-            )
+            net, found = pretrained(cls, folder, dtype=dtype, **how)
     except VideotuneError as error:
         raise VideotuneError(f"{shown(files)} does not fit {folder / 'config.json'}: {error}") from error
     absent = sorted(found["missing_keys"])
@@ -270,9 +258,9 @@ def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None)
     from safetensors.torch import load_file  # imports torch
 
     sources = check_part(cls, folder, net, echo)
-    if in_diffusers_layout(sources):
+    if single_file.in_diffusers_layout(sources):
         return map(load_file, weight_files(folder))
-    return ({name: tensor} for name, tensor in tensors(sources))
+    return ({name: tensor} for name, tensor in single_file.tensors(sources))
 
 
 def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> dict[str, Source]:
@@ -285,14 +273,14 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
     stored, every = {Path(shown([path])): headers([path]) for path in files}, headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     for path, one in stored.items():
-        refuse_packed(path, one)
-    sources = find_sources(cls.__name__, wanted, stored)
+        single_file.refuse_packed(path, one)
+    sources = single_file.find_sources(cls.__name__, wanted, stored)
     if not sources:
-        what = f"is {kind_of(every) or 'of no known kind'}, not a transformer"
+        what = f"is {single_file.kind_of(every) or 'of no known kind'}, not a transformer"
         raise VideotuneError(f"{shown(files)} {what}: it has no tensor of a {cls.__name__}")
     refuse_dtypes(files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8})
     found = {name: source.shape for name, source in sources.items()}
-    wrong, spare = [name for name in wanted if found.get(name) != wanted[name]], left_over(sources, every)
+    wrong, spare = [name for name in wanted if found.get(name) != wanted[name]], single_file.left_over(sources, every)
     extra, held = sum(every[name].count for name in spare), sum(map(math.prod, found.values()))
     if wrong or extra > _SPARE * (held + extra):
         name = (wrong or spare)[0]
@@ -316,7 +304,7 @@ def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
     for path in sorted(CONFIGS.glob("*/transformer/config.json")):
         if read_config(path).get("_class_name") == cls.__name__:
             shapes = {name: tuple(value.shape) for name, value in on_meta(cls, path.parent).state_dict().items()}
-            found = find_sources(cls.__name__, shapes, stored)
+            found = single_file.find_sources(cls.__name__, shapes, stored)
             if shapes == {name: source.shape for name, source in found.items()}:
                 return f" Its shapes are those of {path.parents[1].name}."
     return ""

@@ -64,22 +64,20 @@ class LTXVideo(DiffusersModel):
             raise VideotuneError(f"{folder}: a token covers more than one latent; no published LTX-Video does that")
         size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
         spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
+        strides: dict[str, Any] = {"spatial_stride": spatial, "temporal_stride": temporal}
         newer = _newer(folder)
         version = "0.9.5+" if newer else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
         newer_licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
         return replace(
             cls.spec,
             title=f"LTX-Video {version} {size}".rstrip(),
-            rules=replace(
-                cls.spec.rules, frame_step=temporal, side_multiple=spatial, spatial_stride=spatial,
-                temporal_stride=temporal,
-            ),
+            rules=replace(cls.spec.rules, frame_step=temporal, side_multiple=spatial, **strides),
             latent_channels=latent,
             text_tokens=NEWER_TOKENS if newer else cls.spec.text_tokens,
             text_width=net["caption_channels"],
             licence=newer_licence if newer else cls.spec.licence,
             shift_by_tokens=_shifts(read_config(folder / "scheduler" / "scheduler_config.json")),
-        )  # fmt: skip
+        )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With the mask of a full caption."""

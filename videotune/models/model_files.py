@@ -235,9 +235,11 @@ def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[s
         if not here.is_dir() or not any(here.iterdir()):
             absent.append(f"{part}/")
         elif has_weights(cls):
-            absent += [] if (here / "config.json").is_file() else [f"{part}/config.json"]
+            config = here / "config.json"
+            absent += [] if config.is_file() else [f"{part}/config.json"]
             if weights and part not in own:
-                names = shards(here) or [f"{STEMS[0 if _of_diffusers(here) else 1]}.safetensors"]
+                of_diffusers = config.is_file() and "_class_name" in read_config(config)
+                names = shards(here) or [f"{STEMS[0 if of_diffusers else 1]}.safetensors"]
                 absent += [f"{part}/{name}" for name in names if not (here / name).is_file()]
         elif cls.endswith("Scheduler") and not (here / "scheduler_config.json").is_file():
             absent.append(f"{part}/scheduler_config.json")
@@ -252,12 +254,6 @@ def _lacks_of_vocabulary(here: Path, cls: str) -> list[str]:
     absent = [[name for name in files if not (here / name).is_file()] for files in forms]
     begun = [lacks for lacks, files in zip(absent, forms, strict=True) if len(lacks) < len(files)]
     return [] if [] in absent else begun[0] if begun else absent[0]
-
-
-def _of_diffusers(part: Path) -> bool:
-    """Whether a part's config is one of diffusers'."""
-    path = part / "config.json"
-    return path.is_file() and "_class_name" in read_config(path)
 
 
 def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.loading import explained
-from videotune.models.model_files import model_parts, read_config
-from videotune.types import Nets
+from videotune.models import loading, model_files
+from videotune.types import ModelSpec, Nets
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from videotune.types import ModelSpec
 
 
 def bare_pipeline(cls: Any, **parts: Any) -> Any:
@@ -89,14 +86,14 @@ def known_latents(spec: ModelSpec, latents: Tensor | None, device: torch.device)
 
 def own_scheduler(folder: Path, shift: float | None = None, **beside: Any) -> Any:
     """The checkpoint's own scheduler; a ``shift`` in the place of what its config says, and what is set ``beside`` it."""
-    name = model_parts(read_config(folder / "model_index.json")).get("scheduler", ("", ""))[1]
+    name = model_files.model_parts(model_files.read_config(folder / "model_index.json")).get("scheduler", ("", ""))[1]
     cls = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
     if cls is None:
         raise VideotuneError(f"{folder / 'model_index.json'}: diffusers has no scheduler {name!r}")
-    config = dict(read_config(folder / "scheduler" / "scheduler_config.json"))
+    config = dict(model_files.read_config(folder / "scheduler" / "scheduler_config.json"))
     if shift is not None:
         config |= {"flow_shift" if "flow_shift" in config else "shift": shift} | beside
-    with explained(f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"):
+    with loading.explained(f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"):
         return cls.from_config(config)
 
 

@@ -61,11 +61,6 @@ def find(name: str) -> type[Family]:
     raise VideotuneError(f"there is no family {name!r}{did_you_mean(near)}  Families: {', '.join(known)}.")
 
 
-def of_pipeline(pipeline: str) -> type[Family] | None:
-    """The family that reads checkpoints of a pipeline's class; None where there is none."""
-    return next((FAMILIES[name] for name in names() if pipeline in FAMILIES[name].spec.aliases), None)
-
-
 def facts(family: str) -> dict[str, Any]:
     """What the family's JSON file beside its code says: "spec", "key_names" of other layouts, and "tiny" checkpoints."""
     return read_json(Path(__file__).with_name(f"{family}.json"))

@@ -44,16 +44,12 @@ def cards() -> tuple[Card, ...]:
     """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
     rows = read_json(Path(__file__).with_name("cards.json"))["cards"]
     names = [row[0] for row in rows]
-    return tuple(
-        Card(
-            f"{name} {gigabytes}GB" if names.count(name) > 1 else name,
-            gigabytes * 2**30,
-            USUAL.flops if rate is None else rate * 1e12,
-            link * 1e9,
-            rate is not None,
-        )
-        for name, gigabytes, rate, link in rows
-    )
+    found = []
+    for name, gigabytes, rate, link in rows:
+        title = f"{name} {gigabytes}GB" if names.count(name) > 1 else name
+        flops = USUAL.flops if rate is None else rate * 1e12
+        found.append(Card(title, gigabytes * 2**30, flops, link * 1e9, rate is not None))
+    return tuple(found)
 
 
 _NOISE = (

@@ -92,8 +92,8 @@ def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
     leaves, fraction = forced(config, batch), config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
-    own = config.gradient_checkpointing
-    return Fixed(leaves.micro_batch or config.micro_batch_size, own, streamed, leaves.waits, leaves.accumulates)
+    size, mode = leaves.micro_batch or config.micro_batch_size, config.gradient_checkpointing
+    return replace(leaves, micro_batch=size, checkpointing=mode, streamed=streamed)
 
 
 def own_share(job: Job, spec: StepSpec) -> StepSpec:
@@ -202,20 +202,21 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
             "card": result.card.name if result.card else None,
             "measured": result.card and result.card.measured,
             "vram_bytes": result.vram,
-            "need_bytes": memory.room(worst),
-            "allocated_bytes": sum(worst.values()),
+            **bytes_of(worst),
             "phase": result.worst,
             "parts": {name: count for name, count in worst.items() if count},
-            "phases": {
-                name: {"way": way, "need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
-                for name, (way, parts) in result.phases.items()
-            },
+            "phases": {name: {"way": way, **bytes_of(parts)} for name, (way, parts) in result.phases.items()},
         },
         "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
         "chosen": result.chosen,
         "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
     }
+
+
+def bytes_of(parts: Parts) -> dict[str, int]:
+    """What a card must have for these parts, and what they are."""
+    return {"need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
 
 
 def step_seconds(job: Job, spec: StepSpec, training: Need, card: Card) -> float:
@@ -301,15 +302,10 @@ def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
     return spec, memory.need(own_share(job, spec), plainest)
 
 
-def planned_bytes(job: Job, dtype: str) -> int | None:
-    """Bytes that a plan says a step allocates at the most; None where no plan was made."""
-    found = planned_need(job, dtype)
-    return found and found[1].allocated
-
-
 def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
     """What a device has held in a step at the most (a trainer's ``peaks``), beside what was planned; None elsewhere."""
-    return {**held, "planned_bytes": planned_bytes(job, dtype_name(job.config))} if held else None
+    found = planned_need(job, dtype_name(job.config)) if held else None
+    return {**held, "planned_bytes": found and found[1].allocated} if held else None
 
 
 def reopened(job: Job) -> Job:

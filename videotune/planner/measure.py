@@ -29,12 +29,10 @@ from videotune.files import Count, Number
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.trainer.components import DTYPES, make_objective
-from videotune.trainer.denoisers import attach, make_trainable
+from videotune.trainer import components, denoisers, optimizers
 from videotune.trainer.experts import trained
-from videotune.trainer.optimizers import parts_of
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
-from videotune.types import Batch, ClipShape, Condition, Family
+from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
@@ -210,7 +208,7 @@ class FakeRun:
 
     def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
         self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
-        self.objective: Objective = make_objective(family.spec, config)  # with real tables
+        self.objective: Objective = components.make_objective(family.spec, config)  # with real tables
         self._nets: dict[Depths, FakeNetwork] = {}
         self._readings: dict[Any, Reading] = {}
 
@@ -222,11 +220,8 @@ class FakeRun:
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        net = self.denoiser()
-        return {
-            path: [weight_bytes(block) for block in net.get_submodule(path).children()]
-            for path in self.family.spec.blocks
-        }
+        net, paths = self.denoiser(), self.family.spec.blocks
+        return {path: [weight_bytes(block) for block in net.get_submodule(path).children()] for path in paths}
 
     @property
     def depths(self) -> dict[str, int]:
@@ -242,7 +237,7 @@ class FakeRun:
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
                 setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(attach(net, self.family.spec, self.config))
+            held = dict(denoisers.attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
             for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
@@ -282,7 +277,7 @@ class FakeRun:
             ledger.name(net.net.buffers(), "weights")
             ledger.name(own.values(), "trained")
             ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
-            states = [state for part in parts_of(trainable.optimizer) for state in part.state.values()]
+            states = [state for part in optimizers.parts_of(trainable.optimizer) for state in part.state.values()]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
             hooks: list[Any] = [
@@ -303,10 +298,10 @@ class FakeRun:
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(name for name, dtype in DTYPES.items() if dtype == self.family.dtype)
+        dtype = next(name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = make_trainable(held, {}, self.family, planned, name, 1)
+        trainable = denoisers.make_trainable(held, {}, self.family, planned, name, 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
@@ -314,18 +309,12 @@ class FakeRun:
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
-        batch = Batch.of(
-            x0,
-            self._condition(shape, samples),
-            fps=torch.full((samples,), shape.fps),
-            any_given=spec.given == "replace" and bool(self.config.first_frame_probability),
-        )
-        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
-
-    def _condition(self, shape: ClipShape, samples: int) -> Condition:
-        """What the denoiser is conditioned on; where text is encoded in the step, gradients go into it."""
         cond = self.family.condition([self.family.blank_states(shape)] * samples)
-        return replace(cond, text=cond.text.requires_grad_()) if self.config.text_in_step else cond
+        if self.config.text_in_step:
+            cond.text.requires_grad_()  # gradients go into it
+        given = spec.given == "replace" and bool(self.config.first_frame_probability)
+        batch = Batch.of(x0, cond, fps=torch.full((samples,), shape.fps), any_given=given)
+        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
 
     def read_text(self) -> tuple[Parts, float, list[list[int]]]:
         """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
@@ -333,14 +322,12 @@ class FakeRun:
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
         its backward pass.
         """
-        with (
-            self._part("text_encoder", "text encoder") as (net, ledger),
-            torch.set_grad_enabled(self.config.text_in_step),
-        ):
+        used = self.config.text_in_step
+        with self._part("text_encoder", "text encoder") as (net, ledger), torch.set_grad_enabled(used):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
-            embedded = net.get_input_embeddings()(ids).requires_grad_(self.config.text_in_step)  # type: ignore[operator]
+            embedded = net.get_input_embeddings()(ids).requires_grad_(used)  # type: ignore[operator]
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
-            if self.config.text_in_step:
+            if used:
                 out.sum().backward()
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from videotune._version import __version__
-from videotune.config.optimizers import OPTIMIZERS
-from videotune.config.schema import Config
+from videotune.config import optimizers, schema
 from videotune.files import Count, Number, checked, digest, write_json
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
@@ -302,7 +301,7 @@ class PlanInputs:
 
     spec: ModelSpec
     folder: Path
-    config: Config
+    config: schema.Config
     dtype: str
     shapes: tuple[ClipShape, ...]
     preview: ClipShape | None
@@ -407,7 +406,7 @@ def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
         elsewhere=elsewhere(run, inputs) if encoders else {},
-        moments=OPTIMIZERS[config.optimizer.name].state_bytes / OPTIMIZERS["ADAMW"].state_bytes,
+        moments=optimizers.OPTIMIZERS[config.optimizer.name].state_bytes / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
     return with_text(spec, run) if config.text_in_step else spec

@@ -1,8 +1,6 @@
 """What to do where a step does not fit into memory, in words, the cheapest first."""
 
-from videotune.config.fields import ROUNDED
-from videotune.config.rules import cannot_wait
-from videotune.config.schema import Config
+from videotune.config import fields, rules, schema
 from videotune.errors import DoesNotFit
 from videotune.memory.accelerator import overlaps
 from videotune.trainer.saving import rescue_message, save_what_is_good
@@ -42,7 +40,7 @@ def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
     )
 
 
-def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
+def unchanging(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
     """(setting, what it does) of what a resume may be told so that a step needs less memory and is the same."""
     found = []
     most = min(config.batch_size, config.micro_batch_size or config.batch_size)
@@ -53,19 +51,19 @@ def unchanging(config: Config, gpu: bool) -> list[tuple[str, str]]:
     elif config.gradient_checkpointing == "ON" and gpu and config.sharding == "OFF":
         found.append(("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory"))
     fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and gpu and config.sharding == "OFF" and not cannot_wait(config):
+    if fraction < 1 and gpu and config.sharding == "OFF" and not rules.cannot_wait(config):
         setting = f"layer_offload_fraction={min(1.0, fraction + 0.5):g}"
         found.append((setting, "the weights of that share of the blocks wait in host memory"))
     return found
 
 
-def gone(config: Config) -> bool:
+def gone(config: schema.Config) -> bool:
     """Whether frozen weights of blocks take no room that rounding would give back: they wait on the host, or are rounded."""
     kept = config.weight_dtype if config.transformer.weight_dtype == "auto" else config.transformer.weight_dtype
-    return kept in ROUNDED or (config.layer_offload_fraction or 0.0) == 1
+    return kept in fields.ROUNDED or (config.layer_offload_fraction or 0.0) == 1
 
 
-def remedies(config: Config, gpu: bool = True) -> list[str]:
+def remedies(config: schema.Config, gpu: bool = True) -> list[str]:
     """Settings that need less memory; those that a resume takes come first.
 
     ``gpu``: the device's memory was short, so what waits on the host helps.

@@ -5,14 +5,11 @@ from typing import Any
 
 import torch
 
-from videotune.adapters.kinds import by_module
-from videotune.adapters.layers import grouped
-from videotune.config.optimizers import OPTIMIZERS
-from videotune.config.schema import Config
+from videotune.adapters import kinds, layers
+from videotune.config import optimizers, schema
 from videotune.data.dataset import totals
 from videotune.exporter.formats import check_formats
-from videotune.latent_cache.exposure import TARGETS, steps_for
-from videotune.latent_cache.sampler import steps_per_epoch
+from videotune.latent_cache import exposure, sampler
 from videotune.models.registry import find
 from videotune.trainer.components import make_objective, what_trains
 from videotune.trainer.denoisers import make_expert_schedule
@@ -23,7 +20,7 @@ from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overhead import overhead
 
 
-def make_plan(job: Job, targets: Sequence[int] = TARGETS) -> dict[str, Any]:
+def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, Any]:
     """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
 
     ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``planner/fit.py``'s.
@@ -64,9 +61,9 @@ def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
     if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
         return {}
     repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
-    guess = float(steps_per_epoch(job.schedule)) / repeats
+    guess = float(sampler.steps_per_epoch(job.schedule)) / repeats
     # of views that were reached before the data changed the step is not known any more: that of the change is after it
-    return {str(views): max(job.past.step, steps_for(views, job.exposure, guess)) for views in sorted(targets)}
+    return {str(views): max(job.past.step, exposure.steps_for(views, job.exposure, guess)) for views in sorted(targets)}
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:
@@ -80,13 +77,13 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     check_formats(job.config, family)
     net, experts = family.skeleton(), len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
-    paths = list(by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    paths = list(kinds.by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
     count = experts * sum(value.numel() for value in own.values())
     modules = experts * len(paths)
     if job.config.text_in_step:
         text_modules, numbers = text_size(family, job.config)
         modules, count = modules + text_modules, count + numbers
-    return {"modules": modules, "parameters": count, "groups": grouped(paths)}
+    return {"modules": modules, "parameters": count, "groups": layers.grouped(paths)}
 
 
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
@@ -114,14 +111,14 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     return {"period": expert_schedule.period, "each": each}
 
 
-def bytes_a_parameter(config: Config) -> int:
+def bytes_a_parameter(config: schema.Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
     averaged = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
-    return weight + OPTIMIZERS[config.optimizer.name].state_bytes + (4 if averaged else 0)
+    return weight + optimizers.OPTIMIZERS[config.optimizer.name].state_bytes + (4 if averaged else 0)
 
 
-def checkpoints_at_most(config: Config, steps: int) -> int:
+def checkpoints_at_most(config: schema.Config, steps: int) -> int:
     """How many checkpoints stay: the saves, the last and the best one, and the backups."""
     saves = steps // config.save_every if config.save_every else 0
     saves = max(1, saves + bool(not config.save_every or steps % config.save_every))

@@ -13,7 +13,7 @@ from typing import Any
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
 from videotune.queue.entries import CONFIGS, Entry, add, entries, work
-from videotune.reporter.runs import write_comparison
+from videotune.reporter.build import write_comparison
 from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 
 MOST_RUNS, LONGEST = 256, 100

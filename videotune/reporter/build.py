@@ -1,5 +1,6 @@
-"""One page for a run: what was trained on what, how it went, what came out, and what is not there yet."""
+"""One page for a run: what was trained on what, how it went, what came out, and what is not there yet; one for several."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from videotune import text
 from videotune.files import write_text
 from videotune.reporter import curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
-from videotune.reporter.read import Record, Run, at, items, mapping, number, read_run
+from videotune.reporter.read import Record, Run, at, items, mapping, number, points, read_run
 from videotune.trainer.logging.step_sums import Steps, regularization
 
 LONG = 120
@@ -101,11 +102,7 @@ def warnings(run: Run) -> dict[str, Any]:
 
 
 def contact_sheet_page(
-    title: str,
-    account: Mapping[str, Any],
-    pictures: Mapping[str, Sequence[str]],
-    roots: Sequence[Path] = (),
-    notes: Sequence[str] = (),
+    title: str, account: Mapping[str, Any], pictures: dict[str, list[str]], roots: Sequence[Path], notes: Sequence[str]
 ) -> str:
     """The whole page of ``check``'s account.
 
@@ -130,13 +127,67 @@ def fill(templates: Environment, name: str, data: Mapping[str, Any]) -> str:
 @cache
 def environment(*packages: str) -> Environment:
     """The templates of packages, the first ones first, with the words of ``videotune.text`` as filters."""
-    made = Environment(
-        autoescape=True,
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = ChoiceLoader([PackageLoader(package) for package in packages])
+    made = Environment(autoescape=True, loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     words = {name: word for name, word in vars(text).items() if getattr(word, "__module__", "") == text.__name__}
     made.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
     return made
+
+
+STROKES = ("one", "two", "three", "four")
+OWN = ("output_model_destination", "cache_dir")
+"""Settings that say where a run lies, not what it is."""
+
+
+def write_comparison(folders: Sequence[Path], page: Path) -> Path:
+    """Write the page of these runs, best first, with links to their reports; returns ``page``.
+
+    Folders where no run lies yet are listed as waiting.
+    """
+    runs = [read_run(folder) for folder in folders if (folder / "config.json").is_file()]
+    differing = differing_settings(runs)
+    rows = sorted((_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"])
+    waiting = [folder.name for folder in folders if not (folder / "config.json").is_file()]
+    chart = _chart([run for run in runs if run.validations], [row["name"] for row in rows])
+    facts = {"rows": rows, "keys": differing, "chart": chart, "waiting": waiting}
+    write_text(page, render("runs.html.j2", title="Runs", **facts))
+    return page
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """The dotted names of the settings that differ between runs."""
+    flat = [inventory.flat_settings(run) for run in runs]
+    names = dict.fromkeys(name for one in flat for name in one if name not in OWN)
+    return [name for name in names if any(one.get(name) != flat[0].get(name) for one in flat)]
+
+
+def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
+    """A run's cells; ``rank`` puts the lowest validation loss first, and runs without one last."""
+    verdict = outcome.verdict(run)
+    best = min((loss for _, loss in points(run.validations, "held_out", "normalised")), default=None)
+    settings = inventory.flat_settings(run)
+    seconds = (run.last("end")["seconds"] or {}).values()
+    report = run.folder / "report.html"
+    return {
+        "name": run.folder.name,
+        "link": Path(os.path.relpath(report, home)).as_posix() if report.is_file() else None,
+        "values": [text.value_text(settings.get(key)) for key in differing],
+        "state": summary(run)["state"],
+        "steps": run.steps.last,
+        "verdict": (verdict["latest"] or {}).get("verdict") or "none",
+        "recommended": verdict["step"],
+        "held_out": None if best is None else text.plain(best),
+        "minutes": text.plain(sum(number(one) or 0 for one in seconds) / 60, 2) if seconds else None,
+        "rank": (best is None, best or 0.0, run.folder.name),
+    }
+
+
+def _chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
+    """The validation losses of the runs over their steps, in the order of the table; beyond four, pale lines."""
+    lines = []
+    for place, run in enumerate(sorted(runs, key=lambda one: order.index(one.folder.name))):
+        css = STROKES[place % len(STROKES)] + (" pale" if place >= len(STROKES) else "")
+        lines.append(curves.Line(run.folder.name, points(run.validations, "held_out", "normalised"), css, dots=True))
+    shown = [line for line in lines if line.points]
+    says = "error on held-out clips, relative to the base model: below 1 is better"
+    return curves.line_chart(shown, says=says, x_label="step") if shown else None

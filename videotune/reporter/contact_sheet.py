@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from videotune.console import bar, echo
-from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import sample_window
-from videotune.data.video_writer import write_sheet
+from videotune.data import file_checks, frame_sampling, video_writer
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
@@ -51,7 +50,7 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     rows: list[tuple[str, list[Any]]] = []
     sheet = 0
     for clip, frames in shots(job, job.library.clips):
-        if isinstance(frames, ClipProblem):
+        if isinstance(frames, file_checks.ClipProblem):
             failed[clip.path] = f"{frames.reason}: {frames.detail}"
             continue
         images = [_thumb(frame) for frame in frames]
@@ -59,10 +58,10 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
         rows.append((_label(rows_by_path[clip.path], job.library.roots), [np.asarray(image) for image in images]))
         if len(rows) == ROWS:  # a thousand clips' pictures do not wait in memory for one sheet
             sheet += 1
-            write_sheet(folder / f"sheet-{sheet:03d}.jpg", rows, LABEL)
+            video_writer.write_sheet(folder / f"sheet-{sheet:03d}.jpg", rows, LABEL)
             rows = []
     if rows:
-        write_sheet(folder / f"sheet-{sheet + 1:03d}.jpg", rows, LABEL)
+        video_writer.write_sheet(folder / f"sheet-{sheet + 1:03d}.jpg", rows, LABEL)
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
     page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)
@@ -82,7 +81,7 @@ def _refuse_among_clips(folder: Path, job: Job) -> None:
 
 def shots(
     job: Job, clips: Sequence[Clip], height: int | None = None
-) -> Iterator[tuple[Clip, list[np.ndarray] | ClipProblem]]:
+) -> Iterator[tuple[Clip, list[np.ndarray] | file_checks.ClipProblem]]:
     """Each clip's first, middle and last frame as they are trained, with a bar; a ClipProblem where it cannot be decoded.
 
     Frames are uint8 (H, W, 3), at most ``height`` pixels high, and decoded a few clips ahead. A still has one.
@@ -94,7 +93,7 @@ def shots(
     def task(clip: Clip) -> tuple[str, dict[str, Any]]:
         own, info = windows[clip.id], job.library.media[clip.id]
         first, middle, last = own[0], own[len(own) // 2], own[-1]
-        times = [sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+        times = [frame_sampling.sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
         chosen, shape = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]], first.shape
         high = min(shape.height, height or shape.height)
         wide = max(1, round(shape.width * high / shape.height))
@@ -106,12 +105,10 @@ def shots(
         answers = workers.map(map(task, clips), ahead=2 * workers.count)
         for done, (clip, answer) in enumerate(zip(clips, answers, strict=True), 1):
             progress.update(done, len(clips))
-            yield clip, answer if isinstance(answer, ClipProblem) else list(answer)
+            yield clip, answer if isinstance(answer, file_checks.ClipProblem) else list(answer)
 
 
 def _thumb(frame: np.ndarray) -> Any:
-    from PIL import Image
-
     image = Image.fromarray(frame)
     wide = max(1, round(image.width * THUMB / image.height))
     return image.resize((min(wide, 4 * THUMB), THUMB), Image.Resampling.LANCZOS)
@@ -155,7 +152,7 @@ def keep_pictures(job: Job) -> None:
     todo = [clip for clip, path in _places(job) if not path.is_file()]
     try:
         for clip, frames in shots(job, todo, HIGH) if todo else ():
-            if not isinstance(frames, ClipProblem):
+            if not isinstance(frames, file_checks.ClipProblem):
                 _write(paths[clip.id], frames)
     except OSError as error:
         echo(f"note: the report will lack pictures of clips: {error}")
@@ -185,7 +182,5 @@ def _places(job: Job) -> list[tuple[Clip, Path]]:
 
 def _write(path: Path, frames: Any) -> None:
     """uint8 frames (n, H, W, 3) in a row."""
-    from PIL import Image
-
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))
     write_whole(path, lambda aside: picture.save(aside, quality=80), durable=False)

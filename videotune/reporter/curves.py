@@ -319,17 +319,14 @@ def exposure(run: Run) -> dict[str, Any]:
     """How often every clip is seen as a sorted list of bars, and which band they fall into."""
     clips = [clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None]
     counts, seen, kept = Counter(clip.band[0] for clip in clips), run.steps.clips, regularization(run.check)
+    planned = sum(number(clip.get("views")) or 0 for clip in kept.values())
     empty, starts = not clips and not kept, (0, *(round(limit) for limit, _ in BANDS))
     return {
         "absent": run.absent("counts appear with the first step, or with the plan") if empty else "",
         "so_far": _so_far(run),
         "planned": mapping(at(run.plan, "views", "per_window")),
         "advice": at(run.plan, "views", "advice"),
-        "regularization": {
-            "num": len(kept),
-            "seen": sum(seen[clip] for clip in kept),
-            "planned": sum(number(clip.get("views")) or 0 for clip in kept.values()),
-        },
+        "regularization": {"num": len(kept), "seen": sum(seen[clip] for clip in kept), "planned": planned},
         "only_planned": all(clip.so_far is None for clip in clips),
         "bands": [(start, *one, counts[one[0]]) for start, one in zip(starts, COLOURS.items(), strict=True)],
         "clips": clips,

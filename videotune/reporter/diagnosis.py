@@ -14,10 +14,8 @@ from videotune.files import read_json
 from videotune.records import read_record
 from videotune.reporter.read import Run, points, read_run
 from videotune.text import value_text
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.logging.journal import repair
-from videotune.trainer.logging.speed import WAITING
-from videotune.trainer.run_dir import only_process, read_run_config
+from videotune.trainer import checkpoint, run_dir
+from videotune.trainer.logging import journal, speed
 from videotune.validation.overfitting import OVERFITTING, judge
 
 
@@ -49,9 +47,9 @@ def diagnose(folder: Path) -> tuple[str, list[Finding]]:
 
 def repair_journal(folder: Path) -> str:
     """Take damaged lines out of a run's journal; what was done, in words. Refused while a process trains there."""
-    read_run_config(folder)  # raises where the folder holds no run
-    with only_process(folder):
-        return repair(folder, max((one.step for one in complete_checkpoints(folder)), default=0))
+    run_dir.read_run_config(folder)  # raises where the folder holds no run
+    with run_dir.only_process(folder):
+        return journal.repair(folder, max((one.step for one in checkpoint.complete_checkpoints(folder)), default=0))
 
 
 def findings(run: Run) -> list[Finding]:
@@ -127,10 +125,10 @@ def _slow(run: Run) -> Iterator[Finding]:
     whole, now = sum(spent.values()), settings(run)
     if whole <= 0:
         return
-    if (waiting := spent.get("data", 0.0) / whole) > WAITING:
+    if (waiting := spent.get("data", 0.0) / whole) > speed.WAITING:
         anew = "; variants 0 encodes each view anew" if now.get("video_config.variants") == 0 else ""
         yield _finding("data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew)
-    if (loading := spent.get("experts", 0.0) / whole) > WAITING:
+    if (loading := spent.get("experts", 0.0) / whole) > speed.WAITING:
         yield _finding("experts", share=loading, period=now.get("expert_period"))
 
 

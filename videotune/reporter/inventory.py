@@ -1,7 +1,7 @@
 """The chapters that list things: clips, settings, files, and how an exported file is used."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from os.path import exists, getsize, isfile
 from pathlib import Path
@@ -55,19 +55,17 @@ def settings(run: Run) -> dict[str, Any]:
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
-    flat = _flat(mapping(run.config.get("settings")))
-    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat]
+    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat_settings(run).items()]
     rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
     own, defaults = ([row for row in rows if (row[2] == "default") == default] for default in (False, True))
     return {"absent": "", "own": own, "defaults": defaults}
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    """Nested settings as dotted keys."""
-    rows: list[tuple[str, Any]] = []
-    for key, value in settings.items():
-        rows += _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else [(f"{before}{key}", value)]
-    return rows
+def flat_settings(run: Run) -> dict[str, Any]:
+    """The run's settings by dotted name."""
+    from videotune.config.load import flatten  # imports pydantic
+
+    return flatten(mapping(run.setting()))
 
 
 def _origin(key: str, origins: Record) -> str:

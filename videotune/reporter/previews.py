@@ -174,16 +174,14 @@ def samples(run: Run, media: Media) -> dict[str, Any]:
     above = {(card["prompt"], card["seed"], path) for card in media.cards for path in card["paths"]}
     there = {(*row, str(cell.get("path"))) for row, cells in rows.items() for cell in cells.values()}
     steps = sorted({step for cells in rows.values() for step in cells})
+    paths = {row: [str(mapping(cells.get(step))["path"] or "") for step in steps] for row, cells in rows.items()}
     return {
         "absent": "" if rows else run.absent("previews appear as the run samples them", "sample_after"),
         "all_above": there <= above,
         "left_out": media.left_out,
         "budget": f"{BUDGET / 1e6:g} MB",
         "steps": ["base (step 0)" if step == 0 else _step_name(step) for step in steps],
-        "rows": [
-            (*row, [media.video(str(mapping(cells.get(step)).get("path") or "")) for step in steps])
-            for row, cells in rows.items()
-        ],
+        "rows": [(*row, [media.video(path) for path in own]) for row, own in paths.items()],
     }
 
 

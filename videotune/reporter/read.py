@@ -96,16 +96,8 @@ def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) 
     events, steps = known or ((), Steps(regularization(found["check"])))
     if known is None and there:
         events, damaged = _parse(journal, steps)
-    return Run(
-        folder=folder,
-        journal=tuple(events),
-        steps=steps,
-        notes=(*damaged, *notes),
-        written=journal.stat().st_mtime if there else None,
-        read=now,
-        life=life(folder, now),
-        **found,
-    )
+    written = journal.stat().st_mtime if there else None
+    return Run(folder, tuple(events), steps, (*damaged, *notes), written, now, life(folder, now), **found)
 
 
 def number(value: Any) -> float | None:

@@ -12,10 +12,10 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.records import load_json
+from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
-from videotune.reporter.runs import write_comparison
 from videotune.studio import bin, header, queue_page, train_page
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder

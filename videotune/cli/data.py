@@ -1,24 +1,26 @@
-"""``videotune check``."""
+"""The data of a run: ``videotune check``, ``caption`` and ``dataset split``."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from videotune import commands
-from videotune.cli.options import AsJson, Folder, Skips, takes_config, with_clips
-from videotune.console import echo, out, print_table, width
-from videotune.errors import DONE
-from videotune.text import shape_words, short_path
+from videotune.cli.options import Arg, AsJson, Folder, Opt, Skips, takes_config, with_clips
+from videotune.console import answer, bar, echo, out, print_table, width
+from videotune.console import out as say
+from videotune.errors import DONE, SKIPPED
+from videotune.text import counted, shape_words, short_path
 
 if TYPE_CHECKING:
+    from videotune.captioning.write import CaptionResult
     from videotune.commands.check import CheckResult
+    from videotune.data.split import SplitFile
     from videotune.trainer.resolve_config import Overrides
     from videotune.trainer.run_spec import Job
 
@@ -35,24 +37,21 @@ MANY, FEW = 20, 5
 """Of more clips of one state than MANY, FEW are listed, and how many more there are."""
 
 
+ContactSheet = Annotated[Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")]
+
+
 @takes_config
 def check(
     overrides: Overrides,
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
-    contact_sheet: Annotated[
-        Path | None,
-        typer.Option("--contact-sheet", help="folder for pictures of each clip as it is trained, and a page"),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="a line for each clip, however many there are")] = False,
+    contact_sheet: ContactSheet = None,
+    every: Annotated[bool, Opt("--all", help="a line for each clip, however many there are")] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
     result = commands.check.check(with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
-    if as_json:
-        print(json.dumps(result.account, indent=2, ensure_ascii=False))
-    else:
-        show_account(result, every=every)
+    answer(as_json, result.account, lambda _: show_account(result, every=every))
     if contact_sheet is not None:
         echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
     raise typer.Exit(verdict(result, allow_skips))
@@ -82,8 +81,7 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     job, account = result.job, result.account
     rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
     out(f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}.")
-    clips = sorted(account["clips"], key=lambda clip: natural(clip["path"]))
-    rows = [table_row(job, clip) for clip in clips]
+    rows = [table_row(job, clip) for clip in sorted(account["clips"], key=lambda clip: natural(clip["path"]))]
     listed = rows if every else few(rows)
     columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
     shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
@@ -155,3 +153,98 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     shape = shape_words(clip["shape"]) if clip["shape"] else ""
     counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
     return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]
+
+
+Purpose = Literal["general", "style", "character", "motion"]
+
+
+@takes_config
+def caption(
+    overrides: Overrides,
+    model: Annotated[str, Opt(help="a server's model, or here a folder or Hub id of transformers")],
+    folder: Folder = None,
+    endpoint: Annotated[str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")] = None,
+    key_env: Annotated[str, Opt(help="variable that holds the server's key")] = "OPENAI_API_KEY",
+    workers: Annotated[int, Opt(min=1, max=256, help="requests at once")] = 4,
+    frames: Annotated[int, Opt(min=1, max=256, help="frames of a clip that the model is shown")] = 8,
+    purpose: Annotated[Purpose, Opt(help="what the LoRA is to learn")] = "general",
+    prompt: Annotated[str | None, Opt(help="a prompt of your own instead of the purpose's")] = None,
+    trigger: Annotated[str | None, Opt(help="a word that each new caption holds")] = None,
+    max_words: Annotated[int, Opt(min=1, max=2000, help="words of a caption")] = 100,
+    overwrite: Annotated[bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")] = False,
+    dry_run: Annotated[bool, Opt("--dry-run", help="list the clips that would be captioned")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a vision-language model write the captions that clips lack."""
+    given = {name: value for name, value in locals().items() if name not in ("overrides", "folder", "as_json")}
+    options = commands.caption.CaptionOptions(**given)
+    result = commands.caption.caption(with_clips(overrides, folder), options=options)
+    answer(as_json, vars(result), lambda _: show_captions(result, dry_run))
+    raise typer.Exit(result.exit_code)
+
+
+def show_captions(result: CaptionResult, dry_run: bool) -> None:
+    """Print what was not captioned and why, and the counts."""
+    planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run]
+    for row in (*planned, *result.skipped, *result.failed, *result.hints):
+        out(": ".join(filter(None, row.values())))
+    out(", ".join(f"{len(rows)} {name}" for name, rows in vars(result).items()))
+
+
+dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
+
+
+Threshold = Annotated[float | None, Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)")]
+
+
+@dataset_app.command("split")
+def dataset_split(
+    source: Annotated[Path, Arg(help="a video, or a folder of videos")],
+    out: Annotated[Path, Opt(help="folder for the scenes; the originals are not touched")],
+    min_seconds: Annotated[float, Opt(help="leave shorter scenes out, and list them")] = 1.0,
+    threshold: Threshold = None,
+    overwrite: Annotated[bool, Opt("--overwrite", help="replace existing scenes")] = False,
+) -> None:
+    """Cut videos into their scenes, one file a scene, with their captions."""
+    from videotune.data.split import split  # --help needs no video reader
+
+    with bar("splitting (seconds)") as progress:
+        results = split(
+            source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite, progress=progress.update
+        )
+    root = source if source.is_dir() else source.parent
+    rows = [_row(result, root) for result in results]
+    print_table("files", ["file", "seconds", "scenes", "captions", "notes"], rows, right=(1, 2, 3))
+    written = sum(part.path is not None for result in results for part in result.scenes)
+    dropped = sum(part.path is None for result in results for part in result.scenes)
+    images = sum(result.image for result in results)
+    broken = sum(result.problem is not None for result in results)
+    say(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
+    if dropped:
+        are = "is" if dropped == 1 else "are"
+        say(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
+    if images:
+        say(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
+    if written:
+        bare = any(result.scenes and not result.captions for result in results if result.problem is None)
+        say(f"next: {'write a caption beside each scene (NAME.txt), then: ' if bare else ''}videotune check {out}")
+    if broken:
+        echo(f"{broken} files could not be split (exit code 2); the table says why")
+        raise typer.Exit(SKIPPED)
+
+
+def _row(result: SplitFile, root: Path) -> list[str]:
+    """A file as the table shows it."""
+    path = result.file.path.relative_to(root)
+    if result.image:
+        return [str(path), "", "", "", "image: not split"]
+    if result.problem is not None:
+        return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", str(result.problem)]
+    kept = [part for part in result.scenes if part.path is not None]
+    short = [part for part in result.scenes if part.path is None]
+    notes = [f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s" for part in short]
+    if len(result.scenes) == 1 and kept:
+        notes.append("no cut: copied as it is")
+    if kept and not result.captions:
+        notes.append("no caption")
+    return [str(path), f"{result.seconds:.2f}", str(len(kept)), str(result.captions), "; ".join(notes)]
