@@ -183,14 +183,15 @@ def board(asked: Asked) -> str:
 
 
 def best(run: Path) -> float | None:
-    """The lowest validation loss of a run so far, relative to the base model's; None where none was measured."""
+    """The lowest validation loss of a run after step 0, relative to the base model's; None where none was measured."""
     journal = run / "journal.jsonl"
     return _best(run, journal.stat().st_size) if journal.is_file() else None
 
 
 @lru_cache(maxsize=1024)
 def _best(run: Path, size: int) -> float | None:
-    return min((loss for _, loss in points(read_live(run).validations, "held_out", "normalised")), default=None)
+    curve = points(read_live(run).validations, "held_out", "normalised")
+    return min((loss for step, loss in curve if step), default=None)
 
 
 REGIONS: Regions = {"board": board}
