@@ -227,7 +227,7 @@ def paints(page: Any, address: str) -> None:
 
 
 CLICKS = (
-    ("/p/clips/data", "[data-open-clip]", "dialog[open]"),
+    ("/p/clips/data", ".clip-open", "dialog[open]"),
     ("/p/clips/data", "nav.pages a[href$='/train']", "body[data-page=train] #r-run"),
     ("/p/clips/train?run=run-1", "nav.pages a[href$='/data']", "body[data-page=data] .tile"),
     ("/p/clips/train?run=run-1", "nav.pages a[href$='/setup']", "body[data-page=setup] .field"),
