@@ -1,11 +1,12 @@
 """step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
 
 from array import array
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from threading import Barrier, Lock
 
 import torch
@@ -21,9 +22,6 @@ from videotune.latent_cache.store import Store
 from videotune.memory.host_weights import pinned
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
-
-BLOCK = 64
-"""Steps whose windows, captions and noise levels are drawn together."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,6 @@ def _pin(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StepDraws:
-    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
-    frame, and t (B,).
-    """
-
-    samples: tuple[tuple[Window, int], ...]
-    captions: tuple[str, ...]
-    first_frame: tuple[bool, ...]
-    t: Tensor
-
-
-@dataclass(frozen=True)
 class Source:
     """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
 
@@ -94,7 +80,6 @@ class Source:
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
-    _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
@@ -157,26 +142,17 @@ class Source:
             for window in dict.fromkeys(bucket)
             for variant in (range(self.variants) if self.varies(window) else (0,))
         }
-        texts = () if self.text_in_step else self.clips.values()
+        texts = () if self.config.text_in_step else self.clips.values()
         captions = {"", *(caption for clip in texts for caption in clip.captions)}
         return found | {caption: self.keys.text(caption) for caption in captions}
-
-    @cached_property
-    def text_in_step(self) -> bool:
-        """Whether captions are encoded in the step, and none is cached."""
-        return self.config.text_in_step
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
         """For each entry of each bucket, how many entries of the same window stand before it."""
         numbers = []
         for bucket in self.buckets:
-            met: Counter[Window] = Counter()
-            copies = array("L")
-            for window in bucket:
-                copies.append(met[window])
-                met[window] += 1
-            numbers.append(copies)
+            before: dict[Window, Iterator[int]] = defaultdict(count)
+            numbers.append(array("L", (next(before[window]) for window in bucket)))
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:
@@ -187,29 +163,6 @@ class Source:
         key = self.names.get((window, variant)) or self.keys.latents(self.keys.sample(window, variant))
         own = dict(self.store.get("latents", key))
         return Moments(own.pop("mean"), own.pop("logvar", None), own)
-
-    def step_draws(self, step: int) -> StepDraws:
-        """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
-        number, place = divmod(step - 1, BLOCK)
-        block = self._blocks.get(number)
-        if block is None:
-            steps = range(number * BLOCK + 1, (number + 1) * BLOCK + 1)
-            block = self._blocks[number] = [draws_of(self, each) for each in steps]
-            for old in list(self._blocks)[:-3]:
-                self._blocks.pop(old, None)
-        return block[place]
-
-
-def draws_of(source: Source, step: int) -> StepDraws:
-    """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
-    seed = source.keys.seed
-    bucket, places = picks(source.schedule, step)
-    samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
-    captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.config.timestep_stratified))
-    share = source.config.first_frame_probability or 0.0
-    first_frame = tuple(draws(seed, "first frame", step, i).random() < share for i in range(len(samples)))
-    return StepDraws(samples, captions, first_frame, t)
 
 
 def assemble(
@@ -246,7 +199,7 @@ def assemble(
 
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
-    if source.text_in_step:
+    if source.config.text_in_step:
         names = extras[0] if extras else ()
         return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
     return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
@@ -283,12 +236,15 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
 
 
 def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> StepBatch:
-    """What step ``step`` (from 1) trains on.
+    """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
-    seed, drawn = source.keys.seed, source.step_draws(step)
-    windows, captions = [window for window, _ in drawn.samples], drawn.captions
+    seed, (bucket, places) = source.keys.seed, picks(source.schedule, step)
+    samples = [(source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places]
+    windows = [window for window, _ in samples]
+    captions = tuple(_caption(source, window, step, i) for i, window in enumerate(windows))
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), source.config.timestep_stratified))
     prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
@@ -297,12 +253,14 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
         hi = lo + 1
     batch, noise = None, torch.empty(0)
     if lo < hi:
-        encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
-        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
+        encoded = [source.sample(*samples[i], step, i) for i in range(lo, hi)]
+        share = source.config.first_frame_probability or 0.0
+        first_frame = [draws(seed, "first frame", step, i).random() < share for i in range(lo, hi)]
+        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, first_frame)
         shape = tuple(batch.x0.shape[1:])
         drawn_noise = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
         batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, drawn_noise)])
-    made = StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+    made = StepBatch(step, tuple(w.id for w in windows), captions, t, lo, batch, noise, prior, spare)
     return made.pinned() if source.pin else made
 
 

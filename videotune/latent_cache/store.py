@@ -12,7 +12,7 @@ import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -186,7 +186,7 @@ class Store:
         self.notes: list[str] = []
         self._keep, self._kept_bytes = keep_bytes, 0
         self._kept: OrderedDict[Name, dict[str, Tensor]] = OrderedDict()
-        self._entries: dict[Name, Entry | None] = {}
+        self._entries: dict[Name, Entry] = {}
         self._checked: set[Name] = set()
         self._damaged: set[Name] = set()
         self._lock = RLock()
@@ -237,12 +237,10 @@ class Store:
     def entry(self, kind: str, key: str) -> Entry | None:
         """What an entry's file says of itself; None where there is none that can be read."""
         name = kind, key
-        if self._entries.get(name) is None:
-            try:
+        if name not in self._entries:
+            with suppress(*UNREADABLE):
                 self._entries[name] = read_entry(self.folder, kind, key)
-            except UNREADABLE:
-                self._entries[name] = None
-        return self._entries[name]
+        return self._entries.get(name)
 
     def has(self, kind: str, key: str) -> bool:
         """Whether the entry is there whole."""

@@ -96,13 +96,11 @@ def start(
     kind: str,
     words: Sequence[str],
     about: str = "",
-    put_back: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Job:
     """Start ``videotune WORDS`` apart from this process.
 
-    ``put_back``: files to move, from where to where, if the command does not end with success; ``env``: environment
-    variables beside this process's own. Raises VideotuneError for a word that no process can be given.
+    ``env``: environment variables beside this process's own. Raises VideotuneError for a word that no process can be given.
     """
     for word in words:
         if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
@@ -116,7 +114,6 @@ def start(
             folder.mkdir()
             break
     facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
-    facts |= {"put_back": dict(put_back)} if put_back else {}
     facts |= {"env": dict(env)} if env else {}
     write_json(folder / "job.json", facts)
     process = subprocess.Popen(

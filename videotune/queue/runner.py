@@ -30,10 +30,6 @@ def run(folder: Path) -> int:
         )
         write_json(folder / "pid.json", {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)})
         code = child.wait()
-    if code != 0:
-        for source, target in job.get("put_back", {}).items():
-            if Path(source).is_file() and not Path(target).exists():
-                os.replace(source, target)
     write_json(folder / "rc.json", {"code": code, "ended": round(time.time(), 3)})
     return 0
 
