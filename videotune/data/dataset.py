@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
-from videotune.data.archives import Progress
+from videotune.data.archives import Progress, silent
 from videotune.data.buckets import kept_share, parse_resolution, suits
 from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
 from videotune.data.file_checks import refuse_links
@@ -46,9 +46,7 @@ class Library:
         return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
 
 
-def scan(
-    config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress | None = None
-) -> Library:
+def scan(config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress = silent) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 
     ``config.resolution`` must be set. VideotuneError for a dataset without clips, for captions that do not exist unless

@@ -305,11 +305,10 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def _is_readable(path: str) -> bool:
     """Whether the disk still gives the file: if not, a problem says nothing about its content."""
-    try:
+    with suppress(OSError):
         hash_file(Path(path))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:

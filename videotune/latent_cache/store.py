@@ -325,15 +325,14 @@ class Store:
             if not self.path(*name).is_file():
                 continue
             entry = self.entry(*name)
-            whole = entry is not None and fits(entry, shape)
-            if whole and entry is not None and self._kept_bytes + entry.bytes <= self._keep:
-                try:
+            if entry is not None and fits(entry, shape):
+                if self._kept_bytes + entry.bytes > self._keep:
+                    continue
+                with suppress(VideotuneError):
                     self.get(*name)
-                except VideotuneError:
-                    whole = False
-            if not whole:
-                lost += 1
-                self._damaged.add(name)
+                    continue
+            lost += 1
+            self._damaged.add(name)
         if lost:
             self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
 

@@ -196,18 +196,15 @@ def _command(folder: Path, family: bool = False) -> list[psutil.Process]:
 
 def _json(path: Path, kind: Any) -> Any:
     """A file's content as that TypedDict; None where it is not there, or damaged."""
-    try:
+    with suppress(OSError, ValueError):
         return checked(kind, read_json(path))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _each(project: Path, kind: str | None) -> Iterator[Job]:
     for folder in sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True):
-        try:
+        with suppress(OSError, ValueError):  # a folder that is being made or taken away, or that nobody can read
             yield read(folder)
-        except (OSError, ValueError):
-            continue  # a folder that is being made or taken away, or that nobody can read
 
 
 def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
@@ -257,10 +254,9 @@ def log_tail(job: Job, lines: int = 30) -> list[str]:
 
 def result(job: Job) -> Any:
     """The JSON that the command printed, or None where it printed none."""
-    try:
+    with suppress(OSError, ValueError):
         return json.loads((job.folder / "out").read_bytes())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def why(job: Job) -> str:
