@@ -187,10 +187,8 @@ def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | 
     better = 'resize="pad" keeps all of them'
     if turned and suits((wide, high), rules):
         better = f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
-    return (
-        f"resolution: {asked} makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every "
-        f"clip; {better}. Set that, or allow_crop=true if it is meant."
-    )
+    crops = f"makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every clip"
+    return f"resolution: {asked} {crops}; {better}. Set that, or allow_crop=true if it is meant."
 
 
 def totals(library: Library) -> dict[str, int]:

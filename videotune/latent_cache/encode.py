@@ -310,9 +310,7 @@ def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | Non
         remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
         if isinstance(problem, DecoderCrash):
             remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
-        raise VideotuneError(
-            f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
-        ) from problem
+        raise VideotuneError(f"{clip.path}: {problem}\n{remedy} What was encoded before is kept.") from problem
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:

@@ -196,15 +196,11 @@ class Store:
         except OSError as error:
             raise VideotuneError(f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere.") from error
         if (folder / EARLIER).is_file():
-            self.notes.append(
-                f"the cache {folder} was made by an earlier version: what a run needs is encoded anew. "
-                "`videotune cache prune` removes the old files"
-            )
+            old = "was made by an earlier version: what a run needs is encoded anew"
+            self.notes.append(f"the cache {folder} {old}. `videotune cache prune` removes the old files")
         elif strays:
-            self.notes.append(
-                f"{len(strays)} files of the cache {folder} are none of its entries, such as {min(strays)}; pruning removes "
-                "them"
-            )
+            such = f"{len(strays)} files of the cache {folder} are none of its entries, such as {min(strays)}"
+            self.notes.append(f"{such}; pruning removes them")
 
     def _files(self, kind: str) -> list[str]:
         """Names of the files of a kind."""

@@ -107,10 +107,8 @@ class HostWeights:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:  # the driver, or the limit of locked memory, says no
                 self._pin = False
-                self._echo(
-                    f"warning: host memory cannot be pinned any further ({str(error).splitlines()[0][:120]}): the rest is "
-                    "pageable, and steps wait for it longer"
-                )
+                what = f"host memory cannot be pinned any further ({str(error).splitlines()[0][:120]})"
+                self._echo(f"warning: {what}: the rest is pageable, and steps wait for it longer")
         return torch.empty(size, dtype=torch.uint8)
 
 

@@ -144,19 +144,17 @@ def _read(folder: Path, ended_at: int) -> Job:
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
     end = None if alive else _json(folder / "rc.json", End)  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
-    state = (
-        ("paused" if _paused(folder) else "running") if alive else "dead" if code is None else _how(code, facts["kind"])
-    )
+    state = ("paused" if _paused(folder) else "running") if alive else _how(code, facts["kind"])
     times = facts["started"], ended
     return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
 
 
-def _how(code: int, kind: str) -> State:
+def _how(code: int | None, kind: str) -> State:
     if code == DONE or (code == SKIPPED and kind not in WHOLE):
         return "done"
     if code in (INTERRUPTED, -15, -2):
         return "stopped"
-    return "dead" if code < 0 else "failed"
+    return "dead" if code is None or code < 0 else "failed"
 
 
 def _alive(folder: Path, started: float) -> bool:
