@@ -55,14 +55,11 @@ def decode(
     """
     indices = info.frames_at(times)
     out = np.empty((len(indices), height, width, 3), np.uint8)
-    rows: dict[int, list[int]] = {}
-    for row, index in enumerate(indices):
-        rows.setdefault(index, []).append(row)
-    if rows:
+    if indices:
         reshape = _reshaper(info, height, width, resize, place)
         with closing(Reader(info, threads)) as reader:
-            for index, frame in reader.frames(sorted(rows)):
-                first, *others = rows[index]
+            for index, frame in reader.frames(sorted(set(indices))):
+                first, *others = np.flatnonzero(np.equal(indices, index))
                 reshape(frame, out[first])
                 out[others] = out[first]
     return out

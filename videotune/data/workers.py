@@ -111,11 +111,9 @@ class Workers:
                     waiting.append(self.submit(*call))
                 if not waiting:
                     return
-                try:
-                    answer = waiting.popleft().result()
-                except ClipProblem as problem:
-                    answer = problem
-                yield answer
+                future = waiting.popleft()
+                problem = future.exception()
+                yield problem if isinstance(problem, ClipProblem) else future.result()
         finally:
             for future in waiting:
                 future.cancel()

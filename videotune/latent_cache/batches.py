@@ -115,11 +115,6 @@ class Source:
         """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
         return self.spec.given != "none" and (self.config.first_frame_probability or 0.0) >= 0.5
 
-    @property
-    def variants(self) -> int:
-        """The variants in the store of a window that varies."""
-        return self.config.video_config.variants
-
     def varies(self, window: Window) -> bool:
         """Whether the variants of a window differ."""
         return window.varies or self.keys.image_noise
@@ -131,7 +126,8 @@ class Source:
             return 0
         repeats = self.clips[window.clip_id].repeats
         number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
-        return number % self.variants if self.variants else number
+        variants = self.config.video_config.variants
+        return number % variants if variants else number
 
     @cached_property
     def names(self) -> dict[tuple[Window, int] | str, str]:
@@ -140,7 +136,7 @@ class Source:
             (window, variant): self.keys.latents(self.keys.sample(window, variant))
             for bucket in self.buckets
             for window in dict.fromkeys(bucket)
-            for variant in (range(self.variants) if self.varies(window) else (0,))
+            for variant in (range(self.config.video_config.variants) if self.varies(window) else (0,))
         }
         texts = () if self.config.text_in_step else self.clips.values()
         captions = {"", *(caption for clip in texts for caption in clip.captions)}
@@ -156,7 +152,7 @@ class Source:
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:
-        if self.variants == 0 and variant != PLAIN and self.varies(window):
+        if self.config.video_config.variants == 0 and variant != PLAIN and self.varies(window):
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(window, variant)

@@ -4,7 +4,7 @@ Gradients of streamed weights that train go the other way, as soon as their bloc
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -205,10 +205,7 @@ class GradientRelease:
 
     def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
         """From now on what autograd accumulates for the one is the other's gradient."""
-        parameter.register_post_accumulate_grad_hook(self._to(host))
-        self._watches = True
 
-    def _to(self, host: nn.Parameter) -> Callable[[Tensor], None]:
         def release(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
@@ -226,7 +223,8 @@ class GradientRelease:
                 sent.gradients.append((host, staged))
                 sent.arrived.record(self._stream)
 
-        return release
+        parameter.register_post_accumulate_grad_hook(release)
+        self._watches = True
 
     def forget(self) -> None:
         """What is still under way is of a backward pass that was broken off."""
