@@ -23,6 +23,9 @@ from videotune.memory.host_weights import pinned
 from videotune.rng import draws
 from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
 
+BLOCK = 64
+"""Steps whose windows, captions and noise levels are drawn together."""
+
 
 @dataclass(frozen=True)
 class StepBatch:
@@ -53,6 +56,18 @@ def _pin(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class StepDraws:
+    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
+    frame, and t (B,).
+    """
+
+    samples: tuple[tuple[Window, int], ...]
+    captions: tuple[str, ...]
+    first_frame: tuple[bool, ...]
+    t: Tensor
+
+
+@dataclass(frozen=True)
 class Source:
     """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
 
@@ -80,6 +95,7 @@ class Source:
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
@@ -115,6 +131,11 @@ class Source:
         """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
         return self.spec.given != "none" and (self.config.first_frame_probability or 0.0) >= 0.5
 
+    @property
+    def variants(self) -> int:
+        """The variants in the store of a window that varies."""
+        return self.config.video_config.variants
+
     def varies(self, window: Window) -> bool:
         """Whether the variants of a window differ."""
         return window.varies or self.keys.image_noise
@@ -126,8 +147,7 @@ class Source:
             return 0
         repeats = self.clips[window.clip_id].repeats
         number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
-        variants = self.config.video_config.variants
-        return number % variants if variants else number
+        return number % self.variants if self.variants else number
 
     @cached_property
     def names(self) -> dict[tuple[Window, int] | str, str]:
@@ -136,11 +156,16 @@ class Source:
             (window, variant): self.keys.latents(self.keys.sample(window, variant))
             for bucket in self.buckets
             for window in dict.fromkeys(bucket)
-            for variant in (range(self.config.video_config.variants) if self.varies(window) else (0,))
+            for variant in (range(self.variants) if self.varies(window) else (0,))
         }
-        texts = () if self.config.text_in_step else self.clips.values()
+        texts = () if self.text_in_step else self.clips.values()
         captions = {"", *(caption for clip in texts for caption in clip.captions)}
         return found | {caption: self.keys.text(caption) for caption in captions}
+
+    @cached_property
+    def text_in_step(self) -> bool:
+        """Whether captions are encoded in the step, and none is cached."""
+        return self.config.text_in_step
 
     @cached_property
     def _copies(self) -> tuple[Sequence[int], ...]:
@@ -152,13 +177,36 @@ class Source:
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:
-        if self.config.video_config.variants == 0 and variant != PLAIN and self.varies(window):
+        if self.variants == 0 and variant != PLAIN and self.varies(window):
             assert self.encode is not None, "without variants in the store, somebody must encode"
             with self._one_at_a_time:
                 return self.encode(window, variant)
         key = self.names.get((window, variant)) or self.keys.latents(self.keys.sample(window, variant))
         own = dict(self.store.get("latents", key))
         return Moments(own.pop("mean"), own.pop("logvar", None), own)
+
+    def step_draws(self, step: int) -> StepDraws:
+        """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
+        number, place = divmod(step - 1, BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            steps = range(number * BLOCK + 1, (number + 1) * BLOCK + 1)
+            block = self._blocks[number] = [draws_of(self, each) for each in steps]
+            for old in list(self._blocks)[:-3]:
+                self._blocks.pop(old, None)
+        return block[place]
+
+
+def draws_of(source: Source, step: int) -> StepDraws:
+    """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
+    seed = source.keys.seed
+    bucket, places = picks(source.schedule, step)
+    samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
+    captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
+    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.config.timestep_stratified))
+    share = source.config.first_frame_probability or 0.0
+    first_frame = tuple(draws(seed, "first frame", step, i).random() < share for i in range(len(samples)))
+    return StepDraws(samples, captions, first_frame, t)
 
 
 def assemble(
@@ -195,7 +243,7 @@ def assemble(
 
 def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
-    if source.config.text_in_step:
+    if source.text_in_step:
         names = extras[0] if extras else ()
         return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
     return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
@@ -232,15 +280,12 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
 
 
 def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> StepBatch:
-    """What step ``step`` (from 1) trains on. Each draw belongs to (seed, purpose, step, index of the sample).
+    """What step ``step`` (from 1) trains on.
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
-    seed, (bucket, places) = source.keys.seed, picks(source.schedule, step)
-    samples = [(source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places]
-    windows = [window for window, _ in samples]
-    captions = tuple(_caption(source, window, step, i) for i, window in enumerate(windows))
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(windows), source.config.timestep_stratified))
+    seed, drawn = source.keys.seed, source.step_draws(step)
+    windows, captions = [window for window, _ in drawn.samples], drawn.captions
     prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
@@ -249,14 +294,12 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
         hi = lo + 1
     batch, noise = None, torch.empty(0)
     if lo < hi:
-        encoded = [source.sample(*samples[i], step, i) for i in range(lo, hi)]
-        share = source.config.first_frame_probability or 0.0
-        first_frame = [draws(seed, "first frame", step, i).random() < share for i in range(lo, hi)]
-        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, first_frame)
+        encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
+        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
         shape = tuple(batch.x0.shape[1:])
         drawn_noise = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
         batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, drawn_noise)])
-    made = StepBatch(step, tuple(w.id for w in windows), captions, t, lo, batch, noise, prior, spare)
+    made = StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
     return made.pinned() if source.pin else made
 
 
