@@ -12,6 +12,7 @@ import pytest
 from tests.clips import noise, write_clip
 from tests.data_kit import problem_of
 from videotune.data import media_index as module
+from videotune.data.archives import silent
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.media_index import INDEX_VERSION, MediaIndex
 from videotune.data.media_info import MediaInfo, probe
@@ -45,10 +46,10 @@ def put(made: Path, kind: str, path: Path) -> Path:
 Known = dict[str, tuple[str, MediaInfo | str | None, ContentScan | None]]
 
 
-def identified(folder: Path, index: Path | None, progress: Any = None, until: float = 10.0) -> tuple[Known, list[str]]:
+def identified(folder: Path, index: Path | None, told: Any = silent, until: float = 10.0) -> tuple[Known, list[str]]:
     """By name the id, the media info or the problem's text, and the content scan; and the notes."""
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
-    media = MediaIndex(index, progress)
+    media = MediaIndex(index, told)
     known = media.examine(paths, [folder], until)
     plain = [(one.id, str(one.problem) if one.problem else one.info, one.scan) for one in known]
     return {path.name: what for path, what in zip(paths, plain, strict=True)}, media.notes
@@ -100,7 +101,7 @@ def test_files_are_what_hashing_and_probing_give(folder: Path, tmp_path: Path, m
     value, written = read(index), index.stat().st_mtime_ns
     assert (value["version"], len(value["files"]), len(value["contents"])) == (INDEX_VERSION, 3, 3)
     monkeypatch.setattr(module, "default_workers", lambda: pytest.fail("workers were asked for"))
-    assert scan(folder, index, None, 3600.0) == known, "both are of the whole clip"
+    assert scan(folder, index, silent, 3600.0) == known, "both are of the whole clip"
     assert index.stat().st_mtime_ns == written
 
 
@@ -246,7 +247,7 @@ def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path
     assert calls == [(0, 3, "a.mp4"), (1, 3, "b.mp4"), (2, 3, "c.mp4"), (3, 3, "")]
     assert first["a.mp4"] == expected(folder / "a.mp4", 0.5)
     edit(index, lambda row: row.get("scan", {}).update({"jitter": 0.125}))
-    found = scan(folder, index, None, 0.5)["a.mp4"][2]
+    found = scan(folder, index, silent, 0.5)["a.mp4"][2]
     assert found.jitter == 0.125
     for other in (0.25, 0.75):  # what another run asked for decides nothing
-        assert scan(folder, index, None, other)["a.mp4"] == expected(folder / "a.mp4", other)
+        assert scan(folder, index, silent, other)["a.mp4"] == expected(folder / "a.mp4", other)

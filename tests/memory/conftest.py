@@ -20,7 +20,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
         flat = slot.flat.clone()
         slot.flat.fill_(255)  # a NaN in every floating dtype
         slot.flat = flat
-        if slot.free is not None and self._stream is not None:
+        if self._stream is not None:
             slot.free.record(torch.accelerator.current_stream(self.device))  # behind the clone too
             flat.record_stream(self._stream)
 

@@ -358,9 +358,9 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
         home.store(entry, weights[entry.name])
     assert asked == [256, 256]
     assert said == [PAGEABLE]
-    flat = torch.cat(home.parts(0))
+    flat = torch.cat(home.parts(*home.spans[0]))
     assert all(torch.equal(entry.view(flat, entry.begin), weights[entry.name]) for entry in home.slots[0])
-    assert max(len(part) for part in home.parts(0)) == 256
+    assert max(len(part) for part in home.parts(*home.spans[0])) == 256
 
 
 @pytest.mark.cuda
@@ -373,6 +373,6 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
     before = torch.cuda.memory_allocated()
     streams = stream_blocks(net, family.spec.blocks, device, 1.0, "OFF", list(held.values()))
     assert streams.host_weights is not None
-    assert all(part.is_pinned() for part in streams.host_weights.parts(0))
+    assert all(part.is_pinned() for part in streams.host_weights.parts(*streams.host_weights.spans[0]))
     assert all(p.is_cuda for p in net.parameters())
     assert torch.cuda.memory_allocated() - before < resident_bytes(streams) + 512 * 60 * 40

@@ -3,9 +3,9 @@
 import base64
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
@@ -28,13 +28,11 @@ RETRIES = 3
 """Times that the openai package asks again after a lost connection, a timeout, 408, 409, 429 or 5xx, with growing waits."""
 
 
-class Captioner(Protocol):
-    """What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
+Captioner = Callable[[Frames, str], str]
+"""What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
 
-    CaptionError where this clip has none; VideotuneError where no other clip would have one either.
-    """
-
-    def __call__(self, frames: Frames, prompt: str, /) -> str: ...  # noqa: D102
+CaptionError where this clip has none; VideotuneError where no other clip would have one either.
+"""
 
 
 def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:

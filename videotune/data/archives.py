@@ -15,6 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
@@ -45,6 +46,10 @@ Progress = Callable[[int, int, str], None]
 """Called with how much is done, of how much, and what comes next."""
 
 
+def silent(done: int, total: int, text: str) -> None:
+    """The progress that nobody wants to see."""
+
+
 class _Member(NamedTuple):
     """A member of an archive; ``fault`` says why it is refused, or is empty."""
 
@@ -55,7 +60,7 @@ class _Member(NamedTuple):
     open: Callable[[], Any]
 
 
-def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path:
+def unpack(archive: Path, cache: Path, progress: Progress = silent) -> Path:
     """The folder below ``cache``/archives with the archive's files; unpacked now unless they lie there, whole.
 
     ``progress`` counts megabytes of the archive. VideotuneError where the archive is damaged, locked by a password, too
@@ -74,8 +79,7 @@ def unpack(archive: Path, cache: Path, progress: Progress | None = None) -> Path
         try:
             alone = lock.acquire(timeout=0)
         except Timeout:
-            if progress is not None:
-                progress(0, 1, "waiting for another process that unpacks an archive")
+            progress(0, 1, "waiting for another process that unpacks an archive")
             alone = lock.acquire()
         with alone:
             for left in home.glob(".part-*"):  # a killed process's: no other is at work here now
@@ -99,15 +103,14 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _unpack(archive: Path, kind: str, folder: Path, progress: Progress | None) -> None:
+def _unpack(archive: Path, kind: str, folder: Path, progress: Progress) -> None:
     """Write all files of an archive; VideotuneError for whatever an archive can do wrong, OSError of the disk."""
     try:
         with archive.open("rb") as raw:
             size = os.fstat(raw.fileno()).st_size
 
             def report(name: str) -> None:
-                if progress is not None:
-                    progress(-(-raw.tell() // 10**6), -(-size // 10**6), f"unpacking {name}")
+                progress(-(-raw.tell() // 10**6), -(-size // 10**6), f"unpacking {name}")
 
             members = _zip_members(raw) if kind == "zip" else _tar_members(raw, kind)
             sizes = _write_all(archive, members, folder, size, report)
@@ -188,10 +191,8 @@ def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
                 fault = "is a link or a device"
             name = info.orig_filename
             if not info.flag_bits & 0x800:  # CP437 by the format; macOS and many tools write UTF-8 all the same
-                try:
+                with suppress(UnicodeError):
                     name = name.encode("cp437").decode()
-                except UnicodeError:
-                    name = info.orig_filename
             is_folder = name.endswith(("/", "\\")) or mode == stat.S_IFDIR
             yield _Member(name, info.file_size, is_folder, fault, partial(opened.open, info))
 

@@ -33,7 +33,7 @@ from videotune.data.locations import Location
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
 from videotune.files import digest
-from videotune.types import Clip, VideoRules, Window
+from videotune.types import Clip, VideoRules
 
 
 @dataclass
@@ -111,15 +111,14 @@ class Candidate:
         video = without_randomness(self.video) if self.held_out else self.video
         resize = "center" if self.held_out and config.resize == "random" else config.resize
         self.size = choose_size(info.width, info.height, self.choices, rules, shrink)
-        cuts: tuple[float, ...] = ()
-        if video.frame_sample_strategy == "keyframe" and video.keyframe_source == "scenes" and self.scan is not None:
-            cuts = self.scan.cuts
-        sampling = sample_frames(info, video, rules, cuts)
-        self.sampling = replace(sampling, windows=tuple(self._own(window, resize) for window in sampling.windows))
-
-    def _own(self, window: Window, resize: str) -> Window:
-        shape = replace(window.shape, height=self.size[0], width=self.size[1])
-        return replace(window, clip_id=self.clip_id, shape=shape, resize=resize)
+        by_scenes = video.frame_sample_strategy == "keyframe" and video.keyframe_source == "scenes"
+        sampling = sample_frames(info, video, rules, self.scan.cuts if by_scenes and self.scan else ())
+        high, wide = self.size
+        own = (
+            replace(one, clip_id=self.clip_id, shape=replace(one.shape, height=high, width=wide), resize=resize)
+            for one in sampling.windows
+        )
+        self.sampling = replace(sampling, windows=tuple(own))
 
 
 def examine(candidates: Sequence[Candidate], config: Config, rules: VideoRules) -> None:

@@ -131,15 +131,15 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 cells.pop()
             if not any(cell.strip() for cell in cells):
                 continue
-            if head and len(cells) != len(head):
+            if not head:
+                head = [cell.strip() for cell in cells]
+                if len(set(head)) < len(head):
+                    raise VideotuneError(f"{place} names the column {max(head, key=head.count)!r} twice.")
+            elif len(cells) != len(head):
                 counts = f"{len(cells)} columns, the head has {len(head)}"
                 raise VideotuneError(f'{place} has {counts}. Put a text that holds {delimiter!r} in "…".')
-            if head:
+            else:
                 yield place, dict(zip(head, cells, strict=True))
-                continue
-            head = [cell.strip() for cell in cells]
-            if len(set(head)) < len(head):
-                raise VideotuneError(f"{place} names the column {max(head, key=head.count)!r} twice.")
     except csv.Error as error:
         remedy = f'Put a text that holds {delimiter!r} or " in "…", and write each " in it twice.'
         raise VideotuneError(f"{path}:{line} is no CSV: {error}. {remedy}") from error

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
-from videotune.data.archives import Progress
+from videotune.data.archives import Progress, silent
 from videotune.data.buckets import kept_share, parse_resolution, suits
 from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
 from videotune.data.file_checks import refuse_links
@@ -46,9 +46,7 @@ class Library:
         return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
 
 
-def scan(
-    config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress | None = None
-) -> Library:
+def scan(config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress = silent) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 
     ``config.resolution`` must be set. VideotuneError for a dataset without clips, for captions that do not exist unless
@@ -189,10 +187,8 @@ def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | 
     better = 'resize="pad" keeps all of them'
     if turned and suits((wide, high), rules):
         better = f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
-    return (
-        f"resolution: {asked} makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every "
-        f"clip; {better}. Set that, or allow_crop=true if it is meant."
-    )
+    crops = f"makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every clip"
+    return f"resolution: {asked} {crops}; {better}. Set that, or allow_crop=true if it is meant."
 
 
 def totals(library: Library) -> dict[str, int]:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -55,14 +55,11 @@ def decode(
     """
     indices = info.frames_at(times)
     out = np.empty((len(indices), height, width, 3), np.uint8)
-    rows: dict[int, list[int]] = {}
-    for row, index in enumerate(indices):
-        rows.setdefault(index, []).append(row)
-    if rows:
+    if indices:
         reshape = _reshaper(info, height, width, resize, place)
         with closing(Reader(info, threads)) as reader:
-            for index, frame in reader.frames(sorted(rows)):
-                first, *others = rows[index]
+            for index, frame in reader.frames(sorted(set(indices))):
+                first, *others = np.flatnonzero(np.equal(indices, index))
                 reshape(frame, out[first])
                 out[others] = out[first]
     return out
@@ -101,9 +98,8 @@ class Reader:
             return
         missing = list(needed)
         while missing:
-            run = self._run(missing)
             try:
-                for index, frame in self._walk(run):
+                for index, frame in self._walk(self._run(missing)):
                     missing.remove(index)
                     yield index, frame
             except ClipProblem:
@@ -114,51 +110,41 @@ class Reader:
 
     def _run(self, needed: Sequence[int]) -> list[int]:
         """The first of the needed frames, up to where seeking again is the shorter way."""
-        if not self._may_seek:
-            return list(needed)
-        for i, (before, after) in enumerate(pairwise(needed), 1):
-            if self._keyframe(after) > before + LEAP:
-                return list(needed[:i])
-        return list(needed)
+        steps = enumerate(pairwise(needed), 1) if self._may_seek else ()
+        end = next((i for i, (before, after) in steps if self._keyframe(after) > before + LEAP), None)
+        return list(needed[:end])
 
     def _keyframe(self, index: int) -> int:
         """Where decoding must start for this frame."""
         at = bisect_right(self.info.keyframes, index) - 1
         return self.info.keyframes[at] if at >= 0 else 0
 
-    def _place(self, index: int) -> int:
-        """How a frame is identified: by its pts, or in counted files by its number."""
-        return index if self.info.counted else self.info.ticks[index]
-
     def _walk(self, run: Sequence[int]) -> Iterator[tuple[int, Any]]:
-        """The frames of one run, on from where the reader is, or from a keyframe, or from the beginning."""
-        wanted = {self._place(index): index for index in run}
+        """The frames of one run, on from where the reader is, or from a keyframe, or from the beginning.
+
+        A frame is identified by its pts, or in counted files by its number.
+        """
+        wanted = {index if self.info.counted else self.info.ticks[index]: index for index in run}
         end, key = max(wanted), self._keyframe(run[0])
         behind = self._last is None or min(wanted) < self._last[0]
         try:
             if behind or (self._may_seek and key > self._reached + LEAP):
                 self._start(key if self._may_seek else 0)
-            elif self._last is not None and self._last[0] in wanted:
-                yield self._whole(wanted.pop(self._last[0]), self._last[1])
-            while wanted and (self._last is None or self._last[0] <= end):
-                self._last = next(self._decoded, None)
-                if self._last is None:
-                    break
-                place, frame = self._last
+            for place, frame in chain(filter(None, (self._last,)), self._decoded):
+                self._last = place, frame
                 if place in wanted:
-                    self._reached = wanted[place]
-                    yield self._whole(wanted.pop(place), frame)
+                    self._reached = index = wanted.pop(place)
+                    if frame.is_corrupt:
+                        raise self._problem(index, " is damaged")
+                    yield index, frame
+                if not wanted or place > end:
+                    break
         except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
             detail = getattr(error, "strerror", None) or str(error)
             raise self._problem(min(wanted.values(), default=run[-1]), f": {detail}") from error
         if wanted:
             self._last = None
             raise self._problem(min(wanted.values()), " is not there")
-
-    def _whole(self, index: int, frame: Any) -> tuple[int, Any]:
-        if frame.is_corrupt:
-            raise self._problem(index, " is damaged")
-        return index, frame
 
     def _problem(self, index: int, what: str) -> ClipProblem:
         return ClipProblem("decode_error", f"frame {index} of {len(self.info.timestamps)}{what}")

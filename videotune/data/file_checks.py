@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from videotune.errors import VideotuneError
@@ -85,18 +86,11 @@ def head_of(file: Path) -> bytes:
 
 def refuse_links(folder: Path) -> None:
     """VideotuneError where a cache folder holds a link: what is written or deleted through one is elsewhere."""
-    places = [folder]
-    for place in places:
-        try:
-            with os.scandir(place) as entries:
-                found = list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        link = next((entry.path for entry in found if entry.is_symlink()), None)
-        if link is not None:
-            raise VideotuneError(f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir.")
-        if place is folder:  # an archive's own files lie deeper
-            places += [Path(entry.path) for entry in found if entry.is_dir()]
+    for place in (folder, *folder.glob("*/")):  # an archive's own files lie deeper
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
+            link = next((entry.path for entry in entries if entry.is_symlink()), None)
+            if link is not None:
+                raise VideotuneError(f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir.")
 
 
 def refuse_linked_folder(folder: Path) -> Path:

@@ -169,7 +169,8 @@ def sample_frames(info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: 
     samplers = [_Sampler(info, one, rules, sorted(cuts)) for one in each_count(video)]
     if len(samplers) == 1 or info.still:
         return samplers[-1].sample()
-    found = [one.sample() for one in samplers[:-1] if one.is_long_enough] + [samplers[-1].sample()]
+    whole = [one for one in samplers[:-1] if one.frames_in(one.usable) >= one.planned]
+    found = [one.sample() for one in (*whole, samplers[-1])]
     pairs = {window: end for part in found for window, end in zip(part.windows, part.ends, strict=True)}
     cut = {name: min(getattr(part, name) for part in found) for name in ("seconds_cut", "frames_cut")}
     repeats = max(part.repeats_share for part in found)
@@ -205,7 +206,7 @@ class _Sampler:
             if valid_at_most(1, self.rules) is None:
                 raise ClipProblem("too_short", f"an image is one frame, and this model takes {frame_rule(self.rules)}")
             return FrameSampling((self._window(0.0, 1 / fps, 1),), (0.0,), 1)
-        frames = self._frames_in(self.usable)
+        frames = self.frames_in(self.usable)
         if video.pad_short == "freeze" and frames < self.planned:
             windows = [self._window(0.0, min(info.timestamps[-1], self.usable), self.planned, "hold")]
         else:
@@ -232,15 +233,11 @@ class _Sampler:
             seconds_cut=max(0.0, info.seconds - covered),
             repeats_share=sum(a == b for row in indices for a, b in pairwise(row)) / sum(map(len, indices)),
             speed=speed,
-            frames_cut=max(0, self._frames_in(info.seconds) - self._frames_in(covered)),
+            frames_cut=max(0, self.frames_in(info.seconds) - self.frames_in(covered)),
         )
 
-    @property
-    def is_long_enough(self) -> bool:
-        """Whether a whole window has room."""
-        return self._frames_in(self.usable) >= self.planned
-
-    def _frames_in(self, seconds: float) -> int:
+    def frames_in(self, seconds: float) -> int:
+        """How many frames so many seconds fill."""
         return frames_in(seconds, self.base, self.keep)
 
     def _seconds(self, frames: int) -> float:
@@ -252,7 +249,7 @@ class _Sampler:
 
     def _video_windows(self) -> list[Window]:
         video, usable = self.video, self.usable
-        if video.stretch and self._frames_in(usable) > self.planned:
+        if video.stretch and self.frames_in(usable) > self.planned:
             how = "frames" if video.frame_sample_strategy == "random" else "even"
             return [self._window(0.0, usable, self.planned, how, video.temporal_augmentation)]
         bounds = [0.0, usable]
@@ -265,7 +262,7 @@ class _Sampler:
 
     def _count_that_fits(self, seconds: float) -> int | None:
         """The frames of a window within so many seconds; None where not even the smallest one fits."""
-        frames = min(self.planned, valid_at_most(self._frames_in(seconds), self.rules) or 0)
+        frames = min(self.planned, valid_at_most(self.frames_in(seconds), self.rules) or 0)
         return frames if frames >= self.smallest else None
 
     def _side_by_side(self, low: float, high: float) -> list[Window]:
@@ -309,7 +306,7 @@ class _Sampler:
         A keyframe too near to the end for a window of the planned count is ignored, unless none has room: then the
         first takes the largest count that it fills.
         """
-        full = [start for start in starts if self._frames_in(self.usable - start) >= self.planned]
+        full = [start for start in starts if self.frames_in(self.usable - start) >= self.planned]
         if not full:
             frames = self._count_that_fits(self.usable - starts[0])
             return [] if frames is None else self._at(starts[:1], frames, 0.0, self.usable)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from videotune.data.archives import ARCHIVE_SUFFIXES, Progress, unpack
+from videotune.data.archives import ARCHIVE_SUFFIXES, Progress, silent, unpack
 from videotune.data.captions import METADATA_NAMES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import CLIP_SUFFIXES, ClipFile, read_folder
@@ -32,7 +32,7 @@ class Location:
     name: str
 
 
-def open_location(path: str, cache: Path, progress: Progress | None = None) -> Location:
+def open_location(path: str, cache: Path, progress: Progress = silent) -> Location:
     """The clips of a folder, of an archive (unpacked into ``cache``), or of a Hub dataset: "user/name" where no such path
     exists, or "hf://datasets/user/name@revision". VideotuneError where there is none or it cannot be read.
     """
@@ -47,14 +47,14 @@ def open_location(path: str, cache: Path, progress: Progress | None = None) -> L
     return Location(place, files, notes, place.absolute().name)
 
 
-def _open_archive(archive: Path, cache: Path, progress: Progress | None) -> Location:
+def _open_archive(archive: Path, cache: Path, progress: Progress) -> Location:
     folder = unpack(archive, cache, progress)
     files, notes = read_folder(folder)
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), "")
     return Location(folder, files, notes, archive.name[: len(archive.name) - len(suffix)])
 
 
-def _open_hub(path: str, cache: Path, progress: Progress | None) -> Location:
+def _open_hub(path: str, cache: Path, progress: Progress) -> Location:
     """A dataset of the Hub: its clips, or where it has none the one archive that it holds."""
     match = _HUB.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from videotune import files
-from videotune.data.archives import Progress
+from videotune.data.archives import Progress, silent
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, stat_of
 from videotune.data.media_info import MediaInfo
@@ -65,10 +65,9 @@ class MediaIndex:
     damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path | None, progress: Progress | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, progress: Progress = silent) -> None:
+        self.path, self._progress = path, progress
         self.notes: list[str] = []
-        self._progress = progress or (lambda done, total, text: None)
         self._changed = False
         self._files: dict[str, Row] = {}
         self._contents: dict[str, Row] = {}
@@ -130,9 +129,7 @@ class MediaIndex:
             return {}, Examined("", problem=problem)
         stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         row = self._files.get(_name(path), {})
-        if stamp != {"size": row.get("size"), "mtime_ns": row.get("mtime_ns")}:
-            return stamp, None
-        return stamp, self._known(path, row["id"], until)
+        return stamp, self._known(path, row["id"], until) if stamp.items() <= row.items() else None
 
     def _known(self, path: Path, clip_id: str, until: float) -> Examined | None:
         """A content as a file has it; None where the index does not hold it so far, or is damaged there."""

@@ -76,12 +76,11 @@ def group_by_source(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     names, notes = _by_name(ordered)
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
     labels = _by_pictures(ordered, np.array([number[name] for name in names], np.int64))
-    smallest: dict[int, str] = {}
     members: dict[int, dict[str, SourceClip]] = defaultdict(dict)
     result = [""] * len(clips)
     for clip, name, label in zip(ordered, names, labels.tolist(), strict=True):
-        smallest[label] = min(name, smallest.get(label, name))
         members[label].setdefault(name, clip)
+    smallest = {label: min(group) for label, group in members.items()}
     for place, label in zip(order, labels.tolist(), strict=True):
         result[place] = smallest[label]
     joined = [list(group.values()) for group in members.values() if len(group) > 1]
@@ -101,19 +100,17 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
     order = _order(clips)
     ordered = [clips[i] for i in order]
     frames = _Frames(ordered)
-    shards_of: dict[int, list[int]] = defaultdict(list)
-    for row, clip in enumerate(frames.clip.tolist()):
-        shards_of[clip].append(row)
     pairs = []
     for row, others in frames.matches(frames.place == 1):
         clip = int(frames.clip[row])
         for other in sorted(set(frames.clip[others].tolist())):
             if other >= clip:
                 break
-            one, two, rows, its = ordered[clip], ordered[other], shards_of[clip], shards_of[other]
+            one, two = ordered[clip], ordered[other]
+            rows, its = np.flatnonzero(frames.clip == clip), np.flatnonzero(frames.clip == other)
             same_length = abs(one.seconds - two.seconds) <= max(0.5, 0.2 * max(one.seconds, two.seconds))
             whole = len(rows) == len(its) == len(one.signatures) == len(two.signatures)
-            if whole and same_length and bool(frames.agree(np.array(rows), np.array(its)).all()):
+            if whole and same_length and bool(frames.agree(rows, its).all()):
                 pairs.append((other, clip))
                 break
     return sorted((order[a], order[b]) for a, b in pairs)

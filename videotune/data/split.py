@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from videotune import files
-from videotune.data.archives import Progress
+from videotune.data.archives import Progress, silent
 from videotune.data.content_scan import CUT_RATIO, scan_content
 from videotune.data.decode import Reader
 from videotune.data.file_checks import ClipProblem
@@ -85,7 +85,7 @@ def split(
     min_seconds: float = 1.0,
     threshold: float | None = None,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[SplitFile]:
     """Write each scene of ``source`` (a video, or a folder of them) as a file of its own below ``out``; one result a file.
 
@@ -109,8 +109,7 @@ def split(
     total, done = math.ceil(sum(one.seconds for one in videos)), 0.0
 
     def report(seconds: float, name: str) -> None:
-        if progress is not None:
-            progress(int(done + seconds), total, name)
+        progress(int(done + seconds), total, name)
 
     for one in videos:
         name = one.file.path.name

@@ -111,11 +111,9 @@ class Workers:
                     waiting.append(self.submit(*call))
                 if not waiting:
                     return
-                try:
-                    answer = waiting.popleft().result()
-                except ClipProblem as problem:
-                    answer = problem
-                yield answer
+                future = waiting.popleft()
+                problem = future.exception()
+                yield problem if isinstance(problem, ClipProblem) else future.result()
         finally:
             for future in waiting:
                 future.cancel()
@@ -305,11 +303,10 @@ TASKS: dict[str, Callable[..., Any]] = {
 
 def _is_readable(path: str) -> bool:
     """Whether the disk still gives the file: if not, a problem says nothing about its content."""
-    try:
+    with suppress(OSError):
         hash_file(Path(path))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:

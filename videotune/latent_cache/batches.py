@@ -1,11 +1,12 @@
 """step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
 
 from array import array
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from threading import Barrier, Lock
 
 import torch
@@ -171,12 +172,8 @@ class Source:
         """For each entry of each bucket, how many entries of the same window stand before it."""
         numbers = []
         for bucket in self.buckets:
-            met: Counter[Window] = Counter()
-            copies = array("L")
-            for window in bucket:
-                copies.append(met[window])
-                met[window] += 1
-            numbers.append(copies)
+            before: dict[Window, Iterator[int]] = defaultdict(count)
+            numbers.append(array("L", (next(before[window]) for window in bucket)))
         return tuple(numbers)
 
     def _moments(self, window: Window, variant: int) -> Moments:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -254,30 +255,26 @@ def _decoded(
     Samples of one clip are decoded together, in one pass over the file: clips of a few seconds mostly have one keyframe, and
     each window by itself would decode all that comes before it.
     """
-    rest, held = _groups(samples), 0
     ahead: deque[tuple[list[Take], MediaInfo, Future[Any] | None]] = deque()
-    following = next(rest, None)
-    most = 4 * workers.count if workers else 1
+    most, held = 4 * workers.count if workers else 1, 0
     try:
-        while ahead or following is not None:
-            while following is not None and (
-                not ahead or (len(ahead) < most and held + _frame_bytes(following) <= AHEAD_BYTES)
-            ):
+        for following in chain(_groups(samples), [[]]):  # what comes last is nothing, for which all others are waited
+            while ahead and (not following or len(ahead) >= most or held + _frame_bytes(following) > AHEAD_BYTES):
+                group, clip, future = ahead.popleft()
+                begun = time.monotonic()
+                frames = _frames_of(group, clip, future)
+                waited = time.monotonic() - begun
+                for sample in group:
+                    yield sample, frames[: len(sample.times)], waited
+                    frames, waited = frames[len(sample.times) :], 0.0
+                held -= _frame_bytes(group)
+                del future, frames  # before more are asked for
+            if following:
                 clip, last = media[following[0].window.clip_id], max(max(sample.times) for sample in following)
                 asked = decode_arguments(following, clip)
                 coming = workers.submit("decode", asked, workers.limit + SLOWEST_DECODER * last) if workers else None
                 ahead.append((following, clip, coming))
                 held += _frame_bytes(following)
-                following = next(rest, None)
-            group, clip, future = ahead.popleft()
-            begun = time.monotonic()
-            frames = _frames_of(group, clip, future)
-            waited = time.monotonic() - begun
-            for sample in group:
-                yield sample, frames[: len(sample.times)], waited
-                frames, waited = frames[len(sample.times) :], 0.0
-            held -= _frame_bytes(group)
-            del future, frames  # before more are asked for
     finally:
         for *_, future in ahead:
             if future is not None:
@@ -313,9 +310,7 @@ def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | Non
         remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
         if isinstance(problem, DecoderCrash):
             remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
-        raise VideotuneError(
-            f"{clip.path}: {problem.reason}: {problem.detail}\n{remedy} What was encoded before is kept."
-        ) from problem
+        raise VideotuneError(f"{clip.path}: {problem}\n{remedy} What was encoded before is kept.") from problem
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:

@@ -89,12 +89,11 @@ def exposure(
     ``regularization``: the ids of the clips that are shown to keep the model as it is.
     """
     keeping, aside = frozenset(regularization), set[str]()
-    windows: dict[str, int] = {}
-    clips: dict[str, int] = {}
+    windows, clips = Counter[str](), Counter[str]()
     for counts, bucket in zip(views, buckets, strict=True):
         for count, window in zip(counts, bucket, strict=True):
-            windows[window.id] = windows.get(window.id, 0) + count
-            clips[window.clip_id] = clips.get(window.clip_id, 0) + count
+            windows[window.id] += count
+            clips[window.clip_id] += count
             if window.clip_id in keeping:
                 aside |= {window.id, window.clip_id}
     return Exposure(windows, clips, frozenset(aside))

@@ -12,7 +12,7 @@ import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -186,7 +186,7 @@ class Store:
         self.notes: list[str] = []
         self._keep, self._kept_bytes = keep_bytes, 0
         self._kept: OrderedDict[Name, dict[str, Tensor]] = OrderedDict()
-        self._entries: dict[Name, Entry | None] = {}
+        self._entries: dict[Name, Entry] = {}
         self._checked: set[Name] = set()
         self._damaged: set[Name] = set()
         self._lock = RLock()
@@ -196,15 +196,11 @@ class Store:
         except OSError as error:
             raise VideotuneError(f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere.") from error
         if (folder / EARLIER).is_file():
-            self.notes.append(
-                f"the cache {folder} was made by an earlier version: what a run needs is encoded anew. "
-                "`videotune cache prune` removes the old files"
-            )
+            old = "was made by an earlier version: what a run needs is encoded anew"
+            self.notes.append(f"the cache {folder} {old}. `videotune cache prune` removes the old files")
         elif strays:
-            self.notes.append(
-                f"{len(strays)} files of the cache {folder} are none of its entries, such as {min(strays)}; pruning removes "
-                "them"
-            )
+            such = f"{len(strays)} files of the cache {folder} are none of its entries, such as {min(strays)}"
+            self.notes.append(f"{such}; pruning removes them")
 
     def _files(self, kind: str) -> list[str]:
         """Names of the files of a kind."""
@@ -237,12 +233,10 @@ class Store:
     def entry(self, kind: str, key: str) -> Entry | None:
         """What an entry's file says of itself; None where there is none that can be read."""
         name = kind, key
-        if self._entries.get(name) is None:
-            try:
+        if name not in self._entries:
+            with suppress(*UNREADABLE):
                 self._entries[name] = read_entry(self.folder, kind, key)
-            except UNREADABLE:
-                self._entries[name] = None
-        return self._entries[name]
+        return self._entries.get(name)
 
     def has(self, kind: str, key: str) -> bool:
         """Whether the entry is there whole."""
@@ -327,15 +321,14 @@ class Store:
             if not self.path(*name).is_file():
                 continue
             entry = self.entry(*name)
-            whole = entry is not None and fits(entry, shape)
-            if whole and entry is not None and self._kept_bytes + entry.bytes <= self._keep:
-                try:
+            if entry is not None and fits(entry, shape):
+                if self._kept_bytes + entry.bytes > self._keep:
+                    continue
+                with suppress(VideotuneError):
                     self.get(*name)
-                except VideotuneError:
-                    whole = False
-            if not whole:
-                lost += 1
-                self._damaged.add(name)
+                    continue
+            lost += 1
+            self._damaged.add(name)
         if lost:
             self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
 

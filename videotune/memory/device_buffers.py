@@ -4,7 +4,7 @@ Gradients of streamed weights that train go the other way, as soon as their bloc
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -40,8 +40,8 @@ class Slot:
 
     flat: Tensor
     holds: int | None = None
-    loaded: torch.Event | None = None
-    free: torch.Event | None = None
+    loaded: torch.Event = field(default_factory=torch.Event)
+    free: torch.Event = field(default_factory=torch.Event)
 
 
 class DeviceBuffers:
@@ -69,7 +69,6 @@ class DeviceBuffers:
             self._stream.wait_stream(torch.accelerator.current_stream(device))
             for slot in self.slots:
                 slot.flat.record_stream(self._stream)
-                slot.loaded, slot.free = torch.Event(), torch.Event()
 
     def pairs(self, block: int) -> Iterator[tuple[Tensor, HostSlot]]:
         """The tensors of a block, each with its place on the host."""
@@ -125,7 +124,7 @@ class DeviceBuffers:
         for other in wanted:
             self._load(other, wanted)
         slot = self._slot_of(block)
-        if slot.loaded is not None:
+        if self._stream is not None:
             torch.accelerator.current_stream(self.device).wait_event(slot.loaded)
         begin = self.host_weights.spans[block][0]
         for tensor, entry in self.pairs(block):
@@ -144,25 +143,23 @@ class DeviceBuffers:
         if self._stream is None:
             self._copy(block, slot)
             return
-        assert slot.loaded is not None
-        assert slot.free is not None
         self._stream.wait_event(slot.free)
         with self._stream:
             self._copy(block, slot)
             slot.loaded.record(self._stream)
 
     def _copy(self, block: int, slot: Slot) -> None:
-        done = 0
-        for part in self.host_weights.parts(block):
-            slot.flat[done : done + len(part)].copy_(part, non_blocking=self._stream is not None)
-            done += len(part)
+        begin, end = self.host_weights.spans[block]
+        parts = self.host_weights.parts(begin, end)
+        for part, values in zip(parts, slot.flat[: end - begin].split([len(part) for part in parts]), strict=True):
+            values.copy_(part, non_blocking=self._stream is not None)
 
     def _release(self, block: int) -> None:
         now = zip(self.pairs(block), self._bound.pop(block), strict=True)
         changed = [entry.name for (tensor, entry), version in now if tensor._version != version]
         self.unbind(block)
         slot = self._slot_of(block)
-        if slot.free is not None:
+        if self._stream is not None:
             slot.free.record(torch.accelerator.current_stream(self.device))
         if changed:
             raise VideotuneError(
@@ -190,7 +187,7 @@ class Sent:
     """Gradients on their way to the host; ``arrived`` is behind the last of them."""
 
     gradients: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
-    arrived: torch.Event | None = None
+    arrived: torch.Event = field(default_factory=torch.Event)
 
 
 class GradientRelease:
@@ -208,10 +205,7 @@ class GradientRelease:
 
     def watch(self, parameter: nn.Parameter, host: nn.Parameter) -> None:
         """From now on what autograd accumulates for the one is the other's gradient."""
-        parameter.register_post_accumulate_grad_hook(self._to(host))
-        self._watches = True
 
-    def _to(self, host: nn.Parameter) -> Callable[[Tensor], None]:
         def release(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
@@ -219,7 +213,7 @@ class GradientRelease:
                 _add(host, gradient.to(host.device))
                 return
             if not self._under_way:
-                self._under_way.append(Sent(arrived=torch.Event()))
+                self._under_way.append(Sent())
             self._stream.wait_stream(torch.accelerator.current_stream(self.device))
             staged = pinned(gradient.shape, gradient.dtype)
             with self._stream:
@@ -227,10 +221,10 @@ class GradientRelease:
                 gradient.record_stream(self._stream)
                 sent = self._under_way[-1]
                 sent.gradients.append((host, staged))
-                assert sent.arrived is not None
                 sent.arrived.record(self._stream)
 
-        return release
+        parameter.register_post_accumulate_grad_hook(release)
+        self._watches = True
 
     def forget(self) -> None:
         """What is still under way is of a backward pass that was broken off."""
@@ -240,14 +234,13 @@ class GradientRelease:
         """Another block's backward pass begins: those before the last one have had time to arrive."""
         if self._stream is not None and self._watches:
             self.settle(keep=1)
-            self._under_way.append(Sent(arrived=torch.Event()))
+            self._under_way.append(Sent())
 
     def settle(self, keep: int = 0) -> None:
         """Every gradient has arrived, but for those of so many blocks."""
         while len(self._under_way) > keep:
             sent = self._under_way.popleft()
             if sent.gradients:
-                assert sent.arrived is not None
                 sent.arrived.synchronize()
             for host, staged in sent.gradients:
                 _add(host, staged.clone())  # pageable: pinned memory is for what is under way

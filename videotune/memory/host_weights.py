@@ -67,7 +67,7 @@ class HostWeights:
             self.slots.append(entries)
             self.spans.append((begin, end))
         self.size, self.trains = end, any(entry.trains for entries in self.slots for entry in entries)
-        self._pieces: list[Tensor | None] = [None] * -(-end // self.piece)
+        self._pieces: dict[int, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()
 
@@ -78,20 +78,16 @@ class HostWeights:
     def store(self, entry: HostSlot, tensor: Tensor) -> None:
         """Copy a tensor's bytes in. Pieces are allocated as they fill, so that whoever gives weights up keeps no copy."""
         source = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
-        done = 0
-        for part in self._parts(entry.begin, entry.begin + entry.size):
-            part.copy_(source[done : done + len(part)])
-            done += len(part)
+        parts = self.parts(entry.begin, entry.begin + entry.size)
+        for part, values in zip(parts, source.split([len(part) for part in parts]), strict=True):
+            part.copy_(values)
         self._taken.add(entry.name)
         if entry.trains:
             number, at = divmod(entry.begin, self.piece)
             self.parameters[entry.name] = nn.Parameter(entry.view(self._at(number), at))
 
-    def parts(self, block: int) -> list[Tensor]:
-        """The bytes of a block, in order."""
-        return self._parts(*self.spans[block])
-
-    def _parts(self, begin: int, end: int) -> list[Tensor]:
+    def parts(self, begin: int, end: int) -> list[Tensor]:
+        """The bytes between two places, in order, of one piece each."""
         parts = []
         while begin < end:
             number, at = divmod(begin, self.piece)
@@ -101,10 +97,9 @@ class HostWeights:
         return parts
 
     def _at(self, number: int) -> Tensor:
-        found = self._pieces[number]
-        if found is None:
-            found = self._pieces[number] = self._new(min(self.piece, self.size - number * self.piece))
-        return found
+        if number not in self._pieces:
+            self._pieces[number] = self._new(min(self.piece, self.size - number * self.piece))
+        return self._pieces[number]
 
     def _new(self, size: int) -> Tensor:
         if self._pin:
@@ -112,10 +107,8 @@ class HostWeights:
                 return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:  # the driver, or the limit of locked memory, says no
                 self._pin = False
-                self._echo(
-                    f"warning: host memory cannot be pinned any further ({str(error).splitlines()[0][:120]}): the rest is "
-                    "pageable, and steps wait for it longer"
-                )
+                what = f"host memory cannot be pinned any further ({str(error).splitlines()[0][:120]})"
+                self._echo(f"warning: {what}: the rest is pageable, and steps wait for it longer")
         return torch.empty(size, dtype=torch.uint8)
 
 

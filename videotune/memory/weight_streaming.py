@@ -9,7 +9,7 @@ import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import finalize, ref
 
@@ -201,7 +201,7 @@ class Offloaded:
     buffer: HostBuffer
     blocks: "list[list[ref[Offloaded]]]"
     block: int
-    sent: torch.Event | None = None
+    sent: torch.Event = field(default_factory=torch.Event)
     device: Tensor | None = None
     back: torch.Event | None = None
 
@@ -314,7 +314,6 @@ class ActivationOffload:
         # kept until the copy is done, also where the graph is deleted before
         self._coming.append(waiting.device)
         self._in.wait_stream(torch.accelerator.current_stream(self.device))  # its memory may be in use until then
-        assert waiting.sent is not None
         self._in.wait_event(waiting.sent)
         with self._in:
             waiting.device.copy_(host, non_blocking=True)

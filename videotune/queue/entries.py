@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -211,14 +210,9 @@ def reorder(queue: Path, names: Sequence[str]) -> None:
     """Let these entries run in this order: they share their priorities and times anew."""
     found = {entry.name: entry for entry in entries(queue)}
     own = [found[name] for name in dict.fromkeys(names) if name in found]
-    places = sorted((-entry.priority, entry.added) for entry in own)
-    _change(
-        queue,
-        {
-            entry.name: {"priority": -first, "added": added + place / 1e5}
-            for place, (entry, (first, added)) in enumerate(zip(own, places, strict=True))
-        },
-    )
+    places = enumerate(sorted((-entry.priority, entry.added) for entry in own))
+    rows = [{"priority": -first, "added": added + place / 1e5} for place, (first, added) in places]
+    _change(queue, dict(zip([entry.name for entry in own], rows, strict=True)))
 
 
 def start(queue: Path, entry: Entry, card: str | None) -> None:
@@ -244,13 +238,19 @@ def work(
     if not queue.is_dir():
         raise VideotuneError(f"{queue} is no queue: `videotune queue add` makes one")
     begun, told = time.time(), dict[str, State]()
+
+    def news(entry: Entry) -> None:
+        if told.get(entry.name) != entry.state:
+            told[entry.name] = entry.state
+            tell(entry)
+
     with ExitStack() as held:
         try:
             held.enter_context(FileLock(queue / ".lock").acquire(timeout=0))
         except Timeout as error:
             raise VideotuneError(f"another `videotune queue run` works on {queue}") from error
         try:
-            while _turn(queue, cards, begun, partial(_news, told, tell)) or watch:
+            while _turn(queue, cards, begun, news) or watch:
                 time.sleep(0.5)
         except KeyboardInterrupt:
             return _stop_all(queue)
@@ -275,12 +275,6 @@ def _ended_before(entry: Entry, begun: float) -> bool:
     """Whether it was stopped before the worker began, and not by a person who wants it to stay so."""
     job = entry.job
     return entry.state == "stopped" and not entry.held and job is not None and (job.ended or job.started) < begun
-
-
-def _news(told: dict[str, State], tell: Callable[[Entry], None], entry: Entry) -> None:
-    if told.get(entry.name) != entry.state:
-        told[entry.name] = entry.state
-        tell(entry)
 
 
 def _stop_all(queue: Path) -> int:

@@ -96,13 +96,11 @@ def start(
     kind: str,
     words: Sequence[str],
     about: str = "",
-    put_back: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Job:
     """Start ``videotune WORDS`` apart from this process.
 
-    ``put_back``: files to move, from where to where, if the command does not end with success; ``env``: environment
-    variables beside this process's own. Raises VideotuneError for a word that no process can be given.
+    ``env``: environment variables beside this process's own. Raises VideotuneError for a word that no process can be given.
     """
     for word in words:
         if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
@@ -116,7 +114,6 @@ def start(
             folder.mkdir()
             break
     facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
-    facts |= {"put_back": dict(put_back)} if put_back else {}
     facts |= {"env": dict(env)} if env else {}
     write_json(folder / "job.json", facts)
     process = subprocess.Popen(
@@ -147,19 +144,17 @@ def _read(folder: Path, ended_at: int) -> Job:
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
     end = None if alive else _json(folder / "rc.json", End)  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
-    state = (
-        ("paused" if _paused(folder) else "running") if alive else "dead" if code is None else _how(code, facts["kind"])
-    )
+    state = ("paused" if _paused(folder) else "running") if alive else _how(code, facts["kind"])
     times = facts["started"], ended
     return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
 
 
-def _how(code: int, kind: str) -> State:
+def _how(code: int | None, kind: str) -> State:
     if code == DONE or (code == SKIPPED and kind not in WHOLE):
         return "done"
     if code in (INTERRUPTED, -15, -2):
         return "stopped"
-    return "dead" if code < 0 else "failed"
+    return "dead" if code is None or code < 0 else "failed"
 
 
 def _alive(folder: Path, started: float) -> bool:
@@ -199,18 +194,15 @@ def _command(folder: Path, family: bool = False) -> list[psutil.Process]:
 
 def _json(path: Path, kind: Any) -> Any:
     """A file's content as that TypedDict; None where it is not there, or damaged."""
-    try:
+    with suppress(OSError, ValueError):
         return checked(kind, read_json(path))
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _each(project: Path, kind: str | None) -> Iterator[Job]:
     for folder in sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True):
-        try:
+        with suppress(OSError, ValueError):  # a folder that is being made or taken away, or that nobody can read
             yield read(folder)
-        except (OSError, ValueError):
-            continue  # a folder that is being made or taken away, or that nobody can read
 
 
 def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
@@ -260,10 +252,9 @@ def log_tail(job: Job, lines: int = 30) -> list[str]:
 
 def result(job: Job) -> Any:
     """The JSON that the command printed, or None where it printed none."""
-    try:
+    with suppress(OSError, ValueError):
         return json.loads((job.folder / "out").read_bytes())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def why(job: Job) -> str:

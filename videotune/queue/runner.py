@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from videotune.files import read_json, write_json
 
@@ -19,7 +18,8 @@ def run(folder: Path) -> int:
     """Run the words of ``job.json``; write ``out``, ``log``, ``pid.json``, and at the end ``rc.json``."""
     job = read_json(folder / "job.json")
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _pass)  # a handler, not SIG_IGN, which the command would inherit
+        # a handler, not SIG_IGN, which the command would inherit: it hears the signal itself, and its end is waited for
+        signal.signal(number, lambda *_: None)
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "videotune", *job["words"]],
@@ -30,16 +30,8 @@ def run(folder: Path) -> int:
         )
         write_json(folder / "pid.json", {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)})
         code = child.wait()
-    if code != 0:
-        for source, target in job.get("put_back", {}).items():
-            if Path(source).is_file() and not Path(target).exists():
-                os.replace(source, target)
     write_json(folder / "rc.json", {"code": code, "ended": round(time.time(), 3)})
     return 0
-
-
-def _pass(number: int, frame: FrameType | None) -> None:
-    """The command hears the signal itself, or is told by who sent it; its end is waited for."""
 
 
 if __name__ == "__main__":

@@ -27,9 +27,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (230, 40, 40), "green": (40, 200, 60), "blue": (50, 80, 235), "yellow": (240, 225, 40),
     "purple": (170, 60, 210), "white": (240, 240, 240),
 }  # fmt: skip
-EXTRA_COLOURS: dict[str, tuple[int, int, int]] = {"orange": (245, 140, 30)}
-PALETTE = COLOURS | EXTRA_COLOURS
-"""Every colour that has a name; the base model was taught ``COLOURS`` alone, an extra one is for a new concept."""
+PALETTE = COLOURS | {"orange": (245, 140, 30)}
+"""Every colour that has a name; the base model was taught ``COLOURS`` alone, another one is for a new concept."""
 
 SHAPES = ("circle", "square", "triangle")
 EXTRA_SHAPES = ("diamond", "ring", "cross")
