@@ -70,13 +70,15 @@ def project(root: Path, name: str) -> Path:
 
 
 def write_clips(root: Path, name: str, count: int) -> None:
-    """A project of so many clips that were checked; all are the same short video."""
+    """A project of so many clips that were checked; from the 500th on they are the first ones by other names."""
     folder, rows = project(root, name), []
-    a_video(film := folder / "film.mp4")
     for number in range(count):
         path = folder / "clips" / f"clip-{number:05d}.mp4"
         words = f"thing number {number} moves {('left', 'right', 'up', 'down')[number % 4]} over a wide green field"
-        os.link(film, path)
+        if number < CLIPS:
+            a_video(path, number)
+        else:
+            os.link(path.with_name(f"clip-{number % CLIPS:05d}.mp4"), path)
         path.with_suffix(".txt").write_text(words)
         bad = number % 50 == 0
         rows.append({
@@ -95,17 +97,19 @@ def write_clips(root: Path, name: str, count: int) -> None:
     (job / "job.json").write_text(json.dumps(facts))
 
 
-def a_video(path: Path) -> None:
-    """Two seconds of a moving square."""
+def a_video(path: Path, seed: int) -> None:
+    """Two seconds of a square that moves over a noise of its own."""
     import av
     import numpy as np
 
+    draws = np.random.default_rng(seed)
+    ground, colour = draws.integers(0, 160, (180, 320, 3), np.uint8), draws.integers(160, 256, 3)
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=24)
         stream.width, stream.height, stream.pix_fmt = 320, 180, "yuv420p"
         for number in range(48):
-            picture = np.full((180, 320, 3), 40, np.uint8)
-            picture[60:120, 4 * number : 4 * number + 60] = (230, 120, 60)
+            picture = ground.copy()
+            picture[60:120, 4 * number : 4 * number + 60] = colour
             out.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
         out.mux(stream.encode())
 

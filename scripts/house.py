@@ -44,6 +44,10 @@ INTEROP = 1_500
 AROUND = 1_500
 """Code lines that what stands around a run (captions, trackers, Hub, queue, recipes) may add to the rest; tests alike."""
 
+STUDIO = 300
+"""Code lines that the studio's pages may add to the rest, of the 970 that came when they took the place of a form generator:
+clips that play, captions with their history, the bin, the queue of all projects, sessions, the stream of changes."""
+
 DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -194,7 +198,7 @@ def figures() -> list[Figure]:
     long = [f"{path.relative_to(ROOT)} {code_lines(path)}" for path in package if code_lines(path) > 400]
     families = [PACKAGE / "models" / f"{name}.py" for name in FAMILIES]
     return [
-        Figure("code lines of the package", total(package), 21_500 + INTEROP + AROUND),
+        Figure("code lines of the package", total(package), 21_500 + INTEROP + AROUND + STUDIO),
         Figure("code lines of the core", total(path for path in package if in_core(path)), 3_500),
         Figure("code lines of commands/", total(files(PACKAGE / "commands")), 1_300),
         Figure(
