@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from videotune._version import BEGUN
+from videotune.lazy import psutil
 
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the person's share of it is, or a file may not grow further."""
@@ -67,7 +68,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 
-def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
+def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".part-{os.getpid()}-{path.name}")  # the suffix stays: readers go by it
@@ -110,7 +111,7 @@ def is_left_behind(part: Path) -> bool:
         return False
     if int(number[1]) == os.getpid():  # in a container every process may have the same number
         return part.stat().st_mtime < time.time() - (time.perf_counter() - BEGUN)
-    return not _there(int(number[1]))
+    return not psutil.pid_exists(int(number[1]))
 
 
 def append_whole(file: FileIO, content: bytes) -> None:
@@ -134,11 +135,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write content whole."""
-    write_whole(path, lambda aside: _put(aside, content), durable=durable)
-
-
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_whole(path, lambda aside: aside.write_bytes(content), durable=durable)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
@@ -268,20 +265,7 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
             return None  # a time that no calendar has
         age = (time.time() if now is None else now) - heard
         here = facts["host"] == socket.gethostname()
-        alive = facts["state"] != "ended" and age < LATE and (not here or _there(facts["pid"]))
+        alive = facts["state"] != "ended" and age < LATE and (not here or psutil.pid_exists(facts["pid"]))
         return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": alive}
     except (OSError, ValueError, KeyError, TypeError, OverflowError):  # no heartbeat, or none of ours
         return None
-
-
-def _there(pid: int) -> bool:
-    """Whether a process of that number is there."""
-    if os.name == "nt":
-        return True  # signal 0 would end the process there; its heartbeat's age decides
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -1,4 +1,4 @@
-"""torch, diffusers, transformers, huggingface_hub, openai, av and scipy.special as objects, imported at their first use.
+"""torch, diffusers, transformers, huggingface_hub, openai, av, psutil, scipy.special as objects, imported at first use.
 
 A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
 function. Type checkers see the modules themselves.
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import diffusers as diffusers
     import huggingface_hub as huggingface_hub
     import openai as openai
+    import psutil as psutil
     import scipy.special as scipy_special
     import torch as torch
     import transformers as transformers
@@ -58,7 +59,7 @@ else:
                 gc.freeze()
             return found
 
-    av, diffusers, huggingface_hub, openai, torch, transformers = map(
-        _LazyModule, ("av", "diffusers", "huggingface_hub", "openai", "torch", "transformers")
+    av, diffusers, huggingface_hub, openai, psutil, torch, transformers = map(
+        _LazyModule, ("av", "diffusers", "huggingface_hub", "openai", "psutil", "torch", "transformers")
     )
     av_reformatter, scipy_special = _LazyModule("av.video.reformatter"), _LazyModule("scipy.special")

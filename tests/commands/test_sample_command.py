@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from tests.commands.safety_kit import Finished, Make, Work, resume
 from tests.read_runs import of_kind
 from tests.shell import Bases, Patch, Printed, compare, export, sample, train
-from videotune.commands.compare import cell_of
+from videotune.commands.compare import is_drawn
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
@@ -186,9 +186,9 @@ def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, c
     assert compare(compared, "another", 4, tmp_path) == DONE
     assert [line["prompt"] for line in read_json(tmp_path / "compare.json")] == [PROMPT, "another"]
     checkpoint = complete_checkpoints(compared)[0]
-    assert cell_of(checkpoint, videos[1]).drawn
+    assert is_drawn(videos[1], checkpoint)
     os.utime(videos[1], (1, 1))
-    assert not cell_of(checkpoint, videos[1]).drawn
+    assert not is_drawn(videos[1], checkpoint)
 
 
 def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> None:

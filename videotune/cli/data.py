@@ -15,7 +15,7 @@ from videotune.cli.options import Arg, AsJson, Folder, Opt, Skips, takes_config,
 from videotune.console import answer, bar, echo, out, print_table, width
 from videotune.console import out as say
 from videotune.errors import DONE, SKIPPED
-from videotune.text import counted, shape_words, short_path
+from videotune.text import counted, shape_words, short_path, state_words
 
 if TYPE_CHECKING:
     from videotune.captioning.write import CaptionResult
@@ -146,13 +146,11 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     elif clip["source_frames"]:
         source = "image"
     pixels = f"{clip['width']}x{clip['height']}" if clip["width"] else ""
-    kind = "" if clip["kind"] in (None, "train", "validation") else f" ({clip['kind']})"
-    state = "used" + kind if clip["used"] else "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
     used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
     notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]])
     shape = shape_words(clip["shape"]) if clip["shape"] else ""
     counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
-    return [short_path(clip["path"], job.library.roots), state, source, pixels, *counts, notes]
+    return [short_path(clip["path"], job.library.roots), state_words(clip), source, pixels, *counts, notes]
 
 
 Purpose = Literal["general", "style", "character", "motion"]

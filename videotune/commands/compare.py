@@ -1,7 +1,6 @@
 """``compare``: one prompt and seed over all checkpoints of a run, the base model first, side by side."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,6 @@ LABEL = 18
 """Pixels of the line of words above a video."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One video of a comparison: its step (0: the base), where it is kept, and whether it is there and still true."""
-
-    step: int
-    path: Path
-    drawn: bool
-
-
 def compare(
     run: Path | str,
     prompt: str | None = None,
@@ -62,19 +52,18 @@ def compare(
     if out is not None:
         run_dir.refuse_samples_in_data(run, out)
     name = key(prompt, seed, settings, image)
-    cells = [Cell(0, folder / f"{name}-step-000000.mp4", (folder / f"{name}-step-000000.mp4").is_file())]
-    cells += [cell_of(checkpoint, folder / f"{name}-step-{checkpoint.step:06d}.mp4") for checkpoint in found]
-    todo = [cell for cell in cells if not cell.drawn]
-    if len(todo) < len(cells):
-        echo(f"{len(cells) - len(todo)} of {len(cells)} are sampled already")
+    videos = {step: folder / f"{name}-step-{step:06d}.mp4" for step in (0, *(one.step for one in found))}
+    todo = [step for step, one in zip(videos, (None, *found), strict=True) if not is_drawn(videos[step], one)]
+    if len(todo) < len(videos):
+        echo(f"{len(videos) - len(todo)} of {len(videos)} are sampled already")
     with bar("checkpoints") as progress:
-        for done, cell in enumerate(todo):
-            progress.update(done, len(todo), "base" if cell.step == 0 else f"step {cell.step}")
-            words = SampleOptions((prompt,), seed, run, cell.step, images=(image,) if image else ())
+        for done, step in enumerate(todo):
+            progress.update(done, len(todo), title(step))
+            words = SampleOptions((prompt,), seed, run, step, images=(image,) if image else ())
             frames = render(open_sampler(words), [prompt], [seed], images=words.images, title="")
-            write_video(cell.path, frames[0], settings.shape.fps)
+            write_video(videos[step], frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
-    entry = lay_out(cells, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
+    entry = lay_out(videos, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
     remember(run, folder, entry)
     return [folder / entry["video"], folder / entry["sheet"], *([write_report(run)] if out is None else [])]
 
@@ -101,27 +90,35 @@ def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) ->
     return f"{digest(told)[:8]}-seed{seed}"
 
 
-def cell_of(checkpoint: Checkpoint, path: Path) -> Cell:
-    """Drawn is what is no older than its checkpoint: after going back, a step has other weights under the same number."""
-    saved = (checkpoint.folder / "state.json").stat().st_mtime
-    return Cell(checkpoint.step, path, path.is_file() and path.stat().st_mtime >= saved)
+def is_drawn(video: Path, checkpoint: Checkpoint | None) -> bool:
+    """Whether a video is there and no older than its checkpoint (None: it is the base's).
+
+    After going back, a step has other weights under the same number.
+    """
+    saved = (checkpoint.folder / "state.json").stat().st_mtime if checkpoint else 0.0
+    return video.is_file() and video.stat().st_mtime >= saved
 
 
-def lay_out(cells: Sequence[Cell], folder: Path, name: str, fps: float) -> dict[str, Any]:
+def title(step: int) -> str:
+    """What a step's video is called."""
+    return "base" if step == 0 else f"step {step}"
+
+
+def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> dict[str, Any]:
     """Write the mp4 with all videos in step and the sheet; returns their names and the steps in order."""
     try:
-        videos = [read_video(cell.path, 512)[0] for cell in cells]
+        videos = [read_video(path, 512)[0] for path in paths.values()]
     except (OSError, ValueError) as problem:
         raise VideotuneError(
             f"a video in {folder} cannot be read ({problem}): remove it, and videotune generates it again"
         ) from None
-    titles = ["base" if cell.step == 0 else f"step {cell.step}" for cell in cells]
+    titles = [title(step) for step in paths]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
-    grid = side_by_side([labelled(video, title) for video, title in zip(videos, titles, strict=True)], columns)
+    grid = side_by_side([labelled(*one) for one in zip(videos, titles, strict=True)], columns)
     write_video(folder / f"{name}.mp4", grid, fps, crf=18)
     shown = [[video[i] for i in np.linspace(0, len(video) - 1, SHOWN).round().astype(int)] for video in videos]
     write_sheet(folder / f"{name}.png", list(zip(titles, shown, strict=True)), label=90)
-    return {"steps": [cell.step for cell in cells], "video": f"{name}.mp4", "sheet": f"{name}.png"}
+    return {"steps": list(paths), "video": f"{name}.mp4", "sheet": f"{name}.png"}
 
 
 def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:

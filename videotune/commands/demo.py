@@ -137,7 +137,7 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
         first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
         pipe.load_lora_weights(str(lora))
         then = draw(pipe, settings, asked, shots, lambda done: progress.update(whole // 2 + done, whole, "LoRA"))
-    count = len(prompts)
+    count, concept = len(prompts), [CONCEPT] * len(prompts)
     before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
     rows = [*prompts[:4], *controls[::6]]
     upper = shown(rows, [*before[:4], *kept[::6]], "base")
@@ -149,8 +149,8 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
         "steps": plan_facts["steps"],
         "views": plan_facts["views"]["per_window"],
         "validation": {"before": losses[0]["held_out"]["mean"], "after": losses[-1]["held_out"]["mean"]},
-        "concept": {"before": concept_share(before), "after": concept_share(after), "n": len(prompts)},
-        "control": {"before": control_share(kept), "after": control_share(still), "n": len(controls)},
+        "concept": {"before": share_right(before, concept), "after": share_right(after, concept), "n": count},
+        "control": {"before": share_right(kept, CONTROLS), "after": share_right(still, CONTROLS), "n": len(controls)},
         "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
         "lora": str(lora),
         "base": settings["base_model_name"],
@@ -196,16 +196,11 @@ def to_bytes(clip: np.ndarray) -> np.ndarray:
     return (clip * 255).round().astype("uint8")
 
 
-def concept_share(clips: Sequence[np.ndarray]) -> float:
-    """The share of clips in which the detector sees the concept's colour and shape."""
+def share_right(clips: Sequence[np.ndarray], looks: Sequence[tuple[str, ...]]) -> float:
+    """The share of clips in which the detector sees what was asked for: colour and shape, and the direction if named."""
     seen = [detect(to_bytes(clip)) for clip in clips]
-    return round(sum((one.colour, one.shape) == CONCEPT for one in seen) / len(seen), 3)
-
-
-def control_share(clips: Sequence[np.ndarray]) -> float:
-    """The share of control clips with the right colour, shape and direction."""
-    seen = [detect(to_bytes(clip)) for clip in clips]
-    right = sum((one.colour, one.shape, one.direction) == look for one, look in zip(seen, CONTROLS, strict=True))
+    found = [(one.colour, one.shape, one.direction) for one in seen]
+    right = sum(one[: len(look)] == look for one, look in zip(found, looks, strict=True))
     return round(right / len(seen), 3)
 
 

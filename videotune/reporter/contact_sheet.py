@@ -6,6 +6,7 @@ The run folder's are there so that the report shows what was trained on, whereve
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,19 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
     (folder / "clips").mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
-    rows: list[tuple[str, list[Any]]] = []
-    sheet = 0
-    for clip, frames in shots(job, job.library.clips):
-        if isinstance(frames, file_checks.ClipProblem):
-            failed[clip.path] = f"{frames.reason}: {frames.detail}"
-            continue
-        images = [_thumb(frame) for frame in frames]
-        pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
-        rows.append((_label(rows_by_path[clip.path], job.library.roots), [np.asarray(image) for image in images]))
-        if len(rows) == ROWS:  # a thousand clips' pictures do not wait in memory for one sheet
-            sheet += 1
-            video_writer.write_sheet(folder / f"sheet-{sheet:03d}.jpg", rows, LABEL)
-            rows = []
-    if rows:
-        video_writer.write_sheet(folder / f"sheet-{sheet + 1:03d}.jpg", rows, LABEL)
+
+    def rows() -> Iterator[tuple[str, list[Any]]]:
+        for clip, frames in shots(job, job.library.clips):
+            if isinstance(frames, file_checks.ClipProblem):
+                failed[clip.path] = f"{frames.reason}: {frames.detail}"
+                continue
+            images = [_thumb(frame) for frame in frames]
+            pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
+            yield _label(rows_by_path[clip.path], job.library.roots), [np.asarray(image) for image in images]
+
+    shown = rows()  # a thousand clips' pictures do not wait in memory for one sheet
+    for number, first in enumerate(shown, 1):
+        video_writer.write_sheet(folder / f"sheet-{number:03d}.jpg", [first, *islice(shown, ROWS - 1)], LABEL)
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
     page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)

@@ -158,11 +158,9 @@ def loss(run: Run) -> dict[str, Any]:
     if not xs:
         return data | {"absent": run.absent("the curve appears with the first step")}
     width = smoothing_width(len(xs))
-    lines = [Line("each step", thin(xs, ys), "faint", dots=len(xs) < 60)]
+    lines = [Line("each step", thin(xs, ys), "faint" if width > 1 else "one", dots=len(xs) < 60)]
     if width > 1:
         lines.append(Line(f"mean of {width} steps", smooth(xs, ys, width), "one"))
-    else:
-        lines = [Line("each step", thin(xs, ys), "one", dots=True)]
     first, last, num = _ends(ys)
     over = f"the first {num} of them {plain(first)}, over the last {num} {plain(last)}"
     says = f"Mean squared error of the prediction at {counted(len(xs), 'step')}: over {over}."
