@@ -1,6 +1,7 @@
 """Writes tests/docs/messages.txt, every error text of the package: python scripts/write_messages.py [FILE].
 
-A change of wording then shows in one file, and no other test holds it. ``{…}`` stands for a value.
+A change of wording then shows in one file, and no other test holds it. ``{…}`` stands for a value; a part of the text that
+has a name in the function is written out.
 """
 
 import ast
@@ -23,18 +24,25 @@ def error_classes(trees: list[ast.Module]) -> set[str]:
     return found
 
 
-def template(text: ast.expr) -> str:
+def named_parts(function: ast.AST, line: int) -> dict[str, ast.expr]:
+    """The texts that have a name in a function before a line, by that name; of several of one name the last."""
+    found = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < line]
+    return {
+        ast.unparse(node.targets[0]): node.value
+        for node in sorted(found, key=lambda node: node.lineno)
+        if isinstance(node.value, ast.JoinedStr | ast.IfExp) or isinstance(getattr(node.value, "value", None), str)
+    }
+
+
+def template(text: ast.expr, parts: dict[str, ast.expr]) -> str:
     """The text with each value in braces; an expression that makes the text, as it stands in the code."""
     match text:
         case ast.Constant(value=str(words)):
             return words.replace("\n", "\\n")
         case ast.JoinedStr(values=values):
-            parts = (
-                template(part) if isinstance(part, ast.Constant) else f"{{{ast.unparse(part.value)}}}"
-                for part in values
-                if isinstance(part, ast.Constant | ast.FormattedValue)
-            )
-            return "".join(parts)
+            return "".join(template(one.value if isinstance(one, ast.FormattedValue) else one, parts) for one in values)
+        case ast.Name(id=name) if name in parts:
+            return template(parts[name], {key: part for key, part in parts.items() if key != name})
         case _:
             return f"{{{ast.unparse(text)}}}"
 
@@ -45,11 +53,18 @@ def messages() -> Iterator[str]:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
     errors = error_classes(trees)
     for path, tree in zip(files, trees, strict=True):
-        for node in ast.walk(tree):
+        owner: dict[ast.AST, ast.AST] = dict.fromkeys(ast.walk(tree), tree)
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):  # the inner ones last
+            owner |= dict.fromkeys(ast.walk(function), function)
+        for node, function in owner.items():
+            text = None
             if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:
-                yield f"{path.relative_to(ROOT / 'videotune')}: {template(node.args[0])}"
-            elif isinstance(node, ast.Yield) and node.value and path.name == "rules.py":  # the faults of a config
-                yield f"{path.relative_to(ROOT / 'videotune')}: {template(node.value)}"
+                text = node.args[0]
+            elif isinstance(node, ast.Yield) and path.name == "rules.py":  # the faults of a config
+                text = node.value
+            if text is not None:
+                parts = named_parts(function, node.lineno)
+                yield f"{path.relative_to(ROOT / 'videotune')}: {template(text, parts)}"
 
 
 def page() -> str:

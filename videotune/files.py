@@ -68,7 +68,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 
-def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
+def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".part-{os.getpid()}-{path.name}")  # the suffix stays: readers go by it
@@ -135,7 +135,11 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Write content whole."""
-    write_whole(path, lambda aside: aside.write_bytes(content), durable=durable)
+    write_whole(path, lambda aside: _put(aside, content), durable=durable)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

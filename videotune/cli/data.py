@@ -98,10 +98,8 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     if cut > 0.05:
         out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
     buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
-    out(
-        f"found {account['found']} = used {account['used']} + held out {account['held_out']}"
-        f" + skipped {account['skipped']};  {len(job.library.windows)} windows in {buckets}"
-    )
+    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}".format_map(account)
+    out(f"{clips};  {len(job.library.windows)} windows in {buckets}")
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
         out(f"note: {note}")
 
@@ -131,11 +129,9 @@ def print_notes(notes: dict[str, str]) -> None:
     for clip, note in notes.items():
         alike.setdefault(note, []).append(clip)
     for note, clips in alike.items():
-        if len(clips) >= ALIKE:
-            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
-        else:
-            for clip in clips:
-                out(f"{clip}: {note}")
+        many = len(clips) >= ALIKE
+        for of in [f"{len(clips)} clips ({clips[0]}, {clips[1]}, …)"] if many else clips:
+            out(f"{of}: {note}")
 
 
 def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:

@@ -54,12 +54,9 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
     print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
     print(f"our frames and diffusers' with the export differ by {result['same_frames']['max_difference']} of 255")
-    for name, path in (
-        ("report", out / "run" / "report.html"),
-        ("picture", out / "before_after.png"),
-        ("LoRA", Path(result["lora"])),
-        ("figures", out / "demo.json"),
-    ):
+    files = {"report": out / "run" / "report.html", "picture": out / "before_after.png"}
+    files |= {"LoRA": Path(result["lora"]), "figures": out / "demo.json"}
+    for name, path in files.items():
         print(f"{name + ':':9} {path}")
 
 

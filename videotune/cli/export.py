@@ -9,7 +9,9 @@ from videotune.console import exactly, size
 from videotune.files import write_text
 
 Formats = Annotated[list[str] | None, Opt("--format", help="diffusers, comfyui or peft; may be given twice")]
-
+Merge = Annotated[
+    bool, Opt("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
+]
 RunFolder = Annotated[Path, Arg(help="a run folder that has exports")]
 
 
@@ -18,9 +20,7 @@ def export(
     formats: Formats = None,
     step: Annotated[int | None, Opt(help="the checkpoint of this step (default: newest)")] = None,
     out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/export)")] = None,
-    merge: Annotated[
-        bool, Opt("--merge", help="the whole base model with the adapter in its weights, in diffusers layout")
-    ] = False,
+    merge: Merge = False,
     dtype: Annotated[str | None, Opt(help="FLOAT_32, BFLOAT_16 or FLOAT_16 (default: output_dtype)")] = None,
     offline: Offline = False,
 ) -> dict[str, Any]:

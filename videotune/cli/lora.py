@@ -37,8 +37,7 @@ def lora_inspect(
     if as_json:
         print_json(found)
         return
-    for line in (found["file"], *commands.lora.summary(found)):
-        say(line)
+    say("\n".join([found["file"], *commands.lora.summary(found)]))
     groups = [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
     readers, rows = [reader(own) for own in found["programs"]], found["modules"]
     kinds = Counter((row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"]) for row in rows)
@@ -74,7 +73,7 @@ def lora_convert(
     offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
-    show(commands.lora.convert(file, commands.lora.Target(out, to, base, family, overwrite)))
+    say("\n".join(commands.lora.convert(file, commands.lora.Target(out, to, base, family, overwrite))))
 
 
 @lora_app.command("merge")
@@ -84,7 +83,11 @@ def lora_merge(
     offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write the sum of several LoRAs as one: exactly, or with --rank the nearest of a rank, with its error."""
-    show(commands.lora.merge(files, weights or (), rank, commands.lora.Target(out, to, base, family, overwrite)))
+    say(
+        "\n".join(
+            commands.lora.merge(files, weights or (), rank, commands.lora.Target(out, to, base, family, overwrite))
+        )
+    )
 
 
 @lora_app.command("resize")
@@ -96,7 +99,7 @@ def lora_resize(
     if sum(given is not None for given in (rank, energy, error)) != 1:
         raise VideotuneError("lora resize takes one of --rank, --energy and --error")
     bound = (error or 0.0) if energy is None else (1 - energy) ** 0.5
-    show(commands.lora.resize(file, rank, bound, commands.lora.Target(out, to, base, family, overwrite)))
+    say("\n".join(commands.lora.resize(file, rank, bound, commands.lora.Target(out, to, base, family, overwrite))))
 
 
 @lora_app.command("extract")
@@ -108,10 +111,8 @@ def lora_extract(
     to: Form = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write what fine-tuning has changed in a model as a LoRA, and say what of it a LoRA cannot hold."""
-    show(commands.lora.extract(folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite)))
-
-
-def show(lines: list[str]) -> None:
-    """Print what was written."""
-    for line in lines:
-        say(line)
+    say(
+        "\n".join(
+            commands.lora.extract(folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite))
+        )
+    )

@@ -21,8 +21,10 @@ ROWS = 8
 
 Timesteps = Annotated[bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")]
 
-
 Card = Annotated[str | None, Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step")]
+Views = Annotated[
+    list[int] | None, Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)")
+]
 
 
 @takes_config
@@ -34,9 +36,7 @@ def plan(
     timesteps: Timesteps = False,
     vram: Annotated[float | None, Opt(min=1, help="memory of the card in GB (10^9 bytes): what fits, and how")] = None,
     card: Card = None,
-    views: Annotated[
-        list[int] | None, Opt(min=1, help="print the steps for N views of a window (default: 10, 20, 50, 100)")
-    ] = None,
+    views: Views = None,
 ) -> None:
     """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""
     overrides = with_clips(overrides, folder)
@@ -85,10 +85,8 @@ def show_plan(result: PlanResult) -> None:
     text = size(disk["text_bytes_at_most"])
     line = f"disk: latents {size(disk['latent_bytes'])} and text at most {text} in {job.cache}"
     if "checkpoints" in disk:
-        line += (
-            f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export "
-            f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
-        )
+        room = f"{size(disk['run_bytes'])} of {size(disk['free_bytes'])} free"
+        line += f"; {disk['checkpoints']} checkpoints of {size(disk['checkpoint_bytes'])}, with the export {room}"
     print(line)
     if disk["short_bytes"]:
         print(f"  {size(disk['short_bytes'])} too much: a larger save_every, or save_keep, makes fewer checkpoints")

@@ -41,10 +41,9 @@ def train(
     allow_skips: Skips = None,
 ) -> dict[str, Any]:
     """Train, with previews and checkpoints, into a run folder; export the result."""
-    if init_from:
-        overrides = replace(overrides, sets=(*overrides.sets, f"init_from={json.dumps(str(init_from))}"))
-    if push:
-        overrides = replace(overrides, sets=(*overrides.sets, f"push_to={json.dumps(push)}"))
+    own = {"init_from": init_from and str(init_from), "push_to": push}
+    sets = [f"{key}={json.dumps(value)}" for key, value in own.items() if value]
+    overrides = replace(overrides, sets=(*overrides.sets, *sets))
     if not resume and (step is not None or override or allow_data_change or replan):
         raise VideotuneError("--from, --override, --allow-data-change and --replan go with --resume")
     how = commands.train.Resume(step, override, allow_data_change, replan) if resume else False

@@ -51,10 +51,8 @@ def cache_at(place: Path) -> Path:
         return refuse_linked_folder(place.parent / CACHE_NAME)
     if not place.is_dir():
         raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
-    raise VideotuneError(
-        f"{place}: neither a cache nor a dataset that holds one ({CACHE_NAME}). `videotune cache --data DIR …` makes one; "
-        "if cache_dir was set, name that folder."
-    )
+    fault = f"{place}: neither a cache nor a dataset that holds one ({CACHE_NAME})."
+    raise VideotuneError(f"{fault} `videotune cache --data DIR …` makes one; if cache_dir was set, name that folder.")
 
 
 def open_store(place: Path) -> Store:

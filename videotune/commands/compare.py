@@ -109,9 +109,8 @@ def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> d
     try:
         videos = [read_video(path, 512)[0] for path in paths.values()]
     except (OSError, ValueError) as problem:
-        raise VideotuneError(
-            f"a video in {folder} cannot be read ({problem}): remove it, and videotune generates it again"
-        ) from None
+        fault = f"a video in {folder} cannot be read ({problem})"
+        raise VideotuneError(f"{fault}: remove it, and videotune generates it again") from None
     titles = [title(step) for step in paths]
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(*one) for one in zip(videos, titles, strict=True)], columns)

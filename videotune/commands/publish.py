@@ -48,10 +48,8 @@ def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[s
     for a repository that is public without ``public``, and where the Hub does not take the files.
     """
     if hub.get_token() is None:
-        raise VideotuneError(
-            f"publish: there is no token: make one that may write at {hub.constants.ENDPOINT}/settings/tokens, and set "
-            "HF_TOKEN to it"
-        )
+        remedy = f"make one that may write at {hub.constants.ENDPOINT}/settings/tokens, and set HF_TOKEN to it"
+        raise VideotuneError(f"publish: there is no token: {remedy}")
     api = hub.HfApi(library_name="videotune")
     try:
         place = api.create_repo(repo, private=not public, exist_ok=True)

@@ -159,9 +159,8 @@ def refuse(words: SampleOptions) -> None:
         raise VideotuneError("which prompt? Give --prompt TEXT, as often as you like")
     for prompt in words.prompts:
         if _NO_TEXT.search(prompt) or len(prompt) > LONGEST:
-            raise VideotuneError(
-                f"--prompt {prompt[:40]!r} … has {len(prompt):,} letters, or some that are no text: at most {LONGEST:,}"
-            )
+            fault = f"has {len(prompt):,} letters, or some that are no text"
+            raise VideotuneError(f"--prompt {prompt[:40]!r} … {fault}: at most {LONGEST:,}")
     if words.seed is not None and not 0 <= words.seed < 2**63:
         raise VideotuneError(f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1")
     if (words.run is None) == (words.base is None):
@@ -197,10 +196,8 @@ def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
     for path in files:
         own = [name for name in names if f"_{name}_" in f"_{path.stem.lower()}_".replace("-", "_")]
         if len(own) != 1 or own[0] in found:
-            raise VideotuneError(
-                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with a file each, whose name says "
-                f"whose it is, such as name_{names[0]}_noise.safetensors"
-            )
+            wanted = f"a file each, whose name says whose it is, such as name_{names[0]}_noise.safetensors"
+            raise VideotuneError(f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with {wanted}")
         found[own[0]] = path
     return found
 

@@ -161,10 +161,9 @@ def explained_loop(trainer: Trainer) -> str:
         raise VideotuneError(f"{error} {kept}") from error
     except NotFinite as error:
         kept = saving.save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
-        raise VideotuneError(
-            f"{error}; the journal names their clips. {kept} A resume meets the same steps: "
-            "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
-        ) from error
+        remedy = "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
+        fault = f"{error}; the journal names their clips. {kept}"
+        raise VideotuneError(f"{fault} A resume meets the same steps: {remedy}") from error
 
 
 def free_failed_step(error: OutOfMemory) -> None:

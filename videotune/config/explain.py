@@ -56,9 +56,7 @@ def values(field: Any) -> str:
 
 def default(field: Any) -> str:
     """The default as JSON would say it."""
-    if field.is_required():
-        return "required"
-    return f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+    return "required" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
 
 
 def json_schema() -> dict[str, Any]:

@@ -58,10 +58,8 @@ def _bitsandbytes(name: str) -> Callable[[Rows, Optimizer], list[torch.optim.Opt
         import bitsandbytes
 
         if name.startswith("Paged") and any(p.device.type != "cuda" for row in rows for p in row["params"]):
-            raise VideotuneError(
-                "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
-                "is on no CUDA device. ADAMW_8BIT is the same without pages"
-            )
+            why = "pages its moments between a CUDA device and the host, and what trains here is on no CUDA device"
+            raise VideotuneError(f"optimizer: PAGED_ADAMW_8BIT {why}. ADAMW_8BIT is the same without pages")
         return [getattr(bitsandbytes.optim, name)(rows, **_numbers(settings))]
 
     return build

@@ -115,11 +115,9 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
     if not sides:
         return layer
     if len(sides) < 2 or "resolution" in layer:
-        others = "resolution" if "resolution" in layer else "height" if "width" in sides else "width"
-        raise VideotuneError(
-            f"{' and '.join(sides)}: {'with' if 'resolution' in layer else 'without'} {others} it is not clear what size is "
-            "meant. Set width and height, or resolution alone."
-        )
+        missing = "without height" if "width" in sides else "without width"
+        fault = f"{' and '.join(sides)}: {'with resolution' if 'resolution' in layer else missing}"
+        raise VideotuneError(f"{fault} it is not clear what size is meant. Set width and height, or resolution alone.")
     parse(sides)
     rest = {name: value for name, value in layer.items() if name not in sides}
     return rest | {"resolution": f"{sides['height']}x{sides['width']}"}

@@ -54,21 +54,16 @@ def _with_sharding(config: Config) -> Iterator[str]:
         return
     kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
     if config.layer_offload_fraction:
-        yield (
-            "layer_offload_fraction: with sharding FULL the weights lie with the processes, not on the host: set it to 0, "
-            "or sharding to OFF"
-        )
+        why = "with sharding FULL the weights lie with the processes, not on the host"
+        yield f"layer_offload_fraction: {why}: set it to 0, or sharding to OFF"
     if config.gradient_checkpointing == "CPU_OFFLOADED":
-        yield (
-            "gradient_checkpointing: CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not "
-            "be there: set it to ON, or sharding to OFF"
-        )
+        why = "CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not be there"
+        yield f"gradient_checkpointing: {why}: set it to ON, or sharding to OFF"
     by_number = [name for name, one in OPTIMIZERS.items() if one.by_number]
     if full and kind.name not in by_number:
-        yield (
-            f"optimizer.name: {kind.name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
-            f"process has some rows of each: take {' or '.join(by_number)}, or LORA, whose adapter each process has whole"
-        )
+        whole = f"{kind.name} looks at a matrix, or at blocks of numbers, as a whole"
+        why = f"{whole}, and with sharding FULL a process has some rows of each"
+        yield f"optimizer.name: {why}: take {' or '.join(by_number)}, or LORA, whose adapter each process has whole"
 
 
 def _with_the_optimizer(config: Config) -> Iterator[str]:
@@ -77,10 +72,8 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
         if not OPTIMIZERS[kind.name].betas and getattr(kind, key) != own[key].default:
             yield f"optimizer.{key}: {kind.name} keeps no such mean; leave it out"
     if kind.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
-        yield (
-            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate for "
-            "other optimizers (a preset may have set it): set learning_rate=1"
-        )
+        fault = f"{config.learning_rate:g} is a rate for other optimizers (a preset may have set it)"
+        yield f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {fault}: set learning_rate=1"
     if kind.name == "SCHEDULE_FREE":
         fits = {
             "optimizer.beta1: set it above 0": kind.beta1 > 0,
@@ -91,10 +84,9 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
         yield from (f"{text}, since SCHEDULE_FREE averages the weights itself" for text, fit in fits.items() if not fit)
     full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
-        yield (
-            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
-            f"copies; here {'they are float32 themselves' if full else 'an adapter trains, in float32'}. Leave it out."
-        )
+        use = "STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 copies"
+        here = "they are float32 themselves" if full else "an adapter trains, in float32"
+        yield f"optimizer.masters: {use}; here {here}. Leave it out."
     if kind.name == "PRODIGY" and (kind.step_in_backward or rounds):
         apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"
         yield f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer"
@@ -150,10 +142,9 @@ def _rounded(config: Config) -> Iterator[str]:
         kept, key = (part.weight_dtype, f"{name}.weight_dtype") if own else (config.weight_dtype, "weight_dtype")
         if part.train and kept not in ("auto", config.train_dtype):
             other = "text_encoder" if name == "transformer" else "transformer"
-            yield (
-                f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights: weights that "
-                f"train are in train_dtype. Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
-            )
+            why = f"FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights"
+            remedy = f"Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
+            yield f"{key}: {why}: weights that train are in train_dtype. {remedy}"
 
 
 def _with_the_loss(config: Config) -> Iterator[str]:
@@ -177,10 +168,8 @@ def _of_datasets(config: Config) -> Iterator[str]:
     for dataset in config.datasets:
         prior, keeps = dataset.prior_preservation, dataset.kind == "regularization"
         if config.training_method == "FINE_TUNE" and keeps and prior is not False:
-            yield (
-                "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes; "
-                f"set it to false for {dataset.path}"
-            )
+            why = "FINE_TUNE keeps no base model beside the one it changes"
+            yield f"datasets.prior_preservation: {why}; set it to false for {dataset.path}"
         of = f"the {dataset.kind} dataset {dataset.path} does not use"
         if prior is not None and not keeps:
             yield f'datasets.prior_preservation: {of} it; it is for kind "regularization"'

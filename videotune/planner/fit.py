@@ -147,17 +147,14 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
     short = {name for name, (_, parts) in tried.phases.items() if memory.room(parts) > vram}
     if "training" in short:
         least = memory.smallest(spec, batch, forced(config, batch))
-        settings = (
-            f"micro_batch_size={least.choice.micro_batch} gradient_checkpointing={least.choice.checkpointing} "
-            f"layer_offload_fraction={least.choice.streamed / max(1, len(spec.blocks)):.2f}"
-        )
+        choice, share = least.choice, f"{least.choice.streamed / max(1, len(spec.blocks)):.2f}"
+        values = zip(OPEN, (choice.micro_batch, choice.checkpointing, share), strict=True)
+        settings = " ".join(f"{key}={value}" for key, value in values)
         if least.needed <= vram:
             lines.append(f"left open, the settings that need least ({settings}) would fit: {size(least.needed)}")
         else:
-            lines.append(
-                f"the settings that need least ({settings}) need {size(least.needed)}: take a larger card, fewer frames "
-                "(video_config.frames) or a lower resolution"
-            )
+            less = "take a larger card, fewer frames (video_config.frames) or a lower resolution"
+            lines.append(f"the settings that need least ({settings}) need {size(least.needed)}: {less}")
             if config.text_encoder.train:
                 lines.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
             if full:
@@ -173,11 +170,9 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
         lines.append("the text encoder: fill the cache on a larger card first (videotune cache)")
     if kept.transformer is None and not full and short & {"training", "preview"}:
         numbers, width = linear_sizes(job).block_weights, DTYPES[dtype].itemsize
-        less = [f"{size(round(numbers * (width - bytes_a_number(kind))))}" for kind in ("FLOAT_8", "NFLOAT_4")]
-        lines.append(
-            "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md): the denoiser's take "
-            f"{less[0]} less, {less[1]} less in NFLOAT_4"
-        )
+        half, quarter = (size(round(numbers * (width - bytes_a_number(kind)))) for kind in ("FLOAT_8", "NFLOAT_4"))
+        rounding = "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md)"
+        lines.append(f"{rounding}: the denoiser's take {half} less, {quarter} less in NFLOAT_4")
     encoder = config.text_in_step or "encoding text" in short
     if kept.text_encoder is None and not config.text_encoder.train and encoder:
         lines.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
@@ -247,10 +242,8 @@ def fit_settings(job: Job) -> Job:
     result = fit(job, dtype_name(job.config), vram, card, psutil.virtual_memory().available)
     if result.fits is False:
         lines = "".join(f"\n  {line}" for line in result.remedies)
-        raise DoesNotFit(
-            f"this run needs {size(memory.room(result.phases[result.worst][1]))} for {result.worst}, and the card has "
-            f"{size(vram or 0)}:{lines}"
-        )
+        needed = f"{size(memory.room(result.phases[result.worst][1]))} for {result.worst}"
+        raise DoesNotFit(f"this run needs {needed}, and the card has {size(vram or 0)}:{lines}")
     echo("memory: " + ", ".join(f"{key}={value}" for key, value in result.chosen.items()))
     return decided(job, result.chosen)
 

@@ -34,10 +34,8 @@ def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
     trainer.journal.event("warning", step=error.step - 1, text=text)  # so that a resume does not cut it off
     on_gpu = overlaps(next(trainer.net.parameters()).device)
     lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, on_gpu))
-    return (
-        f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each. {kept}\n"
-        f"What would help, the first ones without changing what is learnt:{lines}"
-    )
+    full = f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each."
+    return f"{full} {kept}\nWhat would help, the first ones without changing what is learnt:{lines}"
 
 
 def unchanging(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
@@ -75,10 +73,8 @@ def remedies(config: schema.Config, gpu: bool = True) -> list[str]:
         lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
     if config.training_method == "FINE_TUNE" and config.gradient_accumulation_steps == 1:
         if not config.optimizer.step_in_backward and config.optimizer.name != "PRODIGY":
-            lines.append(
-                "--resume --override --set optimizer.step_in_backward=true: gradients go as they come; each tensor is then "
-                "clipped by itself"
-            )
+            what = "gradients go as they come; each tensor is then clipped by itself"
+            lines.append(f"--resume --override --set optimizer.step_in_backward=true: {what}")
         if config.optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
             lines.append("a new run with optimizer.masters=STOCHASTIC_ROUNDING: no float32 copies of the weights")
     if config.training_method != "FINE_TUNE" and not gone(config):

@@ -120,8 +120,7 @@ def bytes_a_parameter(config: schema.Config) -> int:
 
 def checkpoints_at_most(config: schema.Config, steps: int) -> int:
     """How many checkpoints stay: the saves, the last and the best one, and the backups."""
-    saves = steps // config.save_every if config.save_every else 0
-    saves = max(1, saves + bool(not config.save_every or steps % config.save_every))
+    saves = -(-steps // (config.save_every or steps))
     if config.save_keep is not None:
         saves = min(saves, config.save_keep + 1)
     return saves + (config.backup_keep if config.backup_after or config.backup_every else 0)

@@ -72,10 +72,9 @@ def _refuse_among_clips(folder: Path, job: Job) -> None:
     place = folder.resolve()
     for root in (root.resolve() for root in job.library.roots):
         if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
-            raise VideotuneError(
-                f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it. "
-                f"Give --contact-sheet a folder elsewhere, such as {root.with_name(root.name + '-sheet')}."
-            )
+            fault = f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it."
+            elsewhere = root.with_name(root.name + "-sheet")
+            raise VideotuneError(f"{fault} Give --contact-sheet a folder elsewhere, such as {elsewhere}.")
 
 
 def shots(

@@ -58,10 +58,9 @@ class History:
                 except ValueError as error:
                     if self._torn:
                         break
-                    raise VideotuneError(
-                        f"{self._path}: line {number} is damaged: {error}. Put back a copy of the file, or take the line "
-                        f"out: videotune doctor {self._path.parent} --repair-journal"
-                    ) from error
+                    repair = f"videotune doctor {self._path.parent} --repair-journal"
+                    remedy = f"Put back a copy of the file, or take the line out: {repair}"
+                    raise VideotuneError(f"{self._path}: line {number} is damaged: {error}. {remedy}") from error
                 yield content, line
                 size += len(content)
         self._size = size

@@ -21,7 +21,7 @@ class Throughput:
     def __init__(self) -> None:
         self._steps: dict[int, deque[float]] = {}
         self._phases: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._first, self._warned = True, False
+        self._warned = False
         self.took: dict[Any, float] = {}
 
     def add(self, bucket: int, seconds: Mapping[str, float]) -> float | None:
@@ -30,9 +30,8 @@ class Throughput:
         A process's first step warms everything up and counts alone.
         """
         whole = sum(seconds.values())
-        if self._first:
+        if not self._steps:
             self._steps[bucket] = deque([whole], maxlen=1)
-            self._first = False
             return None
         kept = self._steps.get(bucket)
         if kept is None or kept.maxlen == 1:

@@ -257,9 +257,8 @@ class Trackers:
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise VideotuneError where a package of a tracker is not installed."""
     if missing := [name for name in names if not all(map(find_spec, PACKAGES.get(name, (name,))))]:
-        raise VideotuneError(
-            f'trackers: {missing[0]} is not installed: pip install "videotune[{missing[0]}]", or leave {missing[0]} out'
-        )
+        remedy = f'pip install "videotune[{missing[0]}]", or leave {missing[0]} out'
+        raise VideotuneError(f"trackers: {missing[0]} is not installed: {remedy}")
 
 
 def without_secrets(text: str) -> str:
