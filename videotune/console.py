@@ -136,9 +136,8 @@ class Bar:
         now = time.monotonic()
         if self._first is None:
             self._first = done
-        left = seconds_left
-        if left is None:
-            left = (now - self._begun) / max(1, done - self._first) * (total - done)
+        pace = (now - self._begun) / max(1, done - self._first)
+        left = pace * (total - done) if seconds_left is None else seconds_left
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
             remaining = clock(left) if seconds_left is not None or done > self._first else "-:--"

@@ -26,11 +26,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def moment(when: Any) -> str:
-    """A time of the journal: seconds since 1970, or a text."""
-    if isinstance(when, (int, float)) and not isinstance(when, bool):
-        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(when))
-    return str(when)
+def moment(seconds: float) -> str:
+    """A time, given in seconds since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def value_text(value: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 from videotune.config.load import parse_sets, read_config
 from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
-from videotune.config.suggestions import _others, nearest_key, nearest_value
+from videotune.config.suggestions import nearest_key, nearest_value, others
 from videotune.errors import VideotuneError
 from videotune.trainer.resolve_config import Overrides, user_keys, with_sets
 
@@ -95,7 +95,7 @@ def test_every_unknown_key_is_told_with_the_name_that_it_has_here() -> None:
 
 
 def test_the_names_of_other_trainers_lead_to_keys_and_values_that_exist() -> None:
-    table = _others()
+    table = others()
     assert {ours for ours in table["keys"].values() if ours} <= set(leaves())
     assert not set(table["keys"]) & {name.rpartition(".")[2] for name in leaves() if "." not in name}
     words = json.dumps(Config.model_json_schema())

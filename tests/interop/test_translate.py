@@ -11,14 +11,14 @@ from videotune.cli.interop import ORDER
 from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
-from videotune.config.suggestions import _others
+from videotune.config.suggestions import others
 from videotune.interop.theirs import Theirs, read_theirs
 from videotune.interop.translate import _CONVERSIONS, Imported, Row, rules, translate
 from videotune.models.registry import find
 
 HERE = Path(__file__).parent
 CONFIGS = HERE / "configs"
-TRAINERS = sorted({kind["trainer"] for kind in _others()["files"]})
+TRAINERS = sorted({kind["trainer"] for kind in others()["files"]})
 EXAMPLES = json.loads((HERE / "keys_of_examples.json").read_text(encoding="utf-8"))
 
 

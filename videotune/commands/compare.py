@@ -47,7 +47,10 @@ def compare(
     found = complete_checkpoints(run)
     if not found:
         raise VideotuneError(f"{run} has no checkpoint yet, so there is nothing to compare: train it further first")
-    prompt = first_prompt(run) if prompt is None else prompt
+    if prompt is None:
+        if not (drawn := History(run).of_kind("sample")):
+            raise VideotuneError(f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT")
+        prompt = str(drawn[0]["prompt"])
     folder = out or run / "compare"
     if out is not None:
         run_dir.refuse_samples_in_data(run, out)
@@ -74,14 +77,6 @@ def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed
-
-
-def first_prompt(run: Path) -> str:
-    """The prompt of the run's first preview; VideotuneError where it has drawn none."""
-    drawn = [line["prompt"] for line in History(run).of_kind("sample")]
-    if not drawn:
-        raise VideotuneError(f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT")
-    return str(drawn[0])
 
 
 def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) -> str:

@@ -13,19 +13,15 @@ from videotune.files import read_json
 
 
 @lru_cache
-def _others() -> dict[str, Any]:
+def others() -> dict[str, Any]:
+    """By other trainers: their names of our "keys", their words for our "values", in capitals, and their "files"."""
     return dict(read_json(Path(__file__).with_name("other_trainers.json")))
-
-
-def other_values() -> Mapping[str, str]:
-    """Words that other trainers give to a value, in capitals, and ours for them."""
-    return dict(_others()["values"])
 
 
 def nearest_key(name: str, known: Collection[str]) -> str:
     """The end of a sentence on an unknown key: the keys that it may stand for, in the section that was named if possible."""
     section, _, last = name.rpartition(".")
-    theirs: Mapping[str, str | None] = _others()["keys"]
+    theirs: Mapping[str, str | None] = others()["keys"]
     if last.lower() in theirs:
         ours = theirs[last.lower()]
         return did_you_mean([ours] if ours else [], "; videotune has no such key")
@@ -42,7 +38,7 @@ def nearest_value(value: object, allowed: Sequence[str]) -> str:
     """The end of a sentence on a word that a key does not take; empty where no allowed word is near."""
     asked = str(value).upper()
     plain = {word.upper().replace("_", ""): word for word in allowed}
-    meant = _others()["values"].get(asked)
+    meant = others()["values"].get(asked)
     found = [meant] if meant in allowed else difflib.get_close_matches(asked.replace("_", ""), list(plain), 1, 0.7)
     return did_you_mean(plain.get(word.upper().replace("_", ""), word) for word in found)
 
@@ -51,7 +47,7 @@ def other_trainer(raw: object) -> Mapping[str, Any] | None:
     """Whose config file this is, by its keys: "trainer", "keys", and what else the table says; None: not known."""
     held = {re.sub("^-+", "", part) for key in flat_leaves(raw) for part in accumulate(key.split("."), "{}.{}".format)}
     held |= {plain(key) for key in held}
-    return next((kind for kind in _others()["files"] if held.issuperset(kind["keys"])), None)
+    return next((kind for kind in others()["files"] if held.issuperset(kind["keys"])), None)
 
 
 def plain(key: str) -> str:

@@ -186,7 +186,7 @@ _CONVERSIONS: dict[Any, Any] = {
     "thousandths": lambda value, _: value / 1000,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
-    "word": lambda value, _: suggestions.other_values().get(str(value).upper(), str(value).upper()),
+    "word": lambda value, _: suggestions.others()["values"].get(str(value).upper(), str(value).upper()),
 }
 
 

@@ -392,8 +392,8 @@ def _is_consistent(spec: StepSpec) -> bool:
     return lengths == {len(spec.blocks)} and all({"forward", "backward"} <= one == two for one, two in phases)
 
 
-def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
-    """What a run's dearest step and its encoders hold; ``encoders`` False: the step alone."""
+def read_step_spec(inputs: PlanInputs) -> StepSpec:
+    """What a run's dearest step and its encoders hold."""
     run, config, shape = inputs.fake_run(), inputs.config, inputs.shapes[0]
     blocks = tuple(size for sizes in run.blocks.values() for size in sizes)
     full = config.training_method == "FINE_TUNE" and config.transformer.train
@@ -405,7 +405,7 @@ def read_step_spec(inputs: PlanInputs, encoders: bool = True) -> StepSpec:
         trained=(*blocks, weight_bytes(run.denoiser()) - sum(blocks)) if full else (0,) * (len(blocks) + 1),
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
-        elsewhere=elsewhere(run, inputs) if encoders else {},
+        elsewhere=elsewhere(run, inputs),
         moments=optimizers.OPTIMIZERS[config.optimizer.name].state_bytes / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 from itertools import takewhile
-from os.path import exists, getsize, isfile
+from os.path import getsize, isfile
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from videotune.reporter.curves import times_seen
-from videotune.reporter.previews import Media, local_link, picture_of, step_in
+from videotune.reporter.previews import Media, link_in, picture_of, step_in
 from videotune.reporter.read import Record, Run, items, mapping, number
 from videotune.text import plain, value_text
 
@@ -86,22 +86,15 @@ def files(run: Run) -> dict[str, Any]:
         size = f"{getsize(there) / 1e6:.2f} MB" if there else "not found"
         verified = mapping(entry.get("verified"))
         error, reader = number(verified["max_error"]), verified["reader"]
-        exports.append((entry.get("format", ""), _link(run, path), size, error, reader))
-    saves = [(plain(number(save.get("step"))), _link(run, str(save.get("path", "")))) for save in run.of_kind("save")]
+        exports.append((entry.get("format", ""), (path, link_in(run, path)), size, error, reader))
+    places = [(number(save.get("step")), str(save.get("path", ""))) for save in run.of_kind("save")]
+    saves = [(plain(step), (path, link_in(run, path))) for step, path in places]
     return {
         "absent": run.absent("exports.json, the exported files") if run.exports is None else "",
         "exports": exports,
         "no_checkpoint": "" if saves else run.absent("no checkpoint has been saved"),
         "checkpoints": saves,
     }
-
-
-def _link(run: Run, path: str) -> tuple[str, str | None]:
-    """A path, with its address where it lies in the run directory."""
-    inside = Path(path)
-    if inside.is_absolute() and inside.is_relative_to(run.folder.resolve()):
-        inside = inside.relative_to(run.folder.resolve())
-    return path, local_link(inside.as_posix()) if exists(run.folder / inside) else None
 
 
 def use(run: Run) -> dict[str, Any]:

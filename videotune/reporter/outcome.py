@@ -47,9 +47,8 @@ def standing(run: Run, whole: bool) -> Standing:
 def status(run: Path) -> dict[str, Any]:
     """How a run stands: absent, running, paused, done, early, stopped, failed, dead, or no end; steps, verdict."""
     if not any((run / name).is_file() for name in ("config.json", "journal.jsonl")):
-        beat = life(run)
-        beat = beat if beat and beat["alive"] else None
-        state, why = ("running", str(beat["state"])) if beat else ("absent", f"{run} holds no run yet")
+        beat = mapping(life(run))
+        state, why = ("running", str(beat["state"])) if beat["alive"] else ("absent", f"{run} holds no run yet")
         facts: dict[str, Any] = {"run": str(run), "state": state, "why": why, "step": 0}
         return facts | dict.fromkeys(("steps", "verdict", "recommended"))
     found = read_run(run)

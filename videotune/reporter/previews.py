@@ -6,11 +6,12 @@ What of a run's videos and pictures travels inside the page (``Media``), so that
 import base64
 import re
 from collections.abc import Iterator, Sequence
-from os.path import getsize, isfile
+from os.path import exists, getsize, isfile
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
+from videotune.files import path_from
 from videotune.reporter.curves import Line, line_chart
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points
 from videotune.text import plain, some, value_text
@@ -77,6 +78,12 @@ def local_link(path: str) -> str | None:
     if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts:
         return None
     return quote("/".join(parts).encode("utf-8", "replace"), safe="/")
+
+
+def link_in(run: Run, path: str) -> str | None:
+    """The address of a file or folder of the run; None where it is not there, or lies elsewhere."""
+    place = run.folder / path
+    return local_link(path_from(run.folder, place)) if path and exists(place) else None
 
 
 def sample_rows(run: Run) -> dict[tuple[str, str], dict[float, Record]]:
@@ -224,7 +231,7 @@ def metrics(run: Run) -> dict[str, Any]:
         "charts": _curves(alike),
         "head": ["step", *METRICS],
         "rows": [[plain(number(r.get("step"))), *(_figure(r, keys) for keys in METRICS.values())] for r in alike],
-        "nearest": [(one, _link(run, str(one["path"] or ""))) for one in sampled],
+        "nearest": [(one, link_in(run, str(one["path"] or ""))) for one in sampled],
     }
 
 
@@ -247,12 +254,6 @@ def _figure(record: Record, keys: Sequence[str]) -> str:
     pairs = [(number(one.get("to_base")), "base"), (number(one.get("to_data")), "clips")]
     ratios = ", ".join(f"{ratio:.2f} × {of}" for ratio, of in pairs if ratio is not None)
     return plain(number(one.get("value")), 3) + (f" ({ratios})" if ratios else "")
-
-
-def _link(run: Run, path: str) -> str | None:
-    """The address of a sample; None where it was removed."""
-    link = local_link(path)
-    return link if link and isfile(run.folder / path) else None
 
 
 def _not_measured(records: Sequence[Record]) -> list[str]:
