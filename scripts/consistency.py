@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from toymaking.motion import motion
 
-from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, concept_share, control_share, train_or_resume
+from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, share_right, train_or_resume
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import read_json, write_json
@@ -122,8 +122,8 @@ def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
     whole = [clip.round().astype("uint8") for clip in clips]
     count, part = len(SEEDS) * len(DIRECTIONS), [clip / 255 for clip in clips]
     return {
-        "concept": concept_share(part[:count]),
-        "control": control_share(part[count:]),
+        "concept": share_right(part[:count], [CONCEPT] * count),
+        "control": share_right(part[count:], CONTROLS),
         "iou": round(statistics.fmean(detect(clip).iou for clip in whole), 4),
     }
 

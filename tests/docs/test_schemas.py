@@ -15,7 +15,7 @@ from tests.shell import check, options_of, plan, train
 from tests.shell import run as shell
 from videotune.cli.interop import ORDER, import_config
 from videotune.config.resolve import Resolved
-from videotune.config.suggestions import _others
+from videotune.config.suggestions import others
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
@@ -181,7 +181,7 @@ def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["verdict"] for row in value["rows"]} == {"same", "translated", "none", "differs", "unknown"}
     words = schema("import")["properties"]
     assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
-    assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in _others()["files"]}
+    assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in others()["files"]}
 
 
 def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
