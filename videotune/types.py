@@ -365,7 +365,11 @@ class Family(Protocol):
     """
 
     spec: ModelSpec
+    """The usual checkpoint's; of an opened one its own."""
+
     variants: tuple[str, ...]
+    """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
+
     dtype: torch.dtype
     weights: WeightDtypes
     stream_text: Say | None
