@@ -445,14 +445,14 @@ class Family(Protocol):
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that reads this family's LoRA files."""
 
-    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """For each export format, from a module's path in diffusers to its name in that format."""
-
-    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """For each format of whole weights, from a parameter's name in diffusers to its name in that format."""
+    def lora_formats(self) -> tuple[str, ...]:
+        """The formats in which a LoRA of this checkpoint is written, sorted."""
 
     def native(self, path: str) -> str:
         """A module's path in diffusers -> its name in ComfyUI; several may share one."""
+
+    def original(self, name: str) -> str | None:
+        """A parameter's name in diffusers -> its name in the authors' checkpoints; None: no such names are known."""
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the text encoder, the VAE and the denoisers on disk, for the caches and the journal."""

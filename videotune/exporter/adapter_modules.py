@@ -199,12 +199,15 @@ def places(family: Family, net: nn.Module) -> dict[str, tuple[str, ...]]:
     """The modules of each name that any form of file has, dots or none; several where a form joins them into one."""
     if net in _TABLES:
         return _TABLES[net]
-    original = family.full_key_maps().get("original", lambda name: name)
     order = [f".{path}" for _, paths in family.spec.fused.get("comfyui", ()) for path in paths]
     found: dict[str, list[str]] = {}
     for path, module in net.named_modules():
         if hasattr(module, "in_features"):
-            for name in {path, family.native(path), original(f"{path}.weight").removesuffix(".weight")}:
+            for name in {
+                path,
+                family.native(path),
+                (family.original(f"{path}.weight") or path).removesuffix(".weight"),
+            }:
                 found.setdefault(name.replace(".", "_"), []).append(path)
     for paths in found.values():
         paths.sort(key=lambda path: next((i for i, own in enumerate(order) if path.endswith(own)), 0))

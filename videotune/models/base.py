@@ -384,22 +384,17 @@ class DiffusersModel(Family):
 
     # names elsewhere
 
-    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """From a module's path to the prefix of its LoRA keys, in each format."""
-        return {
-            "diffusers": lambda path: f"transformer.{path}",
-            "comfyui": lambda path: f"diffusion_model.{self.native(path)}",
-        }
+    def lora_formats(self) -> tuple[str, ...]:
+        """The formats in which a LoRA is written, sorted."""
+        return ("comfyui", "diffusers")
 
     def native(self, path: str) -> str:
         """A block module's path in diffusers -> its name in ComfyUI's model."""
         return renamed(path, self.comfyui_names)
 
-    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
-        maps: dict[str, Callable[[str], str]] = {"diffusers": lambda name: name}
-        original = self.original_names
-        return maps if original is None else maps | {"original": lambda name: renamed(name, original)}
+    def original(self, name: str) -> str | None:
+        """A parameter's name in diffusers -> its name in the authors' checkpoints; None: no such names are known."""
+        return None if self.original_names is None else renamed(name, self.original_names)
 
     # tiny checkpoints
 
