@@ -11,8 +11,7 @@ is the noise level itself. What the network is told (k, 1000 t, …) is the fami
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as _replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -284,7 +283,7 @@ class Batch:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
         tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "fps")}
-        return _replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
+        return replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` samples, in order."""
@@ -294,7 +293,7 @@ class Batch:
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
             names: dict[str, Any] = {key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")}
-            parts.append(_replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
+            parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
 
 

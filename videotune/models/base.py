@@ -187,8 +187,8 @@ class DiffusersModel(Family):
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
         """The text encoders on the meta device."""
-        classes = {part: getattr(transformers, name) for part, name in self.text_encoders.items()}
-        return {part: on_meta(cls, self.folder / part) for part, cls in classes.items()}
+        parts = self.text_encoders.items()
+        return {part: on_meta(getattr(transformers, name), self.folder / part) for part, name in parts}
 
     @classmethod
     def clean(cls, caption: str) -> str:
