@@ -74,7 +74,10 @@ def plain_settings(modules: Modules) -> dict[str, Any]:
 
 def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Written:
     """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
-    refuse_form(family, kind_in(modules), form)
+    kind = kind_in(modules)
+    if kind not in FORMS.get(form, ()):
+        reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
+        raise VideotuneError(f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown"))
     if form not in PREFIXES:
         return _with_alpha(_named(family, net, modules, form), form)
     names = {path: f"{PREFIXES[form]}{path}" for path in modules}
@@ -125,13 +128,6 @@ def _with_alpha(named: Modules, form: str) -> Written:
         if rank is not None and (form == "kohya" or own.scale != 1.0):
             tensors[f"{name}.alpha"] = torch.tensor(own.scale * rank, dtype=torch.float32)
     return Written(tensors, folded=folded)
-
-
-def refuse_form(family: Family, kind: str, form: str) -> None:
-    """Raise VideotuneError where a form cannot hold a kind of adapter."""
-    if kind not in FORMS.get(form, ()):
-        reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
-        raise VideotuneError(f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown"))
 
 
 def _native(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, tuple[str, ...]]:
