@@ -94,9 +94,10 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     net = family.skeleton()
     modules = dict(net.named_modules())
     covered = {targets: matching(net, spec, targets) for targets in spec.lora_targets}
+    names = {"diffusers": "transformer.{}".format, "comfyui": lambda path: f"diffusion_model.{family.native(path)}"}
     keys = {
-        form: [f"{rename(path)}.lora_{part}.weight" for path in covered["linear"] for part in "AB"]
-        for form, rename in family.key_maps().items()
+        form: [f"{names[form](path)}.lora_{part}.weight" for path in covered["linear"] for part in "AB"]
+        for form in family.lora_formats()
     }
     return {
         "spec": json.loads(json.dumps({key: value for key, value in asdict(spec).items() if key not in IN_CODE})),
@@ -108,7 +109,7 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
             }
             for targets, paths in covered.items()
         },
-        "export": {form: {"first": names[0], "keys": len(set(names))} for form, names in keys.items()},
+        "export": {form: {"first": own[0], "keys": len(set(own))} for form, own in keys.items()},
     }
 
 

@@ -11,8 +11,7 @@ is the noise level itself. What the network is told (k, 1000 t, …) is the fami
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from dataclasses import replace as _replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -284,7 +283,7 @@ class Batch:
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
         tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "fps")}
-        return _replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
+        return replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` samples, in order."""
@@ -294,7 +293,7 @@ class Batch:
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
             names: dict[str, Any] = {key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")}
-            parts.append(_replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
+            parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
 
 
@@ -365,7 +364,11 @@ class Family(Protocol):
     """
 
     spec: ModelSpec
+    """The usual checkpoint's; of an opened one its own."""
+
     variants: tuple[str, ...]
+    """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
+
     dtype: torch.dtype
     weights: WeightDtypes
     stream_text: Say | None
@@ -441,14 +444,14 @@ class Family(Protocol):
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that reads this family's LoRA files."""
 
-    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """For each export format, from a module's path in diffusers to its name in that format."""
-
-    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """For each format of whole weights, from a parameter's name in diffusers to its name in that format."""
+    def lora_formats(self) -> tuple[str, ...]:
+        """The formats in which a LoRA of this checkpoint is written, sorted."""
 
     def native(self, path: str) -> str:
         """A module's path in diffusers -> its name in ComfyUI; several may share one."""
+
+    def original(self, name: str) -> str | None:
+        """A parameter's name in diffusers -> its name in the authors' checkpoints; None: no such names are known."""
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes of the text encoder, the VAE and the denoisers on disk, for the caches and the journal."""

@@ -245,7 +245,7 @@ def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_pa
 
 def test_a_base_in_its_authors_names_is_merged_as_any_other(family: Any, tmp_path: Path) -> None:
     state, base = trained(family, "LORA")[1], shutil.copytree(family.folder, tmp_path / "base")
-    rename, file = family.full_key_maps()["original"], base / "transformer" / WEIGHTS
+    rename, file = family.original, base / "transformer" / WEIGHTS
     save_file({rename(name): value for name, value in load_file(file).items()}, file)
     out = [export_merged(family, {"transformer": state}, 2.0, one, tmp_path / str(i), {}).path
            for i, one in enumerate((base, family.folder))]  # fmt: skip

@@ -284,10 +284,9 @@ def test_isolated_frames_train(family: Any) -> None:
 
 @KINDS
 def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(family: Any, name: str) -> None:
-    names, maps = list(family.skeleton().state_dict()), family.full_key_maps()
-    assert [maps["diffusers"](one) for one in names] == names
-    if "original" in maps:
-        marked = {maps["original"](one): torch.full((1,), float(i)) for i, one in enumerate(names)}
+    names = list(family.skeleton().state_dict())
+    if family.original(names[0]) is not None:
+        marked = {family.original(one): torch.full((1,), float(i)) for i, one in enumerate(names)}
         read = {
             "wan": single_file_utils.convert_wan_transformer_to_diffusers,
             "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,

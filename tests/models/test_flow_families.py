@@ -64,7 +64,7 @@ def test_the_images_projections_may_be_trained_by_name(tiny_family: Open, tmp_pa
     family = tiny_family("wan", variant="i2v")
     targets = ["attn2.add_k_proj", "attn2.add_v_proj", "attn2.to_k", "attn2.to_v"]
     state = noisy_lora(family, family.denoiser(), targets=targets)
-    for format in family.key_maps():
+    for format in family.lora_formats():
         done = export_lora(family, format, state, 1.0, tmp_path / f"{format}.safetensors", {})
         assert (done.modules, done.max_error <= 1e-6) == (8, True)
 

@@ -44,7 +44,7 @@ def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """The weights of the tiny Wan, all of them plus one, in a file with the authors' names and ComfyUI's prefix."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     state, path = load_file(base / "transformer" / WEIGHTS), tmp_path / "one.safetensors"
-    rename = opened("wan", base).full_key_maps()["original"]
+    rename = opened("wan", base).original
     save_file({f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()}, path)
     return path
 

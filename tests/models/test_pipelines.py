@@ -171,7 +171,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
     nets, files = denoisers(family), dict[tuple[str, str], Path]()
     for number, (expert, net) in enumerate(nets.items()):
         state = noisy_lora(family, net, seed=number)
-        for form in family.key_maps():
+        for form in family.lora_formats():
             path = tmp_path / f"{form}{spec.export_suffix(expert)}.safetensors"
             done = export_lora(family, form, state, 2.0, path, {"step": 1}, expert)
             assert done.max_error <= 1e-6

@@ -111,15 +111,6 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
     peft.set_peft_model_state_dict(net, state, name)
 
 
-def _empty(family: Family, expert: str | None = None) -> nn.Module:
-    """A model of the same shape whose weights are one shared zero, so that only an adapter takes memory."""
-    net, zero = family.skeleton(expert), torch.zeros(())
-    for module in net.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
-    return net
-
-
 def read_parts(family: Family, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
     file = AdapterFile(path)
@@ -133,7 +124,10 @@ def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple
 
     See ``adapters.effect.effects``.
     """
-    net = _empty(family, expert)
+    net, zero = family.skeleton(expert), torch.zeros(())  # all weights share it, so that only an adapter takes memory
+    for part in net.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            setattr(part, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
     reader = read_lora(family, net, path, READ)
     found: dict[str, Callable[[], Tensor]] = {}
     for module, parts in kinds.by_module(lora.lora_parameters(net, READ)).items():
@@ -195,20 +189,15 @@ def _verify(family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: A
     formats.check_same(rows, found.items(), path)
     if tokenizer is None:
         return 0.0, "safetensors, by the key that ComfyUI asks for"
-    (own,) = rows.values()
-    _read_by_diffusers(tokenizer, path, token, own)
-    return 0.0, "diffusers load_textual_inversion"
-
-
-def _read_by_diffusers(tokenizer: Any, path: Path, token: str, rows: Tensor) -> None:
-    """VideotuneError where diffusers' own reader finds other tokens or rows in a file."""
     from diffusers.loaders.textual_inversion import TextualInversionLoaderMixin as Reader
     from diffusers.loaders.textual_inversion import load_textual_inversion_state_dicts
 
     (state,) = load_textual_inversion_state_dicts([str(path.parent)], weight_name=path.name)
-    named = Reader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
-    found = zip(*Reader._extend_tokens_and_embeddings(*named, tokenizer), strict=True)
-    formats.check_same(dict(zip(token_names(token, len(rows)), rows, strict=True)), found, path)
+    names = Reader._retrieve_tokens_and_embeddings([None], [state], tokenizer)
+    tokens = zip(*Reader._extend_tokens_and_embeddings(*names, tokenizer), strict=True)
+    (own,) = rows.values()
+    formats.check_same(dict(zip(token_names(token, len(own)), own, strict=True)), tokens, path)
+    return 0.0, "diffusers load_textual_inversion"
 
 
 def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:

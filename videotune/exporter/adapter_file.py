@@ -78,32 +78,28 @@ class AdapterFile:
         return self.object_in("videotune")
 
     @cached_property
-    def lora_settings(self) -> dict[str, Any]:
-        """PEFT's settings of a LoRA, wherever a program puts them; {} where there are none.
+    def settings(self) -> tuple[dict[str, Any], str]:
+        """PEFT's settings of a LoRA, and where a program has put them: "header", "lora_config", "folder"; "": nowhere.
 
         diffusers has them in the header, finetrainers under another key, PEFT in a file beside the weights. Alpha alone is
         used: modules and ranks are those of the tensors.
         """
-        for key in ("lora_adapter_metadata", "lora_config", CONFIG):
+        for key, place in (("lora_adapter_metadata", "header"), ("lora_config", "lora_config"), (CONFIG, "header")):
             if key in self.header:
-                return {name.removeprefix("transformer."): value for name, value in self.object_in(key).items()}
+                own = self.object_in(key)
+                return {name.removeprefix("transformer."): value for name, value in own.items()}, place
         beside = self.path.with_name("adapter_config.json")
-        return read_config(beside) if self.path.stem.endswith("adapter_model") and beside.is_file() else {}
-
-    @property
-    def told(self) -> str:
-        """Where PEFT's settings stand: "header", "lora_config" or "folder"."""
-        named = {"lora_adapter_metadata": "header", "lora_config": "lora_config", CONFIG: "header"}
-        return next((place for key, place in named.items() if key in self.header), "folder")
+        found = read_config(beside) if self.path.stem.endswith("adapter_model") and beside.is_file() else {}
+        return found, "folder" if found else ""
 
     def number(self, key: str, exceptions: str, place: str) -> float | None:
         """What PEFT's settings say of a module, by exact names alone: a pattern may never come to an end."""
-        patterns, where = self.lora_settings.get(exceptions) or {}, f"{self.path}: {place}"
+        patterns, where = self.settings[0].get(exceptions) or {}, f"{self.path}: {place}"
         if not isinstance(patterns, dict) or not all(_NAME.fullmatch(name) for name in patterns):
             why = f"{exceptions} must give modules by their exact names, not {str(patterns)[:60]!r}"
             raise VideotuneError(f"{where}: {why}")
         own = [value for name, value in patterns.items() if f".{place}".endswith(f".{name}")]
-        value = own[0] if own else self.lora_settings.get(key)
+        value = own[0] if own else self.settings[0].get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise VideotuneError(f"{where}: {key} is {str(value)[:40]!r}, no number")
         return None if value is None else float(value)

@@ -118,9 +118,8 @@ def read_modules(family: Family, net: nn.Module, file: AdapterFile) -> list[Modu
         "it changes none of its modules": not any(changes(module) for module in modules),
         "its modules are of several kinds": len({kind_of([f"x.{part}" for part in own.parts]) for own in modules}) > 1,
     }
-    for fault, is_so in faults.items():
-        if is_so:
-            raise refuse(family, file.path, odd or list(found), fault)
+    if fault := next((fault for fault, is_so in faults.items() if is_so), ""):
+        raise refuse(family, file.path, odd or list(found), fault)
     if "videotune" not in file.header and any(not own.told and "lora_A" in own.parts for own in modules):
         note(f"note: {file.path.name} does not say its alpha: the rank is taken for it, which is a scale of 1")
     return modules
@@ -199,12 +198,15 @@ def places(family: Family, net: nn.Module) -> dict[str, tuple[str, ...]]:
     """The modules of each name that any form of file has, dots or none; several where a form joins them into one."""
     if net in _TABLES:
         return _TABLES[net]
-    original = family.full_key_maps().get("original", lambda name: name)
     order = [f".{path}" for _, paths in family.spec.fused.get("comfyui", ()) for path in paths]
     found: dict[str, list[str]] = {}
     for path, module in net.named_modules():
         if hasattr(module, "in_features"):
-            for name in {path, family.native(path), original(f"{path}.weight").removesuffix(".weight")}:
+            for name in {
+                path,
+                family.native(path),
+                (family.original(f"{path}.weight") or path).removesuffix(".weight"),
+            }:
                 found.setdefault(name.replace(".", "_"), []).append(path)
     for paths in found.values():
         paths.sort(key=lambda path: next((i for i, own in enumerate(order) if path.endswith(own)), 0))
@@ -233,8 +235,8 @@ def scale_of(file: AdapterFile, parts: Mapping[str, Tensor], own: Tensor | None,
     divisor = (None if is_lora else file.number("r", "rank_pattern", place)) or rank or 1
     scale, told = 1.0, ""
     if stated is not None:
-        root = file.lora_settings.get("use_rslora") is True
-        scale, told = stated / (math.sqrt(divisor) if root else divisor), file.told
+        settings, told = file.settings
+        scale = stated / (math.sqrt(divisor) if settings.get("use_rslora") is True else divisor)
     if own is not None:
         if own.numel() != 1:
             raise VideotuneError(f"{where}: its alpha is no number")
@@ -251,7 +253,7 @@ def _by_diffusers(
     family: Family, net: nn.Module, file: AdapterFile, modules: Mapping[str, dict[str, Tensor]], rest: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """What diffusers' own converters make of names that are not in our table, such as those of whole biases."""
-    there, state = dict(net.named_modules()), dict(rest)
+    there, state = {path for path, _ in net.named_modules()} - {""}, dict(rest)
     odd = refuse(family, file.path, list(file.tensors), "it has modules or tensors that are not read")
     for name, parts in modules.items():
         alpha = parts.pop("alpha", None)
@@ -265,8 +267,6 @@ def _by_diffusers(
         found: dict[str, Tensor] = family.pipeline_class().lora_state_dict(state)
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # each converter has its way to say no
         raise odd from error
-    for key in found:
-        place = key.removeprefix("transformer.").rpartition(".lora_")[0]
-        if not place or place not in there:
-            raise odd
+    if not {key.removeprefix("transformer.").rpartition(".lora_")[0] for key in found} <= there:
+        raise odd
     return found

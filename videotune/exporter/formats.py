@@ -143,7 +143,7 @@ JOINED = "its form of this model joins several modules into one weight, and upda
 
 def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     """The formats in which an adapter of this kind can be written for this family."""
-    known = tuple(sorted(family.key_maps()))
+    known = family.lora_formats()
     if kind in ("LORA", "DORA"):
         return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
     apart = "comfyui" in known and "comfyui" not in family.spec.fused  # products of factors cannot be joined

@@ -3,7 +3,6 @@
 It is a fine-tuned one, or the base model with an adapter worked into its weights, which needs no adapter any more.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -13,11 +12,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from videotune.adapters import effect, kinds
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import Exported, check_finite, check_same, failed, refuse_overflow
+from videotune.exporter.formats import Exported, check_finite, check_same, digest_of, failed, refuse_overflow
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
 from videotune.types import Family
@@ -103,9 +103,7 @@ def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[st
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a part on disk, one after the other."""
     for path in model_files.weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                yield name, file.get_tensor(name)
+        yield from load_file(path).items()  # the file's own pages
 
 
 def link(source: str, target: str) -> str:
@@ -171,28 +169,19 @@ def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: 
     spans = model_files.spans_of(base)
     if not (mine := [name for name in modules if name in spans]):
         return
-    digests: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     with safe_open(base, "pt") as old, target.open("r+b") as new:
         for name in mine:
             own = old.get_tensor(name)
             weight = effect.new_weight(own, modules[name], scale).to(own.dtype).contiguous()
             if not bool(weight.isfinite().all()):
                 raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
-            data = raw(weight)
-            begin, end = spans[name]
-            assert len(data) == end - begin, name
-            new.seek(begin)
-            new.write(data)
-            digests[name] = hashlib.blake2b(data).digest()
+            new.seek(spans[name][0])
+            new.write(weight.flatten().view(torch.uint8).numpy().data)
+            digests[name] = digest_of({name: weight})
         new.flush()
         os.fsync(new.fileno())
     with safe_open(target, "pt") as back:
         for name, digest in digests.items():
-            if hashlib.blake2b(raw(back.get_tensor(name))).digest() != digest:
+            if digest_of({name: back.get_tensor(name)}) != digest:
                 raise failed(target, f"{name} does not match")
-
-
-def raw(x: Tensor) -> bytes:
-    """A tensor's bytes as safetensors keeps them."""
-    data: bytes = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    return data

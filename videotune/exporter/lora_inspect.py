@@ -118,8 +118,7 @@ def expert_of(file: AdapterFile) -> tuple[str | None, str]:
     """Which expert a file is of, and what says so: our own header, or the file's name; (None, "") where nothing does."""
     if isinstance(own := file.facts.get("expert"), str):
         return own[:20], "header"
-    in_folder = file.told == "folder" and bool(file.lora_settings)
-    name = f"{file.path.parent.name if in_folder else ''} {file.path.name}"
+    name = f"{file.path.parent.name if file.settings[1] == 'folder' else ''} {file.path.name}"
     found = re.findall(r"(high|low)[^a-z]?noise", name.lower())
     return (found[0], "file name") if len(set(found)) == 1 else (None, "")
 
@@ -174,8 +173,7 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
     native = all(name != own or base.family.native(path).replace(".", "_") == own for name, own, path in pairs if base)
     whose = ["native"] * native + ["diffusers"] * all(name == own for name, own, _ in pairs)
     names = "unknown" if not pairs or not whose else whose[0] if len(whose) == 1 else "both"
-    folder = file.told == "folder" and bool(file.lora_settings)
-    return {"prefix": prefix, "names": names, "peft_folder": folder}
+    return {"prefix": prefix, "names": names, "peft_folder": file.settings[1] == "folder"}
 
 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:

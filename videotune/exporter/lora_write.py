@@ -74,7 +74,10 @@ def plain_settings(modules: Modules) -> dict[str, Any]:
 
 def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Written:
     """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
-    refuse_form(family, kind_in(modules), form)
+    kind = kind_in(modules)
+    if kind not in FORMS.get(form, ()):
+        reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
+        raise VideotuneError(f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown"))
     if form not in PREFIXES:
         return _with_alpha(_named(family, net, modules, form), form)
     names = {path: f"{PREFIXES[form]}{path}" for path in modules}
@@ -127,26 +130,19 @@ def _with_alpha(named: Modules, form: str) -> Written:
     return Written(tensors, folded=folded)
 
 
-def refuse_form(family: Family, kind: str, form: str) -> None:
-    """Raise VideotuneError where a form cannot hold a kind of adapter, or the family has no such names."""
-    if kind not in FORMS.get(form, ()):
-        reason = WHY_NOT.get((kind, form if form in (*PREFIXES, "comfyui") else "comfyui"), "nothing reads it there")
-        raise VideotuneError(f"--to {form}: " + (f"{kind} is not written so: {reason}" if form in FORMS else "unknown"))
-    if form == "original" and form not in family.full_key_maps():
-        raise VideotuneError(f"--to original: {family.spec.title} has no other names there: take comfyui")
-
-
 def _native(family: Family, net: nn.Module, path: str, form: str) -> tuple[str, tuple[str, ...]]:
     """A module's name in a form with the authors' names, and the modules that share it there, in the order of their rows.
 
-    Raises VideotuneError for a module outside the blocks whose name there is not known.
+    Raises VideotuneError for a module outside the blocks whose name there is not known, and where no such names are.
     """
     inside = path.startswith(tuple(f"{own}." for own in family.spec.blocks))
-    original = family.full_key_maps().get("original")
+    original = family.original(f"{path}.weight")
+    if original is None and form == "original":
+        raise VideotuneError(f"--to original: {family.spec.title} has no other names there: take comfyui")
     if original is None and not inside:
         raise VideotuneError(f"--to {form}: {path} lies outside the blocks, and no name of it is known there")
-    outer = original is not None and (form == "original" or not inside)
-    name = original(f"{path}.weight").removesuffix(".weight") if outer and original else family.native(path)
+    by_authors = original is not None and (form == "original" or not inside)
+    name = str(original).removesuffix(".weight") if by_authors else family.native(path)
     flat = name.replace(".", "_")
     return f"lora_unet_{flat}" if form == "kohya" else f"diffusion_model.{name}", places(family, net)[flat]
 

@@ -23,7 +23,7 @@ from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined,
 from videotune.models.registry import facts, register
 from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
-from videotune.types import PLAIN_WEIGHTS, Condition, ModelSpec, Moments, TextPart
+from videotune.types import PLAIN_WEIGHTS, Condition, Family, ModelSpec, Moments, TextPart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""
 
 
-class DiffusersModel:
+class DiffusersModel(Family):
     """A checkpoint in diffusers layout. Its encoders load at their first use and stay until they are freed.
 
     Whoever uses the VAE holds ``vae_lock``: whoever frees it waits, and a VAE that keeps state between frames works on one
@@ -43,11 +43,6 @@ class DiffusersModel:
     """
 
     spec: ModelSpec
-    """The usual checkpoint's; of an opened one its own."""
-
-    variants: tuple[str, ...]
-    """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
-
     transformer_class: ClassVar[str]
     vae_class: ClassVar[str]
     text_encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "T5EncoderModel"}
@@ -93,11 +88,6 @@ class DiffusersModel:
         self.stream_text: Say | None = None
         self.vae_lock = RLock()
         self._loaded: dict[str, Any] = {}
-
-    @classmethod
-    def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of the checkpoint in a folder, from its configs, without torch."""
-        raise NotImplementedError
 
     @classmethod
     def read_configs(
@@ -197,8 +187,8 @@ class DiffusersModel:
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
         """The text encoders on the meta device."""
-        classes = {part: getattr(transformers, name) for part, name in self.text_encoders.items()}
-        return {part: on_meta(cls, self.folder / part) for part, cls in classes.items()}
+        parts = self.text_encoders.items()
+        return {part: on_meta(getattr(transformers, name), self.folder / part) for part, name in parts}
 
     @classmethod
     def clean(cls, caption: str) -> str:
@@ -312,9 +302,17 @@ class DiffusersModel:
 
     # the denoiser in training, and in the pipeline
 
-    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
-        raise NotImplementedError
+    def told_times(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """1000 t in float32, (B,); where frames are given clean one for each token, (B,S), and 0 for theirs.
+
+        One a sample says the same as one a token where nothing is given, and is lighter.
+        """
+        times = t.float() * 1000
+        if self.spec.given != "replace" or not batch.any_given:
+            return times
+        _, rows, columns = self.spec.patch
+        tokens = (x_t.shape[3] // rows) * (x_t.shape[4] // columns)  # of a frame
+        return (times[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(tokens, dim=1)
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend to their own latent frame and to text alone, until switched off."""
@@ -386,22 +384,17 @@ class DiffusersModel:
 
     # names elsewhere
 
-    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """From a module's path to the prefix of its LoRA keys, in each format."""
-        return {
-            "diffusers": lambda path: f"transformer.{path}",
-            "comfyui": lambda path: f"diffusion_model.{self.native(path)}",
-        }
+    def lora_formats(self) -> tuple[str, ...]:
+        """The formats in which a LoRA is written, sorted."""
+        return ("comfyui", "diffusers")
 
     def native(self, path: str) -> str:
         """A block module's path in diffusers -> its name in ComfyUI's model."""
         return renamed(path, self.comfyui_names)
 
-    def full_key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """From a parameter's name in diffusers to its name in a file of all weights, in each format."""
-        maps: dict[str, Callable[[str], str]] = {"diffusers": lambda name: name}
-        original = self.original_names
-        return maps if original is None else maps | {"original": lambda name: renamed(name, original)}
+    def original(self, name: str) -> str | None:
+        """A parameter's name in diffusers -> its name in the authors' checkpoints; None: no such names are known."""
+        return None if self.original_names is None else renamed(name, self.original_names)
 
     # tiny checkpoints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,12 +146,7 @@ class HunyuanVideo(DiffusersModel):
         words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
         return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request, **words).float()
 
-    def key_maps(self) -> Mapping[str, Callable[[str], str]]:
-        """In ComfyUI's form several modules share one name.
-
-        diffusers reads that form of the published width alone, so a file for another could not be proved.
-        """
-        maps = dict(super().key_maps())
-        if self.config["num_attention_heads"] * self.config["attention_head_dim"] != WIDTH:
-            del maps["comfyui"]
-        return maps
+    def lora_formats(self) -> tuple[str, ...]:
+        """diffusers reads ComfyUI's form of the published width alone, so a file for another could not be proved."""
+        published = self.config["num_attention_heads"] * self.config["attention_head_dim"] == WIDTH
+        return super().lora_formats() if published else ("diffusers",)

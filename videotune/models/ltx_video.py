@@ -112,24 +112,16 @@ class LTXVideo(DiffusersModel):
             return super().decode(latents, tiled)
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given.
-
-        One timestep a sample says the same as one a token where nothing is given, and is lighter.
-        """
-        frames, rows, columns = x_t.shape[2:]
-        timestep = t.float() * 1000
-        if batch.any_given:
-            timestep = (timestep[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(rows * columns, dim=1)
-        elif self.newer:
-            timestep = timestep[:, None]
+        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
+        times = self.told_times(x_t, t, batch)
         assert batch.cond.text_mask is not None
         out = net(
             hidden_states=_tokens(x_t.to(self.dtype)),
             encoder_hidden_states=batch.cond.text.to(self.dtype),
-            timestep=timestep,
+            timestep=times[:, None] if self.newer and times.ndim == 1 else times,
             encoder_attention_mask=batch.cond.text_mask,
             return_dict=False,
-            **self._positions(batch.fps, frames, rows, columns),
+            **self._positions(batch.fps, *x_t.shape[2:]),
         )
         return out[0].transpose(1, 2).reshape(x_t.shape).float()
 

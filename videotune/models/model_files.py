@@ -39,6 +39,7 @@ _KERNELS = re.compile(r"_?(attn|experts)_implementation")
 STEMS = ("diffusion_pytorch_model", "model")
 """How the weights of a part are called, by diffusers and by transformers."""
 
+_SHARD = re.compile(r"[\w.-]+\.safetensors")
 _NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor")
 _VOCABULARIES = (("T5", ("spiece.model",)), ("Llama", ("tokenizer.model",)), ("CLIP", ("vocab.json", "merges.txt")))
 """The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
@@ -182,17 +183,13 @@ def shards(folder: Path) -> list[str]:
         index = folder / f"{stem}.safetensors.index.json"
         if index.is_file():
             names = read_config(index)["weight_map"]
-            if not isinstance(names, dict) or not names or not all(_plain(name) for name in names.values()):
+            plain = isinstance(names, dict) and names and all(map(_SHARD.fullmatch, map(str, names.values())))
+            if not plain:
                 raise VideotuneError(f"{index}: weight_map must give each tensor the name of a file beside it")
             return sorted(set(names.values()))
         if (folder / f"{stem}.safetensors").is_file():
             return [f"{stem}.safetensors"]
     return []
-
-
-def _plain(name: Any) -> bool:
-    """Whether a shard is called by a file's name alone."""
-    return isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) is not None
 
 
 def weight_files(folder: Path) -> list[Path]:

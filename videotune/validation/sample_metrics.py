@@ -269,12 +269,7 @@ def base_file(run: Path) -> Path:
 
 def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> None:
     """Keep the base's samples: after the first step nobody can generate them again."""
-
-    def write(aside: Path) -> None:
-        with aside.open("wb") as file:
-            np.savez_compressed(file, films=np.stack(films))
-
-    write_whole(base_file(run), write, durable=False)
+    write_whole(base_file(run), lambda aside: np.savez_compressed(aside, films=np.stack(films)), durable=False)
     write_json(run / FILE, {"drawing": identity_of(plan)})
 
 
