@@ -44,7 +44,7 @@ INTEROP = 1_500
 AROUND = 1_500
 """Code lines that what stands around a run (captions, trackers, Hub, queue, recipes) may add to the rest; tests alike."""
 
-STUDIO = 300
+STUDIO = 200
 """Code lines that the studio's pages may add to the rest, of the 970 that came when they took the place of a form generator:
 clips that play, captions with their history, the bin, the queue of all projects, sessions, the stream of changes."""
 
