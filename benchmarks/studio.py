@@ -196,9 +196,9 @@ def look(address: str, server: psutil.Process, root: Path, seconds: float) -> No
         writer = threading.Thread(target=grow, args=(root / "clips" / "runs" / "run-1", over))
         writer.start()
         try:
+            plans(page, address)  # its first one has read all clips, which would go on beside the clicks
             paints(page, address)
             clicks(page, address)
-            plans(page, address)
             cost(
                 page, f"{address}/p/clips/train?run=run-1", server, seconds, "page Train of a run of two steps a second"
             )

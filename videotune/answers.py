@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import diffusers.models.autoencoders
+import diffusers.models.transformers  # noqa: F401
 import peft  # noqa: F401
 import torch
 import transformers.models.auto.modeling_auto  # noqa: F401

@@ -232,9 +232,9 @@ def datasets(project: Project) -> list[dict[str, Any]]:
 
 def seen_files(folder: Path) -> Iterator[Path]:
     """Files at any depth that are not hidden and lie in no hidden folder, as the trainer's cache does."""
-    for path in folder.rglob("*"):
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
-            yield path
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name) for name in files if not name.startswith("."))
 
 
 def any_file(folder: Path) -> bool:
