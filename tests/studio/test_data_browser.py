@@ -213,7 +213,7 @@ def test_selected_clips_are_moved_together(page: Any, home: projects.Project) ->
     assert violations(page) == []
     page.locator("#picked [data-act=held-out]").click()
     until(lambda: len(list((home.folder / "held-out").glob("*.mp4"))) == 3)
-    assert not page.locator("#picked").is_visible()
+    page.locator("#picked").wait_for(state="hidden")
     page.locator("#state").select_option("held out")
     page.locator('#tiles .clip[data-path="held-out/cat.mp4"]').wait_for()
     page.locator("#tiles [data-pick]").first.check()
