@@ -1,7 +1,7 @@
 """The studio's speed: its start, the first paint of each page, the answer to clicks, and what an open page costs.
 
 python benchmarks/studio.py [SECONDS] [--tiny] prints a line a figure, beside its bound where it has one; SECONDS (30) is how
-long a page Train is looked at. A project of 500 clips is open, and a run goes on. It needs Chromium on the PATH. Wall time
+long a page Train is looked at. A project of 500 clips is open during a run. It needs Chromium on the PATH. Wall time
 on a machine that others use says little: a loop of plain Python says how quick the core is today.
 """
 
@@ -70,7 +70,7 @@ def project(root: Path, name: str) -> Path:
 
 
 def write_clips(root: Path, name: str, count: int) -> None:
-    """A project of so many clips that were checked; from the 500th on they are the first ones by other names."""
+    """A project of ``count`` checked clips; those after the first 500 are hard links to them."""
     folder, rows = project(root, name), []
     for number in range(count):
         path = folder / "clips" / f"clip-{number:05d}.mp4"
@@ -98,7 +98,7 @@ def write_clips(root: Path, name: str, count: int) -> None:
 
 
 def a_video(path: Path, seed: int) -> None:
-    """Two seconds of a square that moves over a noise of its own."""
+    """Two seconds of a square that moves over noise drawn from the seed."""
     import av
     import numpy as np
 
