@@ -36,6 +36,7 @@ OTHERS = tuple(ADAPTERS)
 def _offline(monkeypatch: Patch) -> None:
     wandb.teardown()  # it reads the environment once a process
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DISABLE_WEAVE", "true")  # else a hint on Weave where another test has imported openai
 
 
 class Found(NamedTuple):
