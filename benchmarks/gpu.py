@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,7 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
     if "memory" in parts:
         for name, model in (("5b", "wan2.2-ti2v-5b"), ("a14b", "wan2.2-t2v-a14b")):
             for gigabytes in TABLE:
-                yield f"memory {name} {gigabytes} GB", lambda m=model, g=gigabytes: memory(m, g, tiny)  # type: ignore[misc]
+                yield f"memory {name} {gigabytes} GB", partial(memory, model, gigabytes, tiny)
     if "streaming" in parts:
         yield "streaming 5b 5k tokens", lambda: streaming(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few)
         yield "streaming 14b 5k tokens", lambda: streaming(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few)
@@ -241,10 +242,7 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
             ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
         ):
             for ways in ("streamed", "resident"):
-                yield (
-                    f"published {name} {ways}",
-                    lambda m=model, s=shape, w=ways: timed(way(sized(m, *s, tiny), w), few),  # type: ignore[misc]
-                )
+                yield f"published {name} {ways}", partial(timed, way(sized(model, *shape, tiny), ways), few)
     if "rate" in parts:
         for model, shape in {
             "wan2.1-t2v-1.3b": (81, 352, 640),
@@ -254,7 +252,7 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
             "hunyuan-video-13b": (49, 352, 640),
             "ltx-video-2b": (49, 512, 768),
         }.items():
-            yield f"rate {model}", lambda m=model, s=shape: rate(sized(m, *s, tiny), few)  # type: ignore[misc]
+            yield f"rate {model}", partial(rate, sized(model, *shape, tiny), few)
     if "equal" in parts:
         yield "equal 1.3b", lambda: equal(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny, 2))
     if "sync" in parts:

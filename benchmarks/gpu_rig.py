@@ -23,7 +23,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from videotune.config.resolve import resolve
 from videotune.latent_cache.batches import StepBatch
-from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
@@ -90,8 +89,8 @@ class Case:
 
 @cache
 def facts_of(case: Case) -> StepSpec:
-    """Read once for each case."""
-    return read_step_spec(case.wanted(), encoders=False)
+    """Read once for each case; the step alone, without what encoders hold before it."""
+    return replace(read_step_spec(case.wanted()), elsewhere={})
 
 
 @cache
@@ -151,7 +150,7 @@ class Rig:
         self.streams = arrange_blocks(self.net, wanted.spec, self.config, held, None, first=False)
         if self.streams is not None:
             held = self.streams.parameters(held)
-        self.trainable = make_trainable(held, {}, self.family, self.config, expert, ExpertSchedule((expert,)), 1000)
+        self.trainable = make_trainable(held, {}, self.family, self.config, expert, 1000)
         self.net.train()
         imagination = FakeRun(self.family, self.config)
         prepared = _random(imagination.prepared(self.shape, case.batch), seed)

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
@@ -37,6 +36,7 @@ from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import open_run
 from videotune.trainer.setup import prepare as prepare_run
 from videotune.trainer.trainer import Trainer
+from videotune.types import Batch
 
 QUIET = ("sample_after=0", "validate_every=0", "save_every=0")
 
@@ -55,14 +55,18 @@ def open_trainer(data: Path, out: Path, sets: Sequence[str]) -> Trainer:
     return prepare_run(opened, out, make_plan(opened.job))
 
 
-def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: torch.optim.Optimizer) -> Iterator[float]:
+def only(one: StepBatch) -> Batch:
+    """The samples of a step, which has some in a process that is alone."""
+    assert one.batch is not None
+    return one.batch
+
+
+def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> Iterator[float]:
     """Forward, backward, optimizer on inputs made beforehand; yields the seconds of each step."""
     made = []
     for one in inputs:
-        t = one.t.view(-1, 1, 1, 1, 1)
-        made.append(
-            ((1 - t) * one.batch.x0 + t * one.noise, one.t * 1000, one.batch.cond.text, one.noise - one.batch.x0)
-        )
+        t, batch = one.t.view(-1, 1, 1, 1, 1), only(one)
+        made.append(((1 - t) * batch.x0 + t * one.noise, one.t * 1000, batch.cond.text, one.noise - batch.x0))
     for x_t, told, text, target in made:
         begun = time.perf_counter()
         out = trainer.net(hidden_states=x_t, timestep=told, encoder_hidden_states=text, return_dict=False)[0]
@@ -176,7 +180,7 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     one = prepare(trainer.source, 1)
     trainer.journal.close()
     batch = folder / "batch.safetensors"
-    tensors = {"x0": one.batch.x0, "noise": one.noise, "t": one.t, "text": one.batch.cond.text}
+    tensors = {"x0": only(one).x0, "noise": one.noise, "t": one.t, "text": only(one).cond.text}
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
     transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
     ours, bare = [], []
@@ -212,7 +216,8 @@ def main() -> None:
         words.rounds, words.steps, words.batch, words.starts = 1, 2, 1, 1
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_dataset(folder / "clips", **({"concept_clips": 2, "reminder_clips": 2} if words.tiny else {}))
+        count = 2 if words.tiny else 24
+        write_dataset(folder / "clips", concept_clips=count, reminder_clips=count)
         figures = starts_part(folder, words.starts) | steps_part(folder, words.rounds, words.steps, words.batch)
     print(json.dumps(figures, indent=2))
     if words.json:

@@ -87,7 +87,7 @@ def write_clips(root: Path, name: str, count: int) -> None:
             "reason": "too_short" if bad else None, "detail": "3 frames, 17 are needed" if bad else None,
             "source_seconds": 2.0, "width": 640, "height": 360, "shape": "17x64x64", "windows": 1, "views": 4,
         })  # fmt: skip
-    used = sum(row["used"] for row in rows)
+    used = sum(row["used"] is True for row in rows)
     account = {"found": count, "used": used, "held_out": 0, "skipped": count - used, "clips": rows}
     job = folder / "jobs" / "000001-check"
     job.mkdir()

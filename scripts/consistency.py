@@ -228,7 +228,8 @@ def show(result: Mapping[str, Any]) -> None:
     print("|---" * (len(COLUMNS) + 1) + "|")
     for end, lines in (("", result["summary"]), ("_change", [one for one in result["summary"] if one["weight"]])):
         for line in lines:
-            cells = [cell(*line[name + end], "+" if end else "") for name in COLUMNS]
+            found = [line[name + end] for name in COLUMNS]
+            cells = [cell(mean, deviation, "+" if end else "") for mean, deviation in found]
             print(f"| {line['weight']:g}{' - 0' if end else ''} | " + " | ".join(cells) + " |")
 
 
@@ -253,7 +254,7 @@ def main() -> None:
     if not plan.clips.is_dir():
         write_dataset(plan.clips, trigger=TRIGGER)
     shared = {"steps": plan.steps, "sets": list(plan.sets)}
-    result = read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
+    result: dict[str, Any] = read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
     if {name: result[name] for name in shared} != shared:
         raise SystemExit(f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out")
     done = {(row["weight"], row["seed"]) for row in result["runs"]}

@@ -63,7 +63,7 @@ class Film:
 
 def landscapes(count: int, first: int = 0) -> list[Film]:
     """Pans at various speeds, each over its own landscape."""
-    from tests.scenery import pan  # type: ignore[import-not-found]
+    from tests.scenery import pan
 
     films = []
     for seed in range(first, first + count):

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "videotune"
@@ -177,7 +178,7 @@ def step_modules() -> list[str]:
                 seen.add(module_of(Path(frame.f_code.co_filename)))
 
         threading.setprofile(profile)
-        records = step_records(trainer)
+        records: Any = step_records(trainer)
         try:
             next(records), next(records)  # the first steps import, and draw for many steps
             measuring = True
@@ -185,7 +186,7 @@ def step_modules() -> list[str]:
             next(records), next(records)
         finally:
             sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
             records.close()
             trainer.journal.close()
     return sorted(seen - {STEP_ENTRY, STEP_END})

@@ -20,14 +20,13 @@ from videotune.commands.demo import TRIGGER
 from videotune.files import read_json, write_json
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.components import plain_batch
 from videotune.trainer.loop import step_records
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Opened
 from videotune.trainer.run_spec import open_job
 from videotune.trainer.setup import prepare
 from videotune.trainer.trainer import Trainer
-from videotune.validation.validation_loss import read_validation
+from videotune.validation.callbacks import Validation
 
 COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}
 """What a row has; of ``--steps 0`` the first alone."""
@@ -53,11 +52,8 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
 
 def error(trainer: Trainer) -> float:
     """The held-out error as the run's validation measures it."""
-    source = trainer.source
-    reading = read_validation(
-        trainer.validation, trainer.family, trainer.pool, source.objective, lambda window: plain_batch(source, window)
-    )
-    return float(reading["held_out"]["mean"])
+    (validation,) = (one for one in trainer.callbacks if isinstance(one, Validation))
+    return float(validation.read(trainer)["held_out"]["mean"])
 
 
 def one_run(told: argparse.Namespace, kind: str, seed: int, plain: Trainer | None) -> tuple[dict[str, Any], Trainer]:

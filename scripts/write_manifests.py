@@ -101,7 +101,7 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     }
     return {
         "spec": json.loads(json.dumps({key: value for key, value in asdict(spec).items() if key not in IN_CODE})),
-        "blocks": {path: len(net.get_submodule(path)) for path in spec.blocks},
+        "blocks": {path: len(list(net.get_submodule(path).children())) for path in spec.blocks},
         "lora": {
             targets: {
                 "modules": len(paths),

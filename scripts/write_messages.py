@@ -8,6 +8,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "tests" / "docs" / "messages.txt"
@@ -53,9 +54,9 @@ def messages() -> Iterator[str]:
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
     errors = error_classes(trees)
     for path, tree in zip(files, trees, strict=True):
-        owner: dict[ast.AST, ast.AST] = dict.fromkeys(ast.walk(tree), tree)
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):  # the inner ones last
-            owner |= dict.fromkeys(ast.walk(function), function)
+        owner: dict[Any, ast.AST] = dict.fromkeys(ast.walk(tree), tree)
+        for inner in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):  # the inner ones last
+            owner |= dict.fromkeys(ast.walk(inner), inner)
         for node, function in owner.items():
             text = None
             if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:

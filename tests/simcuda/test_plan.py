@@ -89,7 +89,8 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         del trainer, record
         largest = Counter(card.ops.at_peak()).most_common()
         most = sorted(largest, key=lambda one: -one[0] * one[1])[:12]
-        found[name] = [fit.planned_bytes(job, dtype_name(job.config)), peak, [f"{n} x {size}" for size, n in most]]
+        planned = fit.planned_need(job, dtype_name(job.config))
+        found[name] = [planned and planned[1].allocated, peak, [f"{n} x {size}" for size, n in most]]
     return found
 
 
