@@ -47,7 +47,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
     job = open_job(*resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)))
-    return prepare(Opened(job), told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job))
+    return prepare(Opened(job), told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job), [Validation(job)])
 
 
 def error(trainer: Trainer) -> float:
