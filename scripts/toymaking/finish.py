@@ -59,8 +59,8 @@ def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[ND
     pipeline.set_progress_bar_config(disable=True)
     looks = HELD_OUT[: recipe.held_out] * recipe.rounds
     captions = [
-        caption(look[0], look[1], look[2], index // recipe.held_out % len(TEMPLATES))
-        for index, look in enumerate(looks)
+        caption(colour, shape, direction, index // recipe.held_out % len(TEMPLATES))
+        for index, (colour, shape, direction) in enumerate(looks)
     ]
     drawn = sample(pipeline, captions, list(range(1000, 1000 + len(looks))))
     facts: dict[str, Any] = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(drawn, looks)

@@ -1,6 +1,5 @@
 """The page Projects: create, open, rename, duplicate, export, import, remove and bring back."""
 
-from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
@@ -26,11 +25,12 @@ def cards(asked: Asked) -> str:
 
 
 def _card(project: Project) -> dict[str, object]:
-    clips = sorted(str(path) for path in seen_files(project.folder / CLIPS) if path.suffix.lower() not in TEXTS)
+    found = seen_files(project.folder / CLIPS)
+    clips = sorted((path for path in found if path.suffix.lower() not in TEXTS), key=str)  # paths compare slowly
     return {
         "project": project,
         "clips": len(clips),
-        "cover": [Path(path).relative_to(project.folder).as_posix() for path in clips[:COVER]],
+        "cover": [path.relative_to(project.folder).as_posix() for path in clips[:COVER]],
         "runs": len(list((project.folder / "runs").glob("*/config.json"))),
         "busy": bool(header.running(project.folder.parent, project.name)),
     }
