@@ -33,8 +33,16 @@ from videotune.latent_cache.encode import GROUP_BYTES
 SECONDS, FPS = 60, 16
 
 FILES = {
-    "h264-1080p": ("1920x1080", "h264-1080p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
-    "h264-480p": ("854x480", "h264-480p.mp4", ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"]),
+    "h264-1080p": (
+        "1920x1080",
+        "h264-1080p.mp4",
+        ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"],
+    ),
+    "h264-480p": (
+        "854x480",
+        "h264-480p.mp4",
+        ["-c:v", "libx264", "-preset", "veryfast", "-crf", "23"],
+    ),
     "vp9-480p": (
         "854x480",
         "vp9-480p.webm",
@@ -86,7 +94,17 @@ def theirs(path: Path, height: int, width: int, threads: int) -> int:
     """Every frame by the ffmpeg program; how many."""
     cover = f"fps={FPS},scale={width}:{height}:force_original_aspect_ratio=increase,crop={width}:{height}"
     command = [get_ffmpeg_exe(), "-v", "error", "-threads", str(threads), "-i", str(path)]
-    command += ["-filter_threads", str(threads), "-vf", cover, "-pix_fmt", "rgb24", "-f", "rawvideo", "-"]
+    command += [
+        "-filter_threads",
+        str(threads),
+        "-vf",
+        cover,
+        "-pix_fmt",
+        "rgb24",
+        "-f",
+        "rawvideo",
+        "-",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdout is not None
     held, total = bytearray(1 << 20), 0
@@ -101,7 +119,9 @@ def clocked(work: Callable[[], int]) -> tuple[float, float, int]:
     """(wall seconds, CPU seconds of this process and its children, what it returned)."""
 
     def cpu() -> float:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        used = [
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
         return sum(one.ru_utime + one.ru_stime for one in used)
 
     begun, spent = time.perf_counter(), cpu()
@@ -112,11 +132,15 @@ def clocked(work: Callable[[], int]) -> tuple[float, float, int]:
 def bootstrap(ratios: Sequence[float], draws: int = 4000) -> tuple[float, float]:
     """95 % interval of the median of the rounds' ratios."""
     pick = random.Random(0)
-    medians = sorted(statistics.median(pick.choices(ratios, k=len(ratios))) for _ in range(draws))
+    medians = sorted(
+        statistics.median(pick.choices(ratios, k=len(ratios))) for _ in range(draws)
+    )
     return medians[draws // 40], medians[-draws // 40]
 
 
-def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) -> dict[str, Any]:
+def decode_case(
+    path: Path, height: int, width: int, rounds: int, threads: int
+) -> dict[str, Any]:
     """One file at one size: seconds and ratios of alternating rounds; the first of each only warms."""
     info = probe(path)
     sides: dict[str, Callable[[], int]] = {
@@ -128,7 +152,9 @@ def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) 
         order = list(sides) if index % 2 else list(reversed(sides))
         took = {side: clocked(sides[side]) for side in order}
         if took["ours"][2] != took["ffmpeg"][2]:
-            raise RuntimeError(f"{path.name}: {took['ours'][2]} frames are ours, {took['ffmpeg'][2]} ffmpeg's")
+            raise RuntimeError(
+                f"{path.name}: {took['ours'][2]} frames are ours, {took['ffmpeg'][2]} ffmpeg's"
+            )
         if index:
             walls.append((took["ours"][0], took["ffmpeg"][0]))
             cpus.append((took["ours"][1], took["ffmpeg"][1]))
@@ -138,7 +164,13 @@ def decode_case(path: Path, height: int, width: int, rounds: int, threads: int) 
         "size": f"{width}x{height}",
         "ours_s": statistics.median(our for our, _ in walls),
         "ffmpeg_s": statistics.median(their for _, their in walls),
-        "ratio": {"median": statistics.median(ratios), "low": low, "high": high, "allowed": 0.9, "rounds": ratios},
+        "ratio": {
+            "median": statistics.median(ratios),
+            "low": low,
+            "high": high,
+            "allowed": 0.9,
+            "rounds": ratios,
+        },
         "cpu_ratio": statistics.median(their / our for our, their in cpus),
     }
 
@@ -190,7 +222,12 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
         spec = of_base(folder).read_spec(folder)
         video = {"max_duration": 20.0}
         config = parse(
-            {"datasets": [{"path": name}], "video_config": video, "resolution": 64, "validation_fraction": 0.0}
+            {
+                "datasets": [{"path": name}],
+                "video_config": video,
+                "resolution": 64,
+                "validation_fraction": 0.0,
+            }
         )
         library = scan(config, spec.rules, Path(name) / "index.json")
         takes = [(window, 0) for window in library.windows]
@@ -202,13 +239,25 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
                 todo = missing(store, CacheKeys.of(family, 0), CacheItems((), tuple(takes)))
                 workers = Workers(count) if count else None
                 begun = time.monotonic()
-                waited = fill(family, store, todo, library.media, 0, workers, lambda what, done, total: None)
+                waited = fill(
+                    family,
+                    store,
+                    todo,
+                    library.media,
+                    0,
+                    workers,
+                    lambda what, done, total: None,
+                )
                 took = time.monotonic() - begun
                 if workers is not None:
                     workers.close()
                 rounds.append((took, waited / took))
             seconds, share = (statistics.median(column) for column in zip(*rounds, strict=True))
-            figures["workers"][str(count)] = {"seconds": seconds, "waited_share": share, "takes": len(takes)}
+            figures["workers"][str(count)] = {
+                "seconds": seconds,
+                "waited_share": share,
+                "takes": len(takes),
+            }
             print(
                 f"{count} workers: {len(takes)} windows in {seconds:.1f} s, {share:.0%} of it waiting for frames",
                 flush=True,
@@ -221,14 +270,20 @@ PARTS = {"decode": decode_part, "encode": encode_part}
 
 def main() -> None:
     """Run one part and print its ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--files", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--seconds", type=int, default=SECONDS, help="of each file")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a rehearsal of a few seconds; its figures mean nothing",
+    )
     words = parser.parse_args()
     if words.tiny:
         words.rounds, words.files, words.seconds = 1, ["h264-480p"], 2

@@ -28,7 +28,12 @@ def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = WanTransformer3DModel(
-        num_attention_heads=4, attention_head_dim=64, text_dim=64, freq_dim=64, ffn_dim=1024, num_layers=2
+        num_attention_heads=4,
+        attention_head_dim=64,
+        text_dim=64,
+        freq_dim=64,
+        ffn_dim=1024,
+        num_layers=2,
     )
     text = torch.randn(1, 512, 64)
     for frames in lengths:
@@ -36,7 +41,10 @@ def main(lengths: tuple[int, ...] = (5, 13, 21), side: int = 32) -> None:
         for _ in range(2):
             for on in took:
                 isolate(
-                    net, [block.attn1 for block in net.blocks], on, lambda hidden_states, **_: hidden_states.shape[2]
+                    net,
+                    [block.attn1 for block in net.blocks],
+                    on,
+                    lambda hidden_states, **_: hidden_states.shape[2],
                 )
                 took[on] = min(took[on], seconds(net, latents, text))
         isolate(net, [block.attn1 for block in net.blocks], False, lambda **_: 0)

@@ -29,8 +29,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic kernels; read when CUDA starts
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the program itself sets it
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # for deterministic kernels; read when CUDA starts
+os.environ.setdefault(
+    "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+)  # as the program itself sets it
 
 import torch
 from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, peaks
@@ -56,7 +60,11 @@ WAYS = {
 
 def sized(model: str, frames: int, height: int, width: int, tiny: bool, batch: int = 1) -> Case:
     """A case; in a rehearsal the tiny model and few tokens in its place."""
-    return Case(TINY, 5, 32, 32, min(batch, 2)) if tiny else Case(model, frames, height, width, batch)
+    return (
+        Case(TINY, 5, 32, 32, min(batch, 2))
+        if tiny
+        else Case(model, frames, height, width, batch)
+    )
 
 
 def way(case: Case, name: str) -> Case:
@@ -90,7 +98,10 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
     case = case.chosen(planned.choice, len(facts.blocks))
     row: Row = {
         "planned_fits": found is not None,
-        **{key: round(value, 3) if isinstance(value, float) else value for key, value in case.sets},
+        **{
+            key: round(value, 3) if isinstance(value, float) else value
+            for key, value in case.sets
+        },
         "planned_allocated_gib": round(planned.allocated / GIB, 3),
         "cap_gib": round((limit - CONTEXT) / GIB, 3),
     }
@@ -110,7 +121,11 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
 
 def this_card() -> Card:
     """This card with the rate and the link that its kind is known for; they only order choices here."""
-    whole = torch.cuda.get_device_properties(0).total_memory if device().type == "cuda" else int(64e9)
+    whole = (
+        torch.cuda.get_device_properties(0).total_memory
+        if device().type == "cuda"
+        else int(64e9)
+    )
     return Card("this card", whole, 800e12, 48e9)
 
 
@@ -124,8 +139,16 @@ def timed(case: Case, steps: int) -> Row:
     fresh()
     rig = Rig(case)
     took = rig.seconds(steps)
-    row = {"tokens": rig.tokens, "seconds": round(took, 4), **peaks(), "launches": rig.launches()}
-    return row | {"planned_allocated_gib": round(planned.allocated / GIB, 3), "tflop": planned.flops / 1e12}
+    row = {
+        "tokens": rig.tokens,
+        "seconds": round(took, 4),
+        **peaks(),
+        "launches": rig.launches(),
+    }
+    return row | {
+        "planned_allocated_gib": round(planned.allocated / GIB, 3),
+        "tflop": planned.flops / 1e12,
+    }
 
 
 def streaming(case: Case, steps: int) -> Row:
@@ -134,15 +157,25 @@ def streaming(case: Case, steps: int) -> Row:
     for name in ("resident", "half streamed", "streamed"):
         found[name] = timed(way(case, name), steps)
     first = found["resident"]["seconds"]
-    return {name: {**row, "ratio": round(row["seconds"] / first, 3)} for name, row in found.items()}
+    return {
+        name: {**row, "ratio": round(row["seconds"] / first, 3)} for name, row in found.items()
+    }
 
 
 def quantised(case: Case, steps: int) -> Row:
     """A step over each kind of weights, resident and streamed; NFLOAT_4 where bitsandbytes is installed."""
     found: Row = {}
     for name in ("resident", "streamed"):
-        for kind in ("auto", "FLOAT_8", "INT_8", *(("NFLOAT_4",) if find_spec("bitsandbytes") else ())):
-            row = timed(replace(way(case, name), sets=(*way(case, name).sets, ("weight_dtype", kind))), steps)
+        for kind in (
+            "auto",
+            "FLOAT_8",
+            "INT_8",
+            *(("NFLOAT_4",) if find_spec("bitsandbytes") else ()),
+        ):
+            row = timed(
+                replace(way(case, name), sets=(*way(case, name).sets, ("weight_dtype", kind))),
+                steps,
+            )
             row["ratio"] = round(row["seconds"] / found.get(f"{name} auto", row)["seconds"], 3)
             found[f"{name} {kind}"] = row
     return found
@@ -153,7 +186,13 @@ def rate(case: Case, steps: int) -> Row:
     card = matrix_rate()
     case = way(case, "resident")
     facts = case.facts()
-    work = fastest(facts, case.batch, fixed(case.wanted().config, len(facts.blocks), 1), 1 << 60, this_card())
+    work = fastest(
+        facts,
+        case.batch,
+        fixed(case.wanted().config, len(facts.blocks), 1),
+        1 << 60,
+        this_card(),
+    )
     assert work is not None
     row: Row = {"matrix_tflops": round(card / 1e12, 2), "tflop": round(work.flops / 1e12, 3)}
     for compiled in (False, True):
@@ -190,12 +229,15 @@ def equal(case: Case) -> Row:
         row["deterministic" if deterministic else "as usual"] = {
             "losses": plain,
             "largest_difference": {
-                name: max(abs(a - b) for a, b in zip(plain, losses, strict=True)) for name, losses in found.items()
+                name: max(abs(a - b) for a, b in zip(plain, losses, strict=True))
+                for name, losses in found.items()
             },
             "seconds": round(took["again"], 4),
         }
     torch.use_deterministic_algorithms(False)
-    row["cost_of_deterministic"] = round(row["deterministic"]["seconds"] / row["as usual"]["seconds"], 3)
+    row["cost_of_deterministic"] = round(
+        row["deterministic"]["seconds"] / row["as usual"]["seconds"], 3
+    )
     return row
 
 
@@ -232,9 +274,18 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
             for gigabytes in TABLE:
                 yield f"memory {name} {gigabytes} GB", partial(memory, model, gigabytes, tiny)
     if "streaming" in parts:
-        yield "streaming 5b 5k tokens", lambda: streaming(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few)
-        yield "streaming 14b 5k tokens", lambda: streaming(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few)
-        yield "streaming 14b 18k tokens", lambda: streaming(sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), 3)
+        yield (
+            "streaming 5b 5k tokens",
+            lambda: streaming(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
+        )
+        yield (
+            "streaming 14b 5k tokens",
+            lambda: streaming(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
+        )
+        yield (
+            "streaming 14b 18k tokens",
+            lambda: streaming(sized("wan2.2-t2v-a14b", 81, 352, 640, tiny), 3),
+        )
     if "published" in parts:
         for name, model, shape in (
             ("wan 14b", "wan2.1-t2v-14b", (81, 352, 640)),
@@ -242,7 +293,10 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
             ("ltx 2b", "ltx-video-2b", (49, 512, 768)),
         ):
             for ways in ("streamed", "resident"):
-                yield f"published {name} {ways}", partial(timed, way(sized(model, *shape, tiny), ways), few)
+                yield (
+                    f"published {name} {ways}",
+                    partial(timed, way(sized(model, *shape, tiny), ways), few),
+                )
     if "rate" in parts:
         for model, shape in {
             "wan2.1-t2v-1.3b": (81, 352, 640),
@@ -258,8 +312,14 @@ def rows(parts: list[str], tiny: bool) -> Iterator[tuple[str, Callable[[], Row]]
     if "sync" in parts:
         yield "sync 1.3b", lambda: sync(sized("wan2.1-t2v-1.3b", 17, 352, 640, tiny))
     if "quantised" in parts:
-        yield "quantised 5b", lambda: quantised(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few)
-        yield "quantised 14b", lambda: quantised(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few)
+        yield (
+            "quantised 5b",
+            lambda: quantised(sized("wan2.2-ti2v-5b", 33, 768, 768, tiny), few),
+        )
+        yield (
+            "quantised 14b",
+            lambda: quantised(sized("wan2.2-t2v-a14b", 17, 512, 512, tiny), few),
+        )
 
 
 PARTS = ("memory", "streaming", "published", "rate", "equal", "sync", "quantised")
@@ -267,7 +327,9 @@ PARTS = ("memory", "streaming", "published", "rate", "equal", "sync", "quantised
 
 def main() -> None:
     """Do the rows that are missing, each written as soon as it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=540.0)
@@ -276,7 +338,9 @@ def main() -> None:
     if device().type != "cuda" and not asked.tiny:
         sys.exit("no CUDA device is here: --tiny rehearses on a CPU")
     begun, longest = time.perf_counter(), 0.0
-    found: dict[str, Row] = json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
+    found: dict[str, Row] = (
+        json.loads(asked.out.read_text()) if asked.out and asked.out.is_file() else {}
+    )
     found["machine"] = {
         "device": torch.cuda.get_device_name(0) if device().type == "cuda" else "CPU",
         "torch": torch.__version__,

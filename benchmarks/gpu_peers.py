@@ -42,19 +42,41 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
 
     device = local_device()
     dtype = torch.bfloat16 if device.type != "cpu" else torch.float32
-    net = WanTransformer3DModel.from_pretrained(base / "transformer", dtype=dtype).requires_grad_(False).to(device)
-    net.add_adapter(LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
+    net = (
+        WanTransformer3DModel.from_pretrained(base / "transformer", dtype=dtype)
+        .requires_grad_(False)
+        .to(device)
+    )
+    net.add_adapter(
+        LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"])
+    )
     net.enable_gradient_checkpointing()
     net.train()
-    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-4, fused=True)
-    shape = (1, net.config.in_channels, (sizes.frames - 1) // 4 + 1, sizes.side // 8, sizes.side // 8)
-    x0, text = torch.randn(shape), torch.randn(1, 512, net.config.text_dim, device=device, dtype=dtype)
+    optimizer = torch.optim.AdamW(
+        [p for p in net.parameters() if p.requires_grad], lr=1e-4, fused=True
+    )
+    shape = (
+        1,
+        net.config.in_channels,
+        (sizes.frames - 1) // 4 + 1,
+        sizes.side // 8,
+        sizes.side // 8,
+    )
+    x0, text = (
+        torch.randn(shape),
+        torch.randn(1, 512, net.config.text_dim, device=device, dtype=dtype),
+    )
     for _ in range(steps):
         t, noise = torch.rand(1).to(device), torch.randn(shape).to(device)
         clean = x0.to(device)
         x_t = ((1 - t) * clean + t * noise).to(dtype)
         with torch.autocast(device.type, dtype, enabled=device.type != "cpu"):
-            out = net(hidden_states=x_t, timestep=t * 1000, encoder_hidden_states=text, return_dict=False)[0]
+            out = net(
+                hidden_states=x_t,
+                timestep=t * 1000,
+                encoder_hidden_states=text,
+                return_dict=False,
+            )[0]
         (out.float() - (noise - clean)).square().mean().backward()
         torch.nn.utils.clip_grad_norm_([p for p in net.parameters() if p.requires_grad], 1.0)
         optimizer.step()
@@ -67,7 +89,9 @@ def bare(base: Path, sizes: Sizes, steps: int) -> None:
 def seconds(command: Sequence[str]) -> tuple[float, str]:
     """Seconds that a command takes, and what it prints; an error with its last lines where it fails."""
     begun = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"{shlex.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}")
     return time.perf_counter() - begun, done.stdout
@@ -91,23 +115,33 @@ def measured(command: str, places: dict[str, Path], steps: int, folder: Path) ->
     for count in (steps, 2 * steps):
         out = Path(tempfile.mkdtemp(dir=folder)) / "run"
         words = shlex.split(command)
-        taken, printed = seconds([word.format(**places, steps=count, out=out) for word in words])
+        taken, printed = seconds(
+            [word.format(**places, steps=count, out=out) for word in words]
+        )
         took.append(taken)
     return {"seconds": (took[1] - took[0]) / steps, "peak_gib": peak(printed, out)}
 
 
 def contenders(words: argparse.Namespace, sets: Sequence[str]) -> dict[str, str]:
     """The command of each, the bare loop first."""
-    python, own = shlex.quote(sys.executable), [word for text in sets for word in ("--set", text)]
+    python, own = (
+        shlex.quote(sys.executable),
+        [word for text in sets for word in ("--set", text)],
+    )
     ours = f"{python} -m videotune train --data {{clips}} --out {{out}} {shlex.join(own)} --set steps={{steps}}"
     tiny = " --tiny" * words.tiny
-    found = {"bare": f"{python} {shlex.quote(__file__)} --bare {{base}} --steps {{steps}}{tiny}", "videotune": ours}
+    found = {
+        "bare": f"{python} {shlex.quote(__file__)} --bare {{base}} --steps {{steps}}{tiny}",
+        "videotune": ours,
+    }
     return found | dict(one.split("=", 1) for one in words.peer)
 
 
 def main() -> None:
     """Measure the contenders in turn, and print their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
@@ -126,7 +160,12 @@ def main() -> None:
         folder = Path(name)
         run = small_run(folder, sizes)
         sets = [text for text in run.sets if not text.startswith("steps=")]
-        sets += ["gradient_checkpointing=ON", "layer_offload_fraction=0", "lora.rank=16", "lora.targets=attention"]
+        sets += [
+            "gradient_checkpointing=ON",
+            "layer_offload_fraction=0",
+            "lora.rank=16",
+            "lora.targets=attention",
+        ]
         places = {"base": folder / "base", "clips": folder / "clips"}
         rows: dict[str, list[dict[str, Any]]] = {}
         commands = contenders(words, sets)
@@ -135,10 +174,19 @@ def main() -> None:
                 rows.setdefault(who, []).append(measured(command, places, steps, folder))
                 print(json.dumps({who: rows[who][-1]}), flush=True)
     counted = {who: found[not words.tiny :] for who, found in rows.items()}
-    middle = {who: statistics.median(row["seconds"] for row in found) for who, found in counted.items()}
+    middle = {
+        who: statistics.median(row["seconds"] for row in found)
+        for who, found in counted.items()
+    }
     figures = {
-        "machine": {"device": str(local_device()), "dtype": dtype_name(Config()), "torch": torch.__version__},
-        "ratio_to_bare": {who: round(value / middle["bare"], 3) for who, value in middle.items()},
+        "machine": {
+            "device": str(local_device()),
+            "dtype": dtype_name(Config()),
+            "torch": torch.__version__,
+        },
+        "ratio_to_bare": {
+            who: round(value / middle["bare"], 3) for who, value in middle.items()
+        },
         "rounds": counted,
     }
     print(json.dumps(figures, indent=1))

@@ -75,7 +75,9 @@ class Case:
 
     def facts(self) -> StepSpec:
         """What its step would hold, read without a device; settings of memory change none of it."""
-        return facts_of(replace(self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY)))
+        return facts_of(
+            replace(self, sets=tuple(pair for pair in self.sets if pair[0] not in MEMORY))
+        )
 
     def chosen(self, choice: Choice, blocks: int) -> Case:
         """The same with settings of memory."""
@@ -119,7 +121,9 @@ def filled(there: torch.device) -> Callable[[nn.Module], object]:
                 if parameter.ndim >= 2:
                     values = matrix(parameter.shape, parameter.dtype, makes)
                 else:
-                    values = torch.full(parameter.shape, float(name == "weight"), dtype=parameter.dtype)
+                    values = torch.full(
+                        parameter.shape, float(name == "weight"), dtype=parameter.dtype
+                    )
                 module._parameters[name] = nn.Parameter(values.to(there), requires_grad=False)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -147,7 +151,9 @@ class Rig:
         fill = filled(torch.device("cpu") if streamed else device())
         self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
-        self.streams = arrange_blocks(self.net, wanted.spec, self.config, held, None, first=False)
+        self.streams = arrange_blocks(
+            self.net, wanted.spec, self.config, held, None, first=False
+        )
         if self.streams is not None:
             held = self.streams.parameters(held)
         self.trainable = make_trainable(held, {}, self.family, self.config, expert, 1000)
@@ -157,7 +163,12 @@ class Rig:
         self.prepared = prepared.pinned() if device().type == "cuda" else prepared
         size = self.config.micro_batch_size
         self.settings = StepSettings(
-            self.family, imagination.objective, 1, self.config.max_grad_norm, self.config.seed, size
+            self.family,
+            imagination.objective,
+            1,
+            self.config.max_grad_norm,
+            self.config.seed,
+            size,
         )
         self.done = 0
 
@@ -180,11 +191,16 @@ class Rig:
     def launches(self) -> int:
         """Kernels that a step starts on the card; on a CPU the operations that it makes."""
         cuda = device().type == "cuda"
-        with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+        with profile(
+            activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
+        ) as seen:
             self.step().read()
             wait()
         if cuda:
-            return sum(one.device_type == DeviceType.CUDA and not one.name.startswith("Mem") for one in seen.events())
+            return sum(
+                one.device_type == DeviceType.CUDA and not one.name.startswith("Mem")
+                for one in seen.events()
+            )
         return sum(one.name.startswith("aten::") for one in seen.events())
 
     def seconds(self, steps: int) -> float:

@@ -20,17 +20,42 @@ from videotune.trainer.logging.journal import History
 def write(run: Path, steps: int) -> None:
     """Lines as a training writes them: a step of four samples each, a save and the views at each thousandth."""
     names, draw = [f"{number:012x}@0.000+17x64x64" for number in range(400)], random.Random(0)
-    seconds = {"data": 0.0001, "experts": 0.0, "forward": 0.1234, "backward": 0.1234, "optimizer": 0.01}
+    seconds = {
+        "data": 0.0001,
+        "experts": 0.0,
+        "forward": 0.1234,
+        "backward": 0.1234,
+        "optimizer": 0.01,
+    }
     with (run / "journal.jsonl").open("w") as file:
         for step in range(1, steps + 1):
             by_t = [draw.random() if place == step % 9 else None for place in range(9)]
-            line: dict[str, Any] = {"kind": "step", "step": step, "loss": draw.random(), "mse": draw.random()}
+            line: dict[str, Any] = {
+                "kind": "step",
+                "step": step,
+                "loss": draw.random(),
+                "mse": draw.random(),
+            }
             line |= {"by_t": by_t, "lr": {"transformer": 0.001}, "grad_norm": draw.random()}
-            line |= {"window_ids": draw.choices(names, k=4), "seconds": seconds, "captions": [0, 0, 1, 0]}
+            line |= {
+                "window_ids": draw.choices(names, k=4),
+                "seconds": seconds,
+                "captions": [0, 0, 1, 0],
+            }
             file.write(json.dumps(line) + "\n")
             if step % 1000 == 0:
-                views = {"kind": "views", "time": 1.0, "step": step, "clips": dict.fromkeys(names, step)}
-                save = {"kind": "save", "time": 1.0, "step": step, "path": f"checkpoints/step-{step}"}
+                views = {
+                    "kind": "views",
+                    "time": 1.0,
+                    "step": step,
+                    "clips": dict.fromkeys(names, step),
+                }
+                save = {
+                    "kind": "save",
+                    "time": 1.0,
+                    "step": step,
+                    "path": f"checkpoints/step-{step}",
+                }
                 file.write(json.dumps(save) + "\n" + json.dumps(views) + "\n")
 
 
@@ -53,7 +78,10 @@ def main() -> None:
         measured("nothing", lambda: None)
         history = measured("reading", lambda: History(run))
         measured("cutting 500 steps off", lambda: history.cut(steps - 500))
-        measured("the page that ends a resume", lambda: write_report(run, (history.events, history.steps)))
+        measured(
+            "the page that ends a resume",
+            lambda: write_report(run, (history.events, history.steps)),
+        )
 
 
 if __name__ == "__main__":

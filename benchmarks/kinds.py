@@ -49,7 +49,9 @@ def main(lengths: tuple[int, ...]) -> None:
     for tokens in lengths:
         base = seconds(None, tokens)
         ratios = ", ".join(f"{kind} {seconds(kind, tokens) / base:.2f}" for kind in PARTS)
-        print(f"{tokens} tokens, {WIDTH} wide, rank {RANK}, frozen layer {base:.3f} s: {ratios}")
+        print(
+            f"{tokens} tokens, {WIDTH} wide, rank {RANK}, frozen layer {base:.3f} s: {ratios}"
+        )
 
 
 if __name__ == "__main__":

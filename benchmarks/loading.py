@@ -49,11 +49,15 @@ def make(folder: Path, tiny: bool) -> None:
     (folder / "one").mkdir()
     (folder / "one" / "config.json").write_bytes((folder / "net" / "config.json").read_bytes())
     names: Any = find("wan")
-    named = {renamed(name, names.original_names): value for name, value in net.state_dict().items()}
+    named = {
+        renamed(name, names.original_names): value for name, value in net.state_dict().items()
+    }
     save_file(named, folder / "one" / "diffusion_pytorch_model.safetensors")
     sizes = (100, 64, 64, 1) if tiny else (60_000, 2048, 5120, 32)
     vocabulary, width, inner, heads = sizes
-    text = UMT5Config(vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=inner, num_layers=6, num_heads=heads)
+    text = UMT5Config(
+        vocab_size=vocabulary, d_model=width, d_kv=64, d_ff=inner, num_layers=6, num_heads=heads
+    )
     UMT5EncoderModel(text).save_pretrained(folder / "text", max_shard_size="400MB")
 
 
@@ -73,7 +77,10 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     from videotune.models.loading import load_model
 
     way, _, kept = way.rpartition("-") if way.endswith(ROUNDED) else (way, "", None)
-    dtype, part = getattr(torch, dtype_name), {"ours-one-file": "one", "text": "text"}.get(way, "net")
+    dtype, part = (
+        getattr(torch, dtype_name),
+        {"ours-one-file": "one", "text": "text"}.get(way, "net"),
+    )
     cls = UMT5EncoderModel if way == "text" else WanTransformer3DModel
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -81,10 +88,21 @@ def measure(folder: Path, way: str, dtype_name: str) -> None:
     if way == "diffusers":
         net = cls.from_pretrained(folder / part, dtype=dtype)
     else:
-        net = load_model(cls, folder / part, dtype, torch.device("cpu"), kept, ("blocks",) if part != "text" else ())
+        net = load_model(
+            cls,
+            folder / part,
+            dtype,
+            torch.device("cpu"),
+            kept,
+            ("blocks",) if part != "text" else (),
+        )
     seconds = time.perf_counter() - start
     size = sum(x.numel() * x.element_size() for x in net.parameters()) / 2**20
-    peak, after, own = resident("VmHWM") - before, resident("VmRSS") - before, resident("RssAnon")
+    peak, after, own = (
+        resident("VmHWM") - before,
+        resident("VmRSS") - before,
+        resident("RssAnon"),
+    )
     print(
         f"{way:14} {kept or '':8} {dtype_name:9} "
         f"model {size:5.0f} MB, peak {peak:5.0f} MB ({peak / size:.2f}), after {after:5.0f} MB, "
@@ -101,7 +119,9 @@ def main() -> None:
         make(folder, tiny)
     for way in WAYS[:2] if tiny else WAYS:
         env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-        subprocess.run([sys.executable, __file__, str(folder), *way.split()], env=env, check=True)
+        subprocess.run(
+            [sys.executable, __file__, str(folder), *way.split()], env=env, check=True
+        )
 
 
 if __name__ == "__main__":

@@ -67,14 +67,20 @@ def make(model: str, dtype: torch.dtype) -> nn.Module:
     return net.train()
 
 
-def inputs(net: Any, model: str, tokens: int, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+def inputs(
+    net: Any, model: str, tokens: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Five latent frames, and 512 tokens of text."""
     side = 2 * max(1, round(math.sqrt(tokens / 5)))
     text = 64 if model == "tiny" else 512
     return {
-        "hidden_states": torch.randn(1, 16, 5, side, side, device=device, dtype=dtype, requires_grad=True),
+        "hidden_states": torch.randn(
+            1, 16, 5, side, side, device=device, dtype=dtype, requires_grad=True
+        ),
         "timestep": torch.tensor([500.0], device=device),
-        "encoder_hidden_states": torch.randn(1, text, net.config.text_dim, device=device, dtype=dtype),
+        "encoder_hidden_states": torch.randn(
+            1, text, net.config.text_dim, device=device, dtype=dtype
+        ),
     }
 
 
@@ -96,7 +102,9 @@ def measure(
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    clock = time.perf_counter if cuda else time.process_time  # one thread's own time, whoever else computes
+    clock = (
+        time.perf_counter if cuda else time.process_time
+    )  # one thread's own time, whoever else computes
     begun = clock()
     for _ in range(steps):
         step(net, words)
@@ -109,13 +117,21 @@ def measure(
 
 def main() -> None:
     """Measure the ways in turn and print a row each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", choices=list(MODELS), default="tiny")
-    parser.add_argument("--tokens", type=int, help="tokens of the sample (default: the model's row)")
+    parser.add_argument(
+        "--tokens", type=int, help="tokens of the sample (default: the model's row)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a rehearsal of a few seconds; its figures mean nothing",
+    )
     words = parser.parse_args()
     if words.tiny:
         words.model, words.tokens, words.rounds, words.steps = "tiny", 16, 1, 1
@@ -142,7 +158,13 @@ def main() -> None:
         }
         rows.append(row)
         print(row, flush=True)
-    found = {"model": words.model, "tokens": tokens, "device": str(device), "dtype": str(dtype), "rows": rows}
+    found = {
+        "model": words.model,
+        "tokens": tokens,
+        "device": str(device),
+        "dtype": str(dtype),
+        "rows": rows,
+    }
     if words.json:
         words.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

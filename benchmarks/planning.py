@@ -18,7 +18,17 @@ from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.cards import USUAL
-from videotune.planner.memory import PLAIN, TILED, Fixed, PlanInputs, fastest, others, read_step_spec, room, smallest
+from videotune.planner.memory import (
+    PLAIN,
+    TILED,
+    Fixed,
+    PlanInputs,
+    fastest,
+    others,
+    read_step_spec,
+    room,
+    smallest,
+)
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -30,7 +40,9 @@ GIB = 2**30
 
 def wanted(model: str, batch: int, frames: int, side: int, method: str) -> PlanInputs:
     """What is to be read for a row."""
-    folder = find("wan").tiny(Path(tempfile.mkdtemp()) / TINY) if model == TINY else published(model)
+    folder = (
+        find("wan").tiny(Path(tempfile.mkdtemp()) / TINY) if model == TINY else published(model)
+    )
     assert folder is not None, model
     base = BasePlace(model, folder)
     spec = spec_for("wan", base)
@@ -40,7 +52,9 @@ def wanted(model: str, batch: int, frames: int, side: int, method: str) -> PlanI
     return PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), shape)
 
 
-def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: str = "LORA") -> dict[str, Any]:
+def row(
+    model: str, gigabytes: int, batch: int, frames: int, side: int, method: str = "LORA"
+) -> dict[str, Any]:
     """What is chosen for one row, and what it needs."""
     begun = time.perf_counter()
     inputs, vram = wanted(MODELS[model], batch, frames, side, method), int(gigabytes * 1e9)
@@ -52,7 +66,9 @@ def row(model: str, gigabytes: int, batch: int, frames: int, side: int, method: 
     if inputs.preview is not None and room(away["preview"][1]) > vram:
         tiles = {TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
         preview = {**facts.elsewhere["preview"], **tiles}
-        away = others(replace(facts, elsewhere={**facts.elsewhere, "preview": preview}), training, vram)
+        away = others(
+            replace(facts, elsewhere={**facts.elsewhere, "preview": preview}), training, vram
+        )
     phases = {"training": (PLAIN, training.device[training.worst]), **away}
     return {
         "model": model,
@@ -77,11 +93,18 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("rows", nargs="*")
     words.add_argument("--out", type=Path)
-    words.add_argument("--tiny", action="store_true", help="a rehearsal: one row of a tiny model")
+    words.add_argument(
+        "--tiny", action="store_true", help="a rehearsal: one row of a tiny model"
+    )
     asked = words.parse_args()
     if asked.tiny:
         MODELS["tiny"], asked.rows = TINY, ["tiny-8"]
-    rows = [(model, gb) for model in MODELS for gb in TABLE if not asked.rows or f"{model}-{gb}" in asked.rows]
+    rows = [
+        (model, gb)
+        for model in MODELS
+        for gb in TABLE
+        if not asked.rows or f"{model}-{gb}" in asked.rows
+    ]
     found = []
     for model, gb in rows:
         found.append(row(model, gb, *TABLE[gb]))

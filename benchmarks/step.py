@@ -66,17 +66,28 @@ def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> 
     made = []
     for one in inputs:
         t, batch = one.t.view(-1, 1, 1, 1, 1), only(one)
-        made.append(((1 - t) * batch.x0 + t * one.noise, one.t * 1000, batch.cond.text, one.noise - batch.x0))
+        made.append(
+            (
+                (1 - t) * batch.x0 + t * one.noise,
+                one.t * 1000,
+                batch.cond.text,
+                one.noise - batch.x0,
+            )
+        )
     for x_t, told, text, target in made:
         begun = time.perf_counter()
-        out = trainer.net(hidden_states=x_t, timestep=told, encoder_hidden_states=text, return_dict=False)[0]
+        out = trainer.net(
+            hidden_states=x_t, timestep=told, encoder_hidden_states=text, return_dict=False
+        )[0]
         (out - target).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield time.perf_counter() - begun
 
 
-def our_loop(trainer: Trainer, records: Iterator[Any], steps: int) -> Iterator[tuple[float, float]]:
+def our_loop(
+    trainer: Trainer, records: Iterator[Any], steps: int
+) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
     from videotune.trainer.run_dir import poll_control
 
@@ -105,7 +116,9 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     sets = (f"steps={rounds * steps + 60}", f"batch_size={batch}")
     trainer = open_trainer(folder / "clips", folder / "run", sets)
     inputs = [prepare(trainer.source, step) for step in range(1, steps + 1)]
-    bare_optimizer = make_optimizer({"transformer": list(trainer.parameters.values())}, Optimizer())
+    bare_optimizer = make_optimizer(
+        {"transformer": list(trainer.parameters.values())}, Optimizer()
+    )
     records, ratios, outside, whole = step_records(trainer), [], [], []
     warm = min(50, steps)
     (
@@ -130,9 +143,18 @@ def steps_part(folder: Path, rounds: int, steps: int, batch: int) -> dict[str, A
     low, high = bootstrap(ratios)
     allowed = 0.003 + 0.01 * statistics.median(whole)
     return {
-        "host_outside_ms": {"median": statistics.median(outside) * 1e3, "allowed": allowed * 1e3},
+        "host_outside_ms": {
+            "median": statistics.median(outside) * 1e3,
+            "allowed": allowed * 1e3,
+        },
         "step_ms": statistics.median(whole) * 1e3,
-        "step_ratio": {"mean": statistics.fmean(ratios), "low": low, "high": high, "allowed": 1.05, "rounds": ratios},
+        "step_ratio": {
+            "mean": statistics.fmean(ratios),
+            "low": low,
+            "high": high,
+            "allowed": 1.05,
+            "rounds": ratios,
+        },
     }
 
 
@@ -147,8 +169,23 @@ def peak(pid: int) -> int:
 def start_ours(folder: Path, index: int) -> tuple[float, int]:
     """(seconds, kB) until the first step's line is in the journal."""
     run = folder / f"start-{index}"
-    command = [sys.executable, "-m", "videotune", "train", "--preset", "toy", "--data", str(folder / "clips")]
-    command += ["--out", str(run), "--set", "steps=1", *(word for text in QUIET for word in ("--set", text))]
+    command = [
+        sys.executable,
+        "-m",
+        "videotune",
+        "train",
+        "--preset",
+        "toy",
+        "--data",
+        str(folder / "clips"),
+    ]
+    command += [
+        "--out",
+        str(run),
+        "--set",
+        "steps=1",
+        *(word for text in QUIET for word in ("--set", text)),
+    ]
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     journal = run / "journal.jsonl"
@@ -164,9 +201,16 @@ def start_ours(folder: Path, index: int) -> tuple[float, int]:
 
 def start_bare(transformer: Path, batch: Path) -> tuple[float, int]:
     """(seconds, kB) until the bare script says that it has taken its step."""
-    command = [sys.executable, str(Path(__file__).with_name("bare.py")), str(transformer), str(batch)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("bare.py")),
+        str(transformer),
+        str(batch),
+    ]
     begun = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("first step")
     taken = time.perf_counter() - begun
@@ -204,13 +248,21 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the parts and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch", type=int, default=8, help="8: a step as long as in published comparisons")
+    parser.add_argument(
+        "--batch", type=int, default=8, help="8: a step as long as in published comparisons"
+    )
     parser.add_argument("--starts", type=int, default=6)
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few seconds; its figures mean nothing")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="a rehearsal of a few seconds; its figures mean nothing",
+    )
     words = parser.parse_args()
     if words.tiny:
         words.rounds, words.steps, words.batch, words.starts = 1, 2, 1, 1
@@ -218,7 +270,9 @@ def main() -> None:
         folder = Path(name)
         count = 2 if words.tiny else 24
         write_dataset(folder / "clips", concept_clips=count, reminder_clips=count)
-        figures = starts_part(folder, words.starts) | steps_part(folder, words.rounds, words.steps, words.batch)
+        figures = starts_part(folder, words.starts) | steps_part(
+            folder, words.rounds, words.steps, words.batch
+        )
     print(json.dumps(figures, indent=2))
     if words.json:
         words.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -65,7 +65,9 @@ def project(root: Path, name: str) -> Path:
     folder = root / name
     for part in ("clips", "runs", "jobs"):
         (folder / part).mkdir(parents=True)
-    (folder / "project.json").write_text(json.dumps({"title": name, "created": 1.0, "preset": "toy"}))
+    (folder / "project.json").write_text(
+        json.dumps({"title": name, "created": 1.0, "preset": "toy"})
+    )
     return folder
 
 
@@ -88,10 +90,18 @@ def write_clips(root: Path, name: str, count: int) -> None:
             "source_seconds": 2.0, "width": 640, "height": 360, "shape": "17x64x64", "windows": 1, "views": 4,
         })  # fmt: skip
     used = sum(row["used"] is True for row in rows)
-    account = {"found": count, "used": used, "held_out": 0, "skipped": count - used, "clips": rows}
+    account = {
+        "found": count,
+        "used": used,
+        "held_out": 0,
+        "skipped": count - used,
+        "clips": rows,
+    }
     job = folder / "jobs" / "000001-check"
     job.mkdir()
-    (job / "out").write_text(json.dumps({**account, "buckets": [], "notes": [], "blockers": []}))
+    (job / "out").write_text(
+        json.dumps({**account, "buckets": [], "notes": [], "blockers": []})
+    )
     (job / "rc.json").write_text(json.dumps({"code": 0, "ended": time.time() + 10}))
     facts = {"kind": "check", "about": "", "words": [], "cwd": "", "started": time.time() + 5}
     (job / "job.json").write_text(json.dumps(facts))
@@ -103,7 +113,10 @@ def a_video(path: Path, seed: int) -> None:
     import numpy as np
 
     draws = np.random.default_rng(seed)
-    ground, colour = draws.integers(0, 160, (180, 320, 3), np.uint8), draws.integers(160, 256, 3)
+    ground, colour = (
+        draws.integers(0, 160, (180, 320, 3), np.uint8),
+        draws.integers(160, 256, 3),
+    )
     with av.open(str(path), "w") as out:
         stream = out.add_stream("libx264", rate=24)
         stream.width, stream.height, stream.pix_fmt = 320, 180, "yuv420p"
@@ -119,7 +132,14 @@ def write_run(folder: Path) -> None:
     run = folder / "runs" / "run-1"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"steps": 2 * STEPS, "settings": {}}))
-    start_of = {"kind": "start", "time": time.time(), "steps": 2 * STEPS, "device": "cpu", "windows": 48, "notes": []}
+    start_of = {
+        "kind": "start",
+        "time": time.time(),
+        "steps": 2 * STEPS,
+        "device": "cpu",
+        "windows": 48,
+        "notes": [],
+    }
     lines: list[dict[str, Any]] = [start_of]
     for step in range(STEPS + 1):
         lines.append(a_step(step))
@@ -154,7 +174,13 @@ def a_reading(step: int) -> dict[str, Any]:
 
 def beat(run: Path, state: str) -> None:
     """The run's heartbeat, by this process."""
-    facts = {"pid": os.getpid(), "host": socket.gethostname(), "started": 1.0, "step": STEPS, "state": state}
+    facts = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "started": 1.0,
+        "step": STEPS,
+        "state": state,
+    }
     aside = run / "beat"
     aside.write_text(json.dumps({**facts, "since": time.time(), "time": time.time()}))
     aside.replace(run / "heartbeat.json")
@@ -166,7 +192,16 @@ def start(root: Path) -> tuple[psutil.Process, str]:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     address, begun = f"http://127.0.0.1:{port}", time.perf_counter()
-    words = [sys.executable, "-m", "videotune", "studio", "--root", str(root), "--port", str(port)]
+    words = [
+        sys.executable,
+        "-m",
+        "videotune",
+        "studio",
+        "--root",
+        str(root),
+        "--port",
+        str(port),
+    ]
     process = psutil.Popen(words, stdout=subprocess.DEVNULL)
     while True:
         try:
@@ -174,7 +209,9 @@ def start(root: Path) -> tuple[psutil.Process, str]:
             break
         except OSError:
             time.sleep(0.05)
-    print(f"start: answers after {time.perf_counter() - begun:.1f} s, {spent(process):.1f} s of CPU")
+    print(
+        f"start: answers after {time.perf_counter() - begun:.1f} s, {spent(process):.1f} s of CPU"
+    )
     return process, address
 
 
@@ -189,27 +226,39 @@ def look(address: str, server: psutil.Process, root: Path, seconds: float) -> No
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(240_000)
         over = threading.Event()
         writer = threading.Thread(target=grow, args=(root / "clips" / "runs" / "run-1", over))
         writer.start()
         try:
-            plans(page, address)  # its first one has read all clips, which would go on beside the clicks
+            plans(
+                page, address
+            )  # its first one has read all clips, which would go on beside the clicks
             paints(page, address)
             clicks(page, address)
             cost(
-                page, f"{address}/p/clips/train?run=run-1", server, seconds, "page Train of a run of two steps a second"
+                page,
+                f"{address}/p/clips/train?run=run-1",
+                server,
+                seconds,
+                "page Train of a run of two steps a second",
             )
-            cost(page, f"{address}/p/clips/data", server, seconds, f"page Data of {CLIPS} clips")
+            cost(
+                page, f"{address}/p/clips/data", server, seconds, f"page Data of {CLIPS} clips"
+            )
         finally:
             over.set()
             writer.join()
         begun = time.perf_counter()
         page.goto(f"{address}/p/many/data")
         page.locator(".tile").first.wait_for()
-        print(f"page Data of {MANY} clips: first tiles after {time.perf_counter() - begun:.2f} s")
+        print(
+            f"page Data of {MANY} clips: first tiles after {time.perf_counter() - begun:.2f} s"
+        )
         browser.close()
 
 
@@ -279,7 +328,9 @@ def report(what: str, times: list[float], bound: float) -> None:
     ordered = sorted(times)
     late = ordered[min(len(ordered) - 1, round(0.95 * len(ordered)))]
     word = "" if late <= bound else "  BEYOND"
-    print(f"{what}: median {ordered[len(ordered) // 2]:.0f} ms, 95 % within {late:.0f} ms; bound {bound} ms{word}")
+    print(
+        f"{what}: median {ordered[len(ordered) // 2]:.0f} ms, 95 % within {late:.0f} ms; bound {bound} ms{word}"
+    )
 
 
 def cost(page: Any, address: str, server: psutil.Process, seconds: float, what: str) -> None:

@@ -23,7 +23,11 @@ image = (
 def train(name: str, preset: str, sets: list[str]) -> int:
     """Train, or continue, the run of this name."""
     run = Path("/data/runs") / name
-    words = ["--resume"] if (run / "config.json").is_file() else ["--data", f"/data/clips/{name}", "--preset", preset]
+    words = (
+        ["--resume"]
+        if (run / "config.json").is_file()
+        else ["--data", f"/data/clips/{name}", "--preset", preset]
+    )
     words += [word for one in sets for word in ("--set", one)]
     code = subprocess.run(["videotune", "train", "--out", str(run), *words]).returncode
     volume.commit()

@@ -38,8 +38,12 @@ from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import preview_settings
 
 LOOKS = [(*CONCEPT, way) for _ in SEEDS for way in DIRECTIONS] + list(CONTROLS)
-PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [caption(*look) for look in CONTROLS]
-NOISES = [seed for seed in SEEDS for _ in DIRECTIONS] + [SEEDS[0] + i for i in range(len(CONTROLS))]
+PROMPTS = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS] + [
+    caption(*look) for look in CONTROLS
+]
+NOISES = [seed for seed in SEEDS for _ in DIRECTIONS] + [
+    SEEDS[0] + i for i in range(len(CONTROLS))
+]
 """12 samples of the concept and 12 of what neither the base nor the clips ever showed, as in the demo."""
 
 COPIES = 4
@@ -69,7 +73,9 @@ class Plan:
 
     def folder(self, weight: float, seed: int) -> Path:
         """A run's own folder."""
-        return self.work / "-".join([f"weight-{weight:g}", f"seed-{seed}", f"steps-{self.steps}", *self.sets])
+        return self.work / "-".join(
+            [f"weight-{weight:g}", f"seed-{seed}", f"steps-{self.steps}", *self.sets]
+        )
 
 
 def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
@@ -87,10 +93,15 @@ def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
 
 
 def sampled(
-    family: Family, nets: Mapping[str, torch.nn.Module], settings: SampleSettings, states: Mapping[str, Any]
+    family: Family,
+    nets: Mapping[str, torch.nn.Module],
+    settings: SampleSettings,
+    states: Mapping[str, Any],
 ) -> list[np.ndarray]:
     """What the prompts give: float frames (T, H, W, 3) in 0 to 255."""
-    latents = draw(family, nets, settings, states.__getitem__, list(zip(PROMPTS, NOISES, strict=True)))
+    latents = draw(
+        family, nets, settings, states.__getitem__, list(zip(PROMPTS, NOISES, strict=True))
+    )
     return [to_grey_levels(family.decode(one)) for one in latents]
 
 
@@ -113,8 +124,14 @@ def right_ones(family: Family) -> tuple[list[np.ndarray], list[np.ndarray]]:
 def measured(clips: Sequence[np.ndarray]) -> dict[str, Any]:
     """Means of the measures of motion over the clips in which a subject can be followed, and how many these are."""
     found = [asdict(seen) for clip in clips if (seen := motion(clip)) is not None]
-    means = {name: statistics.fmean(one[name] for one in found) for name in (found[0] if found else {})}
-    return {name: round(value, 4) for name, value in means.items()} | {"followed": len(found), "of": len(clips)}
+    means = {
+        name: statistics.fmean(one[name] for one in found)
+        for name in (found[0] if found else {})
+    }
+    return {name: round(value, 4) for name, value in means.items()} | {
+        "followed": len(found),
+        "of": len(clips),
+    }
 
 
 def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
@@ -143,7 +160,9 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
         for window in job.library.held_out_windows:
             batch = plain_batch(source, window)
             shape = tuple(batch.x0.shape)
-            noise = torch.from_numpy(draws(0, "consistency", window.id, number).standard_normal(shape, "float32"))
+            noise = torch.from_numpy(
+                draws(0, "consistency", window.id, number).standard_normal(shape, "float32")
+            )
             with torch.no_grad():
                 out = denoising_loss(family, net, priced, batch, level.float()[None], noise)
             share, mse = (shape[2] - 1) / shape[2], out.mse.item()
@@ -159,8 +178,12 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
     words = overrides_from(plan, weight, seed)
     if not train_or_resume(words, run):
         raise SystemExit("stopped; the same command goes on")
-    took = sum(sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step")
-    validation = [line for line in read_journal(run) if line["kind"] == "validation"][-1]["held_out"]
+    took = sum(
+        sum(line["seconds"].values()) for line in read_journal(run) if line["kind"] == "step"
+    )
+    validation = [line for line in read_journal(run) if line["kind"] == "validation"][-1][
+        "held_out"
+    ]
     sampler = open_sampler(SampleOptions(tuple(PROMPTS), run=run))
     drawn = sampled(sampler.family, sampler.nets, sampler.settings, states)
     return {
@@ -168,7 +191,9 @@ def one_run(plan: Plan, weight: float, seed: int, states: Mapping[str, Any]) -> 
         "seed": seed,
         "held_out": round(validation["mean"], 5),
         "normalised": round(validation["normalised"], 5),
-        "error_flicker": error_flicker(open_job(*resolve_config(words)), sampler.family, sampler.nets),
+        "error_flicker": error_flicker(
+            open_job(*resolve_config(words)), sampler.family, sampler.nets
+        ),
         **measured(drawn),
         **scores(drawn),
         "seconds": {"steps": round(took, 1), "in_all": round(time.perf_counter() - begun, 1)},
@@ -190,7 +215,9 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
     drawn, copies = right_ones(family)
     facts = {
         "data": {"drawn": measured(drawn), "through_the_vae": measured(copies)},
-        "base": measured(base) | scores(base) | {"error_flicker": error_flicker(job, family, nets)},
+        "base": measured(base)
+        | scores(base)
+        | {"error_flicker": error_flicker(job, family, nets)},
     }
     return facts, states
 
@@ -210,7 +237,11 @@ def summary(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"weight": weight, "runs": len(own)}
         for name in COLUMNS:
             line[name] = spread([row[name] for row in own.values()])
-            gains = [row[name] - rows[0.0, seed][name] for seed, row in own.items() if (0.0, seed) in rows]
+            gains = [
+                row[name] - rows[0.0, seed][name]
+                for seed, row in own.items()
+                if (0.0, seed) in rows
+            ]
             line[f"{name}_change"] = spread(gains)
         lines.append(line)
     return lines
@@ -226,7 +257,10 @@ def show(result: Mapping[str, Any]) -> None:
     """The table: a line a weight, then what each weight changes."""
     print("| λ | " + " | ".join(COLUMNS.values()) + " |")
     print("|---" * (len(COLUMNS) + 1) + "|")
-    for end, lines in (("", result["summary"]), ("_change", [one for one in result["summary"] if one["weight"]])):
+    for end, lines in (
+        ("", result["summary"]),
+        ("_change", [one for one in result["summary"] if one["weight"]]),
+    ):
         for line in lines:
             found = [line[name + end] for name in COLUMNS]
             cells = [cell(mean, deviation, "+" if end else "") for mean, deviation in found]
@@ -235,7 +269,11 @@ def show(result: Mapping[str, Any]) -> None:
 
 def cell(mean: float | None, deviation: float | None, sign: str) -> str:
     """A cell of the table."""
-    return "" if mean is None else f"{mean:{sign}.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+    return (
+        ""
+        if mean is None
+        else f"{mean:{sign}.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+    )
 
 
 def main() -> None:
@@ -247,18 +285,30 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/consistency"))
     parser.add_argument("--out", type=Path, default=Path("docs/consistency.json"))
     parser.add_argument(
-        "--set", action="append", default=[], help="a further word for every run, as of videotune train"
+        "--set",
+        action="append",
+        default=[],
+        help="a further word for every run, as of videotune train",
     )
     told = parser.parse_args()
     plan = Plan(told.work / "clips", told.steps, tuple(told.set), told.work)
     if not plan.clips.is_dir():
         write_dataset(plan.clips, trigger=TRIGGER)
     shared = {"steps": plan.steps, "sets": list(plan.sets)}
-    result: dict[str, Any] = read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
+    result: dict[str, Any] = (
+        read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
+    )
     if {name: result[name] for name in shared} != shared:
-        raise SystemExit(f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out")
+        raise SystemExit(
+            f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out"
+        )
     done = {(row["weight"], row["seed"]) for row in result["runs"]}
-    todo = [(weight, seed) for seed in told.seeds for weight in told.weights if (weight, seed) not in done]
+    todo = [
+        (weight, seed)
+        for seed in told.seeds
+        for weight in told.weights
+        if (weight, seed) not in done
+    ]
     if todo:
         facts, states = foundation(plan, "data" in result)
         result |= facts

@@ -80,7 +80,11 @@ def real_pieces(folder: Path | None) -> list[Film]:
         with av.open(str(path)) as container:
             step = max(1, round(float(container.streams.video[0].average_rate or 16) / 16))
             big = (SIZE[1] * 2, SIZE[0] * 2)
-            kept = [f.reformat(*big, format="rgb24") for i, f in enumerate(container.decode(video=0)) if i % step == 0]
+            kept = [
+                f.reformat(*big, format="rgb24")
+                for i, f in enumerate(container.decode(video=0))
+                if i % step == 0
+            ]
         whole = np.stack([frame.to_ndarray() for frame in kept])
         for second in range(len(whole) // FRAMES):
             part = whole[second * FRAMES : (second + 1) * FRAMES]
@@ -95,7 +99,9 @@ def toys(count: int, first: int = 0) -> list[Film]:
     """Clips of the toy world, whose looks repeat after 72."""
     films = []
     for number in range(first, first + count):
-        clip = draw_clip(draws(0, "copies", "toy", number), *COMBINATIONS[number * 7 % len(COMBINATIONS)])
+        clip = draw_clip(
+            draws(0, "copies", "toy", number), *COMBINATIONS[number * 7 % len(COMBINATIONS)]
+        )
         films.append(Film(f"toy-{number}", f"toy-{number}", clip))
     return films
 
@@ -103,7 +109,9 @@ def toys(count: int, first: int = 0) -> list[Film]:
 def encoded(frames: np.ndarray, crf: int = CRF) -> np.ndarray:
     """Frames through x264 and back."""
     with av.open(io.BytesIO(video_bytes(frames, 16, crf))) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return np.stack(
+            [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        )
 
 
 def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
@@ -112,7 +120,9 @@ def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
     start = int(rng.integers(0, len(film.frames) - SAMPLE + 1))
     height, width = film.frames.shape[1:3]
     y, x = (int(place) for place in rng.uniform(0, 1 - SHARE, 2) * (height, width))
-    cut = film.frames[start : start + SAMPLE, y : y + int(SHARE * height), x : x + int(SHARE * width)]
+    cut = film.frames[
+        start : start + SAMPLE, y : y + int(SHARE * height), x : x + int(SHARE * width)
+    ]
     return encoded(cut[:, :, ::-1] if mirrored else cut)
 
 
@@ -134,15 +144,22 @@ def measure(known: Sequence[Film], others: Sequence[Film], copies: int) -> dict[
     """Copies of known clips, and clips that are none, held against the known ones by the rule of a run."""
     embedding = default_embedding()
     gallery = Gallery(
-        Known(film.name, film.source, in_views(embedding, shrunk(film.frames[::EVERY]))) for film in known
+        Known(film.name, film.source, in_views(embedding, shrunk(film.frames[::EVERY])))
+        for film in known
     )
-    usual = baselines(gallery, {}, [(film.source, seen(embedding, shrunk(film.frames))) for film in known])
+    usual = baselines(
+        gallery, {}, [(film.source, seen(embedding, shrunk(film.frames))) for film in known]
+    )
     line = usual.line()
     assert line is not None
     chosen = [known[i * len(known) // copies] for i in range(copies)]
-    found = [gallery.nearest(seen(embedding, planted(film, i))) for i, film in enumerate(chosen)]
+    found = [
+        gallery.nearest(seen(embedding, planted(film, i))) for i, film in enumerate(chosen)
+    ]
     none = [gallery.nearest(seen(embedding, film.frames), but=film.source) for film in others]
-    return figures(chosen, found, [one for one in none if one is not None], usual, line, len(known))
+    return figures(
+        chosen, found, [one for one in none if one is not None], usual, line, len(known)
+    )
 
 
 def figures(
@@ -179,12 +196,18 @@ def figures(
 def spread_of(values: Sequence[float]) -> dict[str, float]:
     """Least, middle and greatest."""
     least, middle, most = np.quantile(values, [0, 0.5, 1])
-    return {"least": round(float(least), 3), "median": round(float(middle), 3), "most": round(float(most), 3)}
+    return {
+        "least": round(float(least), 3),
+        "median": round(float(middle), 3),
+        "most": round(float(most), 3),
+    }
 
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--real", type=Path, default=None)
     parser.add_argument("--copies", type=int, default=40)
     parser.add_argument("--unrelated", type=int, default=200)

@@ -21,7 +21,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "videotune"
 FAMILIES = ("wan", "cogvideox", "hunyuan_video", "ltx_video", "hidream")
 TRAIN_CORE = ("loop", "step", "setup", "optimizers", "ema", "checkpoint", "checkpoint_writer")
-CORE = ("config", "types", "diffusion", "latent_cache", *(f"trainer/{name}" for name in TRAIN_CORE))
+CORE = (
+    "config",
+    "types",
+    "diffusion",
+    "latent_cache",
+    *(f"trainer/{name}" for name in TRAIN_CORE),
+)
 STEP_ENTRY, STEP_END = "videotune.trainer.loop", "videotune.trainer.optimizers"
 """A training step is measured between these modules."""
 
@@ -50,7 +56,14 @@ STUDIO = 200
 clips that play, captions with their history, the bin, the queue of all projects, sessions, the stream of changes."""
 
 DOC_OWNERS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 
 
 @cache
@@ -72,7 +85,9 @@ def code_lines(path: Path) -> int:
                 ):
                     docs.update(range(inner.lineno, (inner.end_lineno or inner.lineno) + 1))
     lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    for token in tokenize.generate_tokens(
+        io.StringIO(path.read_text(encoding="utf-8")).readline
+    ):
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - docs)
@@ -98,7 +113,10 @@ def graph() -> dict[str, frozenset[str]]:
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 base = base_of(name, path, node)
-                found.update(full if (full := f"{base}.{alias.name}") in modules else base for alias in node.names)
+                found.update(
+                    full if (full := f"{base}.{alias.name}") in modules else base
+                    for alias in node.names
+                )
         out[name] = frozenset(found & modules.keys()) - {name}
     return out
 
@@ -108,14 +126,18 @@ def base_of(module: str, path: Path, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+    return ".".join(
+        [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])]
+    )
 
 
 def circles() -> list[str]:
     """Groups of modules that reach each other (Tarjan, as sets of what is reachable both ways)."""
     reach = {name: reachable(name) for name in graph()}
     groups = {
-        frozenset(o for o in reach if name in reach[o] and o in reach[name]) for name in reach if name in reach[name]
+        frozenset(o for o in reach if name in reach[o] and o in reach[name])
+        for name in reach
+        if name in reach[name]
     }
     return sorted(" <-> ".join(sorted(group)) for group in groups)
 
@@ -139,7 +161,11 @@ def inner_imports() -> list[str]:
         lines: set[int] = set()
         for function in ast.walk(tree_of(path)):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines |= {node.lineno for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)}
+                lines |= {
+                    node.lineno
+                    for node in ast.walk(function)
+                    if isinstance(node, ast.Import | ast.ImportFrom)
+                }
         found += [f"{path.relative_to(ROOT)}:{line}" for line in sorted(lines)]
     return found
 
@@ -168,13 +194,19 @@ def step_modules() -> list[str]:
 
         write_dataset(Path(name) / "clips", concept_clips=2, reminder_clips=0)
         sets = ("steps=9", "validate_every=0", "sample_after=0", "dataloader_threads=1")
-        job = open_job(*resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets)))
+        job = open_job(
+            *resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets))
+        )
         trainer = prepare(Opened(job), Path(name) / "run", make_plan(job))
         seen: set[str] = set()
         measuring = False
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
-            if measuring and event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            if (
+                measuring
+                and event == "call"
+                and frame.f_code.co_filename.startswith(str(PACKAGE))
+            ):
                 seen.add(module_of(Path(frame.f_code.co_filename)))
 
         threading.setprofile(profile)
@@ -196,11 +228,17 @@ def figures() -> list[Figure]:
     """Every figure with its bound."""
     package = files(PACKAGE)
     rings, inner = circles(), inner_imports()
-    long = [f"{path.relative_to(ROOT)} {code_lines(path)}" for path in package if code_lines(path) > 400]
+    long = [
+        f"{path.relative_to(ROOT)} {code_lines(path)}"
+        for path in package
+        if code_lines(path) > 400
+    ]
     families = [PACKAGE / "models" / f"{name}.py" for name in FAMILIES]
     return [
         Figure("code lines of the package", total(package), 21_500 + INTEROP + AROUND + STUDIO),
-        Figure("code lines of the core", total(path for path in package if in_core(path)), 3_500),
+        Figure(
+            "code lines of the core", total(path for path in package if in_core(path)), 3_500
+        ),
         Figure("code lines of commands/", total(files(PACKAGE / "commands")), 1_300),
         Figure(
             "code lines of the longest family file",
@@ -211,14 +249,20 @@ def figures() -> list[Figure]:
         Figure("import circles", len(rings), 0, tuple(rings)),
         Figure("modules of one training step", len(step := step_modules()), 9, tuple(step)),
         Figure("imports inside functions", len(inner), 100, tuple(inner)),
-        Figure("code lines of the tests", total(files(ROOT / "tests")), 21_000 + GPU_TESTS + INTEROP + AROUND),
+        Figure(
+            "code lines of the tests",
+            total(files(ROOT / "tests")),
+            21_000 + GPU_TESTS + INTEROP + AROUND,
+        ),
     ]
 
 
 def main(show: Callable[[str], object] = print) -> int:
     found = figures()
     for one in found:
-        show(f"{one.name:<44} {one.value:>7,}  bound {one.bound:>7,}{'' if one.value <= one.bound else '  BEYOND'}")
+        show(
+            f"{one.name:<44} {one.value:>7,}  bound {one.bound:>7,}{'' if one.value <= one.bound else '  BEYOND'}"
+        )
         if one.value > one.bound or "-v" in sys.argv:
             for place in one.places[:20]:
                 show(f"    {place}")

@@ -28,7 +28,12 @@ from videotune.trainer.setup import prepare
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Validation
 
-COLUMNS = {"base": "base", "trained": "trained", "on_plain": "its adapter over the plain base", "loss": "last losses"}
+COLUMNS = {
+    "base": "base",
+    "trained": "trained",
+    "on_plain": "its adapter over the plain base",
+    "loss": "last losses",
+}
 """What a row has; of ``--steps 0`` the first alone."""
 
 
@@ -46,8 +51,15 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
     }
     sets = (*(f"{key}={value}" for key, value in knobs.items()), *told.set)
     number = len(list(told.work.glob("run-*")))
-    job = open_job(*resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets)))
-    return prepare(Opened(job), told.work / f"run-{number}-{kind}-seed-{seed}", make_plan(job), [Validation(job)])
+    job = open_job(
+        *resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets))
+    )
+    return prepare(
+        Opened(job),
+        told.work / f"run-{number}-{kind}-seed-{seed}",
+        make_plan(job),
+        [Validation(job)],
+    )
 
 
 def error(trainer: Trainer) -> float:
@@ -56,7 +68,9 @@ def error(trainer: Trainer) -> float:
     return float(validation.read(trainer)["held_out"]["mean"])
 
 
-def one_run(told: argparse.Namespace, kind: str, seed: int, plain: Trainer | None) -> tuple[dict[str, Any], Trainer]:
+def one_run(
+    told: argparse.Namespace, kind: str, seed: int, plain: Trainer | None
+) -> tuple[dict[str, Any], Trainer]:
     """Train over a base of this kind, and read what its adapter does to the base of ``plain`` (None: this is it)."""
     trainer = open_trainer(told, kind, seed)
     row = {"kind": kind, "seed": seed, "base": error(trainer)}
@@ -70,7 +84,10 @@ def one_run(told: argparse.Namespace, kind: str, seed: int, plain: Trainer | Non
         row["on_plain"] = row["trained"] if plain is None else error(plain)
         row["loss"] = statistics.fmean(float(loss or 0) for loss in losses[-25:])
     trainer.journal.close()
-    return {key: round(value, 6) if isinstance(value, float) else value for key, value in row.items()}, trainer
+    return {
+        key: round(value, 6) if isinstance(value, float) else value
+        for key, value in row.items()
+    }, trainer
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -82,10 +99,18 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"kind": kind, "runs": len(own)}
         for name in COLUMNS:
             if name in own[0]:
-                ratios = [row[name] / plain[row["seed"]][name] - 1 for row in own if row["seed"] in plain]
+                ratios = [
+                    row[name] / plain[row["seed"]][name] - 1
+                    for row in own
+                    if row["seed"] in plain
+                ]
                 deviation = round(statistics.stdev(ratios), 6) if len(ratios) > 1 else None
                 mean = round(statistics.fmean(row[name] for row in own), 6)
-                line[name] = [mean, round(statistics.fmean(ratios), 6) if ratios else None, deviation]
+                line[name] = [
+                    mean,
+                    round(statistics.fmean(ratios), 6) if ratios else None,
+                    deviation,
+                ]
         lines.append(line)
     return lines
 
@@ -96,15 +121,26 @@ def show(lines: Sequence[Mapping[str, Any]]) -> None:
     print("| weights | " + " | ".join(COLUMNS[name] for name in names) + " |")
     print("|---" * (len(names) + 1) + "|")
     for line in lines:
-        cells = [f"{line[name][0]:.5f}" + ("" if line["kind"] == "auto" else more(*line[name][1:])) for name in names]
-        print(f"| {'FLOAT_32' if line['kind'] == 'auto' else line['kind']} | " + " | ".join(cells) + " |")
+        cells = [
+            f"{line[name][0]:.5f}" + ("" if line["kind"] == "auto" else more(*line[name][1:]))
+            for name in names
+        ]
+        print(
+            f"| {'FLOAT_32' if line['kind'] == 'auto' else line['kind']} | "
+            + " | ".join(cells)
+            + " |"
+        )
 
 
 def more(mean: float | None, deviation: float | None) -> str:
     """The part of a cell that compares."""
     if mean is None:
         return ""
-    return f" ({100 * mean:+.2f} %" + ("" if deviation is None else f" ± {100 * deviation:.2f}") + ")"
+    return (
+        f" ({100 * mean:+.2f} %"
+        + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+        + ")"
+    )
 
 
 def main() -> None:
@@ -115,14 +151,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--work", type=Path, default=Path("runs/quantised"))
     parser.add_argument("--out", type=Path, default=Path("docs/quantised.json"))
-    parser.add_argument("--set", action="append", default=[], help="a further word for every run")
+    parser.add_argument(
+        "--set", action="append", default=[], help="a further word for every run"
+    )
     told = parser.parse_args()
     if not (told.work / "clips").is_dir():
         write_dataset(told.work / "clips", trigger=TRIGGER)
     shared = {"steps": told.steps, "sets": list(told.set)}
     result = read_json(told.out) if told.out.is_file() else {**shared, "runs": []}
     if {name: result[name] for name in shared} != shared:
-        raise SystemExit(f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out")
+        raise SystemExit(
+            f"{told.out} holds runs of {result['steps']} steps with {result['sets']}; give another --out"
+        )
     done = {(row["kind"], row["seed"]) for row in result["runs"]}
     for seed in told.seeds:
         plain = None

@@ -7,7 +7,14 @@ from typing import Any
 def on_post_build(config: Any) -> None:
     """Copy the pages' sources to PAGE/index.md and write llms.txt."""
     site, docs = Path(config["site_dir"]), Path(config["docs_dir"])
-    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}", "", "## Docs", ""]
+    lines = [
+        f"# {config['site_name']}",
+        "",
+        f"> {config['site_description']}",
+        "",
+        "## Docs",
+        "",
+    ]
     for page in sorted(docs.glob("*.md")):
         target = site / "index.md" if page.stem == "index" else site / page.stem / "index.md"
         if target.parent.is_dir():

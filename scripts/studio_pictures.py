@@ -31,7 +31,9 @@ PAGES = {
 """Each picture by its name: the address, and what is clicked there."""
 
 
-def take_pictures(page: Any, address: str, project: str, out: Path, widths: tuple[int, ...] = WIDTHS) -> list[Path]:
+def take_pictures(
+    page: Any, address: str, project: str, out: Path, widths: tuple[int, ...] = WIDTHS
+) -> list[Path]:
     """Pictures of every page; returns their files."""
     out.mkdir(parents=True, exist_ok=True)
     taken = []
@@ -43,7 +45,9 @@ def take_pictures(page: Any, address: str, project: str, out: Path, widths: tupl
                 page.locator(button).first.click()
             page.wait_for_timeout(1500)
             for theme in THEMES:
-                page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+                page.evaluate(
+                    "(theme) => { document.documentElement.dataset.theme = theme; }", theme
+                )
                 page.evaluate("document.dispatchEvent(new CustomEvent('vt:theme'))")
                 page.wait_for_timeout(300)
                 picture = Image.open(BytesIO(page.screenshot()))
@@ -63,9 +67,15 @@ def main() -> None:
     studio = Studio(Path(root))
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
             page = browser.new_page(reduced_motion="reduce")
-            place = Path(out[0]) if out else Path(__file__).parents[1] / "docs" / "pictures" / "studio"
+            place = (
+                Path(out[0])
+                if out
+                else Path(__file__).parents[1] / "docs" / "pictures" / "studio"
+            )
             for path in take_pictures(page, studio.address, project, place):
                 print(path)
     finally:

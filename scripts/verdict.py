@@ -53,7 +53,12 @@ DENSE = 64
 POOL, SHARE = 1000, 0.016
 """The endless clips, of which a run sees each at most once, and the share of them that is held out: 16."""
 
-LOW = {"timestep_distribution": "UNIFORM", "timestep_shift": 0.2, "learning_rate": 3e-5, "video_config.frames": 17}
+LOW = {
+    "timestep_distribution": "UNIFORM",
+    "timestep_shift": 0.2,
+    "learning_rate": 3e-5,
+    "video_config.frames": 17,
+}
 """Noise levels of the third case: the lowest of nine is 0.02, and half of them lie below 0.17."""
 
 SHORT = {"video_config.frames": 9, "video_config.windows": "head", "batch_size": 4}
@@ -85,7 +90,12 @@ def clips_of(plan: Plan, name: str, count: int, seed: int, known: bool = False) 
     """A folder of so many drawn clips of the concept, or of what the base knows, made once."""
     folder = plan.work / "clips" / f"{name}-{count}-{seed}"
     if not (folder / "whole").exists():
-        write_dataset(folder, concept_clips=0 if known else count, reminder_clips=count if known else 0, seed=seed)
+        write_dataset(
+            folder,
+            concept_clips=0 if known else count,
+            reminder_clips=count if known else 0,
+            seed=seed,
+        )
         (folder / "whole").touch()
     return folder
 
@@ -113,7 +123,10 @@ def overrides_from(plan: Plan, case: str, seed: int) -> Overrides:
         "learning_rate": RATE,
     }
     knobs |= LOW if case == "levels" else {}
-    return Overrides(preset="toy", sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets))
+    return Overrides(
+        preset="toy",
+        sets=(*(f"{key}={json.dumps(value)}" for key, value in knobs.items()), *plan.sets),
+    )
 
 
 class Dense:
@@ -123,7 +136,9 @@ class Dense:
         folder = clips_of(plan, "dense", DENSE, 4000)
         short = (f"{key}={value}" for key, value in SHORT.items())
         sets = (*short, f"cache_dir={plan.work / 'cache-dense'}", "validation_fraction=0")
-        self.job = open_job(*resolve_config(Overrides(preset="toy", data=str(folder), sets=sets)))
+        self.job = open_job(
+            *resolve_config(Overrides(preset="toy", data=str(folder), sets=sets))
+        )
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
         store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
         fill_cache(self.job, self.family, store, reads_of_run(self.job))
@@ -145,12 +160,18 @@ class Dense:
             some = self.windows[number % THIRD :: THIRD]
             captions = [self.source.clips[window.clip_id].captions[0] for window in some]
             told = [self.source.conditions_on_first_frame] * len(some)
-            batch = assemble(self.source, some, captions, [self.source.plain(w) for w in some], told)
+            batch = assemble(
+                self.source, some, captions, [self.source.plain(w) for w in some], told
+            )
             shape = tuple(batch.x0.shape)
-            noise = torch.from_numpy(draws(4000, "dense", number).standard_normal(shape, "float32"))
+            noise = torch.from_numpy(
+                draws(4000, "dense", number).standard_normal(shape, "float32")
+            )
             with torch.no_grad():
                 t = level.float().expand(len(some))
-                out = denoising_loss(self.family, self.net, self.source.objective, batch, t, noise)
+                out = denoising_loss(
+                    self.family, self.net, self.source.objective, batch, t, noise
+                )
             means.append(out.mse.double().mean().item())
         return means
 
@@ -167,13 +188,19 @@ def one_run(plan: Plan, case: str, seed: int) -> dict[str, Any]:
     if not train_or_resume(overrides_from(plan, case, seed), run):
         raise SystemExit("stopped; the same command goes on")
     kept = ("step", "validation", "kind", "held_out", "train")
-    readings = [{key: line[key] for key in kept} for line in read_journal(run) if line["kind"] == "validation"]
+    readings = [
+        {key: line[key] for key in kept}
+        for line in read_journal(run)
+        if line["kind"] == "validation"
+    ]
     views = read_json(run / "plan.json")["views"]["per_window"]
     out = {"case": case, "seed": seed, "views": views, "readings": readings}
     if case == "four":
         dense = dense_of(plan)
         found = {0: dense.read(None)}
-        found |= {one.step: dense.read(one.load("weights")) for one in complete_checkpoints(run)}
+        found |= {
+            one.step: dense.read(one.load("weights")) for one in complete_checkpoints(run)
+        }
         out["dense"] = found
     return out | {"seconds": round(time.perf_counter() - begun, 1)}
 
@@ -209,7 +236,8 @@ def dense_course(dense: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """The dense validation's normalised losses by step, and where they are lowest."""
     base = next(iter(dense.values()))
     values = {
-        int(step): sum(now / then for now, then in zip(row, base, strict=True)) / 9 for step, row in dense.items()
+        int(step): sum(now / then for now, then in zip(row, base, strict=True)) / 9
+        for step, row in dense.items()
     }
     low = min(values, key=lambda step: values[step])
     return {"dense": [round(value, 4) for value in values.values()], "dense_best": low}
@@ -217,9 +245,11 @@ def dense_course(dense: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def row_of(plan: Plan, result: Mapping[str, Any]) -> dict[str, Any]:
     """A run as the table has it."""
-    row = {"case": result["case"], "seed": result["seed"], "most_views": result["views"]["max"]} | course(
-        result["readings"]
-    )
+    row = {
+        "case": result["case"],
+        "seed": result["seed"],
+        "most_views": result["views"]["max"],
+    } | course(result["readings"])
     if "dense" in result:
         row |= dense_course(result["dense"])
         row["off_by"] = round(abs(row["best_step"] - row["dense_best"]) / plan.every)
@@ -241,7 +271,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case in ("four", "endless", "levels"):
         own = [row for row in rows if row["case"] == case]
-        found[case] = {"runs": len(own), "overfitting": sum(row["called_at"] is not None for row in own)}
+        found[case] = {
+            "runs": len(own),
+            "overfitting": sum(row["called_at"] is not None for row in own),
+        }
         if case == "four":
             near = [row for row in own if row["off_by"] <= 1]
             found[case]["within_one_reading"] = len(near)
@@ -265,7 +298,9 @@ def show(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Do what is missing, then print and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--four", type=int, default=20)
     parser.add_argument("--endless", type=int, default=20)
     parser.add_argument("--levels", type=int, default=5)
@@ -274,8 +309,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
-    parser.add_argument("--out", type=Path, help="a file for the table and the summary, as docs/verdict.json")
-    parser.add_argument("--table", action="store_true", help="of the runs that are done; train none")
+    parser.add_argument(
+        "--out", type=Path, help="a file for the table and the summary, as docs/verdict.json"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="of the runs that are done; train none"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     plan = Plan(args.steps, args.every, tuple(args.set), args.work.absolute())
@@ -305,7 +344,10 @@ def main() -> None:
             "held_out": held_out,
             "sets": plan.sets,
         }
-        write_json(args.out, {"toy": asset_hash(), "settings": settings, "summary": facts, "runs": rows})
+        write_json(
+            args.out,
+            {"toy": asset_hash(), "settings": settings, "summary": facts, "runs": rows},
+        )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,15 @@ def row(spec: ModelSpec) -> str:
 
 def table() -> str:
     """The whole table, a row a family."""
-    head = ("family", "also known as", "objective", "frames", "fps", "sides", "licence of the weights")
+    head = (
+        "family",
+        "also known as",
+        "objective",
+        "frames",
+        "fps",
+        "sides",
+        "licence of the weights",
+    )
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return "\n".join([*lines, *(row(find(name).spec) for name in names())])
 

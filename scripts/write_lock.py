@@ -32,7 +32,10 @@ def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
         for text in metadata.requires(package) or ():
             need = Requirement(text)
             own = canonicalize_name(need.name)
-            here = any(need.marker is None or need.marker.evaluate({"extra": extra}) for extra in (*wanted, ""))
+            here = any(
+                need.marker is None or need.marker.evaluate({"extra": extra})
+                for extra in (*wanted, "")
+            )
             if not here or own == "torch":
                 continue
             found |= {own} - {"videotune"}
@@ -46,7 +49,9 @@ def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
 def lock(names: Iterable[str]) -> str:
     """Pins of these packages with the hashes of every file of each version, for any system and Python."""
     pins = [f"{name}=={metadata.version(name)}" for name in sorted(names)]
-    pins += [f'{name}=={version} ; sys_platform == "win32"' for name, version in ELSEWHERE.items()]
+    pins += [
+        f'{name}=={version} ; sys_platform == "win32"' for name, version in ELSEWHERE.items()
+    ]
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.txt", Path(folder) / "out.txt"
         source.write_text("\n".join(pins) + "\n", encoding="utf-8")
@@ -61,7 +66,15 @@ def lock(names: Iterable[str]) -> str:
             "--no-annotate",
         ]
         subprocess.run(
-            [*words, "--no-emit-index-url", "--quiet", str(source), "--output-file", str(target)], check=True
+            [
+                *words,
+                "--no-emit-index-url",
+                "--quiet",
+                str(source),
+                "--output-file",
+                str(target),
+            ],
+            check=True,
         )
         return target.read_text(encoding="utf-8")
 
@@ -71,7 +84,9 @@ def main() -> None:
     (ROOT / "requirements.txt").write_text(LOCK_HEAD + lock(base), encoding="utf-8")
     (ROOT / "requirements-dev.txt").write_text(LOCK_HEAD + lock(dev), encoding="utf-8")
     torch = needed("torch") | {"torch"}
-    pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in sorted(dev | torch)]
+    pins = [
+        f"{name}=={metadata.version(name).partition('+')[0]}" for name in sorted(dev | torch)
+    ]
     (ROOT / "constraints.txt").write_text(HEAD + "\n".join(pins) + "\n", encoding="utf-8")
     print(f"{len(base)} packages, with those of the tests {len(dev)}")
 

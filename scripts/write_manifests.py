@@ -20,7 +20,9 @@ TORCHAX = (
     "26.66874897480011 GiB (14B)"
 )
 HEADERS = "public code that lists the parameters of this Hub repository's files"
-FINETRAINERS = "docs/training of a-r-r-o-w/finetrainers: trainable parameters of full fine-tuning"
+FINETRAINERS = (
+    "docs/training of a-r-r-o-w/finetrainers: trainable parameters of full fine-tuning"
+)
 
 
 @dataclass(frozen=True)
@@ -94,22 +96,37 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     net = family.skeleton()
     modules = dict(net.named_modules())
     covered = {targets: matching(net, spec, targets) for targets in spec.lora_targets}
-    names = {"diffusers": "transformer.{}".format, "comfyui": lambda path: f"diffusion_model.{family.native(path)}"}
+    names = {
+        "diffusers": "transformer.{}".format,
+        "comfyui": lambda path: f"diffusion_model.{family.native(path)}",
+    }
     keys = {
-        form: [f"{names[form](path)}.lora_{part}.weight" for path in covered["linear"] for part in "AB"]
+        form: [
+            f"{names[form](path)}.lora_{part}.weight"
+            for path in covered["linear"]
+            for part in "AB"
+        ]
         for form in family.lora_formats()
     }
     return {
-        "spec": json.loads(json.dumps({key: value for key, value in asdict(spec).items() if key not in IN_CODE})),
+        "spec": json.loads(
+            json.dumps(
+                {key: value for key, value in asdict(spec).items() if key not in IN_CODE}
+            )
+        ),
         "blocks": {path: len(list(net.get_submodule(path).children())) for path in spec.blocks},
         "lora": {
             targets: {
                 "modules": len(paths),
-                "parameters_a_rank": sum(modules[path].in_features + modules[path].out_features for path in paths),
+                "parameters_a_rank": sum(
+                    modules[path].in_features + modules[path].out_features for path in paths
+                ),
             }
             for targets, paths in covered.items()
         },
-        "export": {form: {"first": own[0], "keys": len(set(own))} for form, own in keys.items()},
+        "export": {
+            form: {"first": own[0], "keys": len(set(own))} for form, own in keys.items()
+        },
     }
 
 
@@ -118,7 +135,10 @@ def manifest(name: str) -> dict[str, Any]:
     index = json.loads((CONFIGS / name / "model_index.json").read_text(encoding="utf-8"))
     return {
         "pipeline": index["_class_name"],
-        **{part: count(values) if (values := config(name, part)) else None for part in ("transformer", "vae")},
+        **{
+            part: count(values) if (values := config(name, part)) else None
+            for part in ("transformer", "vae")
+        },
         "published": {"parameters": MODELS[name].parameters, "source": MODELS[name].source},
         "family": by_family(name, CONFIGS / name),
     }
@@ -131,7 +151,9 @@ def main() -> None:
         written = manifest(name)
         text = json.dumps(written, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
-        print(f"{name}: {written['transformer']['parameters']:,} parameters; {written['family']['spec']['title']}")
+        print(
+            f"{name}: {written['transformer']['parameters']:,} parameters; {written['family']['spec']['title']}"
+        )
 
 
 if __name__ == "__main__":

@@ -20,18 +20,25 @@ def error_classes(trees: list[ast.Module]) -> set[str]:
     for _ in range(3):  # as deep as the hierarchy is
         for tree in trees:
             for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef) and found & {ast.unparse(base) for base in node.bases}:
+                if isinstance(node, ast.ClassDef) and found & {
+                    ast.unparse(base) for base in node.bases
+                }:
                     found.add(node.name)
     return found
 
 
 def named_parts(function: ast.AST, line: int) -> dict[str, ast.expr]:
     """The texts that have a name in a function before a line, by that name; of several of one name the last."""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < line]
+    found = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and node.lineno < line
+    ]
     return {
         ast.unparse(node.targets[0]): node.value
         for node in sorted(found, key=lambda node: node.lineno)
-        if isinstance(node.value, ast.JoinedStr | ast.IfExp) or isinstance(getattr(node.value, "value", None), str)
+        if isinstance(node.value, ast.JoinedStr | ast.IfExp)
+        or isinstance(getattr(node.value, "value", None), str)
     }
 
 
@@ -41,9 +48,14 @@ def template(text: ast.expr, parts: dict[str, ast.expr]) -> str:
         case ast.Constant(value=str(words)):
             return words.replace("\n", "\\n")
         case ast.JoinedStr(values=values):
-            return "".join(template(one.value if isinstance(one, ast.FormattedValue) else one, parts) for one in values)
+            return "".join(
+                template(one.value if isinstance(one, ast.FormattedValue) else one, parts)
+                for one in values
+            )
         case ast.Name(id=name) if name in parts:
-            return template(parts[name], {key: part for key, part in parts.items() if key != name})
+            return template(
+                parts[name], {key: part for key, part in parts.items() if key != name}
+            )
         case _:
             return f"{{{ast.unparse(text)}}}"
 
@@ -55,13 +67,17 @@ def messages() -> Iterator[str]:
     errors = error_classes(trees)
     for path, tree in zip(files, trees, strict=True):
         owner: dict[Any, ast.AST] = dict.fromkeys(ast.walk(tree), tree)
-        for inner in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):  # the inner ones last
+        for inner in (
+            node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+        ):  # the inner ones last
             owner |= dict.fromkeys(ast.walk(inner), inner)
         for node, function in owner.items():
             text = None
             if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:
                 text = node.args[0]
-            elif isinstance(node, ast.Yield) and path.name == "rules.py":  # the faults of a config
+            elif (
+                isinstance(node, ast.Yield) and path.name == "rules.py"
+            ):  # the faults of a config
                 text = node.value
             if text is not None:
                 parts = named_parts(function, node.lineno)
@@ -75,4 +91,6 @@ def page() -> str:
 if __name__ == "__main__":
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
     path.write_text(page(), encoding="utf-8")
-    print(f"{path}: {len(page().splitlines())} messages; python scripts/write_messages.py writes the snapshot anew")
+    print(
+        f"{path}: {len(page().splitlines())} messages; python scripts/write_messages.py writes the snapshot anew"
+    )

@@ -10,8 +10,18 @@ import numpy as np
 
 from videotune.data.video_writer import SAME_BITS
 
-CODECS = {".mp4": "libx264", ".mov": "libx264", ".mkv": "libx264", ".webm": "libvpx-vp9", ".avi": "mpeg4"}
-RATES = {23.976: Fraction(24000, 1001), 29.97: Fraction(30000, 1001), 59.94: Fraction(60000, 1001)}
+CODECS = {
+    ".mp4": "libx264",
+    ".mov": "libx264",
+    ".mkv": "libx264",
+    ".webm": "libvpx-vp9",
+    ".avi": "mpeg4",
+}
+RATES = {
+    23.976: Fraction(24000, 1001),
+    29.97: Fraction(30000, 1001),
+    59.94: Fraction(60000, 1001),
+}
 
 
 def write_clip(
@@ -115,7 +125,10 @@ def noise(count: int, height: int = 64, width: int = 96, seed: int = 0) -> np.nd
 
 
 def write_dataset(
-    folder: Path, clips: Mapping[str, np.ndarray], captions: Mapping[str, str | None], fps: float = 24
+    folder: Path,
+    clips: Mapping[str, np.ndarray],
+    captions: Mapping[str, str | None],
+    fps: float = 24,
 ) -> Path:
     """The guide's layout: videos/NAME for each clip (NAME with its suffix), captions/STEM.txt where there is a caption."""
     for name, frames in clips.items():

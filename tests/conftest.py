@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("no clock", deadline=None)  # on a machine that others use a moment may take a second
+settings.register_profile(
+    "no clock", deadline=None
+)  # on a machine that others use a moment may take a second
 settings.load_profile("no clock")
 
 
@@ -21,13 +23,22 @@ if (
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-SLOW = ("fuzz/", "benchmarks/", "docs/", "simcuda/", "studio/test_browser.py", "toy/test_toy_making.py")
+SLOW = (
+    "fuzz/",
+    "benchmarks/",
+    "docs/",
+    "simcuda/",
+    "studio/test_browser.py",
+    "toy/test_toy_making.py",
+)
 """What `make test-slow` runs: fuzz, rehearsals of benchmarks, pages and schemas, a stand-in card, a browser, the making of
 the toy base."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--bit-for-bit", action="store_true", help="golden losses must be equal, not close")
+    parser.addoption(
+        "--bit-for-bit", action="store_true", help="golden losses must be equal, not close"
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -39,12 +39,20 @@ class Ended:
 
 def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     """Runs of a few steps of samples of 32x32, with an average."""
-    own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={STEPS}", "caption_dropout=0.3")
+    own = (
+        f"base_model_name={base}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        f"steps={STEPS}",
+        "caption_dropout=0.3",
+    )
     sets = (*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
     return Overrides(data=str(clips), sets=sets)
 
 
-def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3) -> None:
+def close(
+    run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3
+) -> None:
     """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding.
 
     A tensor is compared by the norm of the difference: where a gradient is near zero, Adam makes a whole step of its
@@ -56,7 +64,10 @@ def close(run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rou
         assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
         assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
-        assert one["by_t"] == [pytest.approx(value, rel=1e-4) if value is not None else None for value in two["by_t"]]
+        assert one["by_t"] == [
+            pytest.approx(value, rel=1e-4) if value is not None else None
+            for value in two["by_t"]
+        ]
     for part in parts:
         a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
         assert set(a) == set(b)
@@ -76,7 +87,10 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
     """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
-    crowd = [forked.start(one, rank, count, port, list(words), str(logs[rank]), fault) for rank in range(count)]
+    crowd = [
+        forked.start(one, rank, count, port, list(words), str(logs[rank]), fault)
+        for rank in range(count)
+    ]
     until = time.monotonic() + LONGEST
     while any(process.is_alive() for process in crowd):
         if any(process.exitcode for process in crowd) or time.monotonic() > until:
@@ -85,7 +99,9 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
         time.sleep(0.02)
     for process in crowd:
         process.join()
-    return Ended(tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs))
+    return Ended(
+        tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs)
+    )
 
 
 def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str) -> None:
@@ -94,7 +110,13 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "GROUP_RANK": 0}
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "GROUP_RANK": 0,
+    }
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ.update({name: str(value) for name, value in told.items()} | place)
     torch.set_num_threads(1)
@@ -145,4 +167,7 @@ def without_room_once(rank: int) -> None:
     pieces._write_own = full  # type: ignore[assignment]
 
 
-FAULTS = {"killed in the second save": killed_in_the_second_save, "no room once": without_room_once}
+FAULTS = {
+    "killed in the second save": killed_in_the_second_save,
+    "no room once": without_room_once,
+}

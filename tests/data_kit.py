@@ -35,7 +35,9 @@ def problem_of(path: Path) -> ClipProblem:
 
 def silence() -> av.AudioFrame:
     """A frame of sound."""
-    frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+    frame = av.AudioFrame.from_ndarray(
+        np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+    )
     frame.sample_rate = 44100
     return frame
 
@@ -45,18 +47,29 @@ def info_of(frames: int, fps: float, keyframes: tuple[int, ...] = (0,)) -> Media
     rate = RATES.get(fps, Fraction(fps))
     last = float(frames / rate) - (frames - 1) * rate.denominator / rate.numerator
     base = (rate.denominator, rate.numerator)
-    return MediaInfo("a.mp4", "h264", 96, 64, tuple(range(frames)), last, float(rate), keyframes, "mov", base)
+    return MediaInfo(
+        "a.mp4", "h264", 96, 64, tuple(range(frames)), last, float(rate), keyframes, "mov", base
+    )
 
 
-def config_of(*datasets: Path | Mapping[str, Any], video: Mapping[str, Any] | None = None, **values: Any) -> Config:
+def config_of(
+    *datasets: Path | Mapping[str, Any], video: Mapping[str, Any] | None = None, **values: Any
+) -> Config:
     """A config of these datasets (a folder, or a section of the config)."""
-    sections = [dict(one) if isinstance(one, Mapping) else {"path": str(one)} for one in datasets]
+    sections = [
+        dict(one) if isinstance(one, Mapping) else {"path": str(one)} for one in datasets
+    ]
     values = {"resolution": 64, "missing_caption": "empty", **values}
-    return Config.model_validate({"datasets": sections, "video_config": dict(video or {}), **values})
+    return Config.model_validate(
+        {"datasets": sections, "video_config": dict(video or {}), **values}
+    )
 
 
 def scanned(
-    *datasets: Path | Mapping[str, Any], rules: VideoRules = RULES, index: Path | None = None, **values: Any
+    *datasets: Path | Mapping[str, Any],
+    rules: VideoRules = RULES,
+    index: Path | None = None,
+    **values: Any,
 ) -> Library:
     """The library of these datasets; ``values`` of the config."""
     return scan(config_of(*datasets, **values), rules, index)
@@ -65,4 +78,6 @@ def scanned(
 def with_config(source: Source, video: Mapping[str, Any] | None = None, **keys: Any) -> Source:
     """The source under other keys of the config; ``video``: those of video_config."""
     section = source.config.video_config.model_copy(update=dict(video or {}))
-    return replace(source, config=source.config.model_copy(update={**keys, "video_config": section}))
+    return replace(
+        source, config=source.config.model_copy(update={**keys, "video_config": section})
+    )

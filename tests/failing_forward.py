@@ -10,7 +10,9 @@ import torch
 from videotune.trainer import loop
 from videotune.trainer.trainer import Trainer
 
-OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 8 GiB")
+OUT_OF_MEMORY = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a capacity of 8 GiB"
+)
 
 
 @contextmanager

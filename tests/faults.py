@@ -15,7 +15,17 @@ from safetensors.torch import save, save_file
 import videotune.files
 from videotune.trainer import checkpoint_writer
 
-CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "remove", "rmdir", "chmod", "ftruncate")
+CALLS = (
+    "fsync",
+    "rename",
+    "replace",
+    "mkdir",
+    "unlink",
+    "remove",
+    "rmdir",
+    "chmod",
+    "ftruncate",
+)
 """Of ``os``; pathlib and shutil call these by the same names."""
 
 
@@ -74,9 +84,17 @@ def disk(broken: int = 0, how: str = "before", number: int = errno.EIO) -> Itera
     one = Disk(broken, how, number)
     with patch.multiple(os, **{name: one.counted(name, getattr(os, name)) for name in CALLS}):  # noqa: SIM117
         with (
-            patch.object(videotune.files, "_put", one.counted("write", videotune.files._put, _half)),
-            patch.object(checkpoint_writer, "save_file", one.counted("save_file", save_file, _half_tensors)),
-            patch.object(shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)),
+            patch.object(
+                videotune.files, "_put", one.counted("write", videotune.files._put, _half)
+            ),
+            patch.object(
+                checkpoint_writer,
+                "save_file",
+                one.counted("save_file", save_file, _half_tensors),
+            ),
+            patch.object(
+                shutil, "copyfile", one.counted("copyfile", shutil.copyfile, _half_copy)
+            ),
             patch.object(os, "open", one.counted("open", os.open)),
         ):
             yield one
@@ -87,18 +105,26 @@ HOWS = ("before", "half", "after")
 
 
 def each_fault(
-    work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None], hows: Sequence[str] = HOWS
+    work: Callable[[], Any],
+    again: Callable[[], None],
+    check: Callable[[Disk], None],
+    hows: Sequence[str] = HOWS,
 ) -> list[str]:
     """Run ``work`` on a disk that fails at its first operation, its second, …, until it passes; the operations' names.
 
     ``again`` comes before each try, ``check`` after each failure.
     """
-    with patch.object(os, "fsync", lambda _: None):  # it is counted and may fail; nobody has to wait for it
+    with patch.object(
+        os, "fsync", lambda _: None
+    ):  # it is counted and may fail; nobody has to wait for it
         return _each_fault(work, again, check, hows)
 
 
 def _each_fault(
-    work: Callable[[], Any], again: Callable[[], None], check: Callable[[Disk], None], hows: Sequence[str]
+    work: Callable[[], Any],
+    again: Callable[[], None],
+    check: Callable[[Disk], None],
+    hows: Sequence[str],
 ) -> list[str]:
     names: list[str] = []
     for how in hows:

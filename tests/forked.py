@@ -10,7 +10,15 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 IMPORTED = (
-    *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "safetensors.torch", "av", "accelerate", "peft"),
+    *(
+        "torch",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "safetensors.torch",
+        "av",
+        "accelerate",
+        "peft",
+    ),
     *("transformers.models.umt5.modeling_umt5", "transformers.models.t5.tokenization_t5"),
     "diffusers.models.autoencoders.autoencoder_kl_wan",
     "diffusers.models.transformers.transformer_wan",

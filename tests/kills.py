@@ -26,7 +26,10 @@ def kill_points(work: Work, folder: Path, ours: tuple[str, ...] = OURS) -> list[
     states: list[Any] = []
 
     def look(number: int) -> None:
-        found = [(str(path), (stat := path.lstat()).st_size, stat.st_mtime_ns) for path in sorted(folder.rglob("*"))]
+        found = [
+            (str(path), (stat := path.lstat()).st_size, stat.st_mtime_ns)
+            for path in sorted(folder.rglob("*"))
+        ]
         if not states or found != states[-1]:
             states.append(found)
             points.append(number)
@@ -57,7 +60,9 @@ def killed_at(point: int, work: Work, folder: Path, ours: tuple[str, ...] = OURS
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-def _traced(at_line: Callable[[int], None], work: Work, folder: Path, ours: tuple[str, ...]) -> None:
+def _traced(
+    at_line: Callable[[int], None], work: Work, folder: Path, ours: tuple[str, ...]
+) -> None:
     """Run it, and call ``at_line`` with 1, 2, … before each line of ours."""
     number = 0
 

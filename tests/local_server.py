@@ -16,7 +16,13 @@ class Handler(BaseHTTPRequestHandler):
         """The content of the request."""
         return self.rfile.read(int(self.headers["Content-Length"]))
 
-    def answer(self, code: int, body: bytes, headers: Mapping[str, str] | None = None, cut: int | None = None) -> None:
+    def answer(
+        self,
+        code: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        cut: int | None = None,
+    ) -> None:
         """Send an answer; ``cut``: of its body no more than so many bytes."""
         self.send_response(code)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():

@@ -38,7 +38,10 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path
 
     shutil.copytree(base, folder)
     for part in sorted(path for path in folder.glob("transformer*") if path.is_dir()):
-        config = json.loads((part / "config.json").read_text()) | {"num_layers": blocks, **wider}
+        config = json.loads((part / "config.json").read_text()) | {
+            "num_layers": blocks,
+            **wider,
+        }
         if "llama_layers" in config:  # one for each block
             config["llama_layers"] = [0] * (blocks + config["num_single_layers"])
         cls = getattr(diffusers, config["_class_name"])
@@ -56,14 +59,23 @@ def deepen(base: Path, folder: Path, blocks: int = BLOCKS, **wider: int) -> Path
 def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
     """Noise for latents, text and whatever else the checkpoint is told, of the smallest shape of several frames."""
     rules, generator = family.spec.rules, torch.Generator().manual_seed(seed)
-    shape = ClipShape(rules.frame_step + rules.frame_rest, 2 * rules.side_multiple, 2 * rules.side_multiple, rules.fps)
+    shape = ClipShape(
+        rules.frame_step + rules.frame_rest,
+        2 * rules.side_multiple,
+        2 * rules.side_multiple,
+        rules.fps,
+    )
 
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=generator)
 
     x0 = draw(count, family.spec.latent_channels, *rules.latent_size(shape))
     states = family.encode_text(["a red circle", "a blue square moves up"][:count])
-    clip = torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=generator) / 127.5 - 1
+    clip = (
+        torch.randint(256, (3, shape.frames, shape.height, shape.width), generator=generator)
+        / 127.5
+        - 1
+    )
     extras = family.encode_video(clip).extras if family.spec.given != "none" else {}
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[0, :, 0] = family.spec.given == "replace"
@@ -86,7 +98,11 @@ class Rig:
         """Take real steps; gradients are those that the optimizer is given."""
 
         def keep(*_: Any) -> None:
-            given = {n: p.grad.clone() for n, p in self.trainable.parameters.items() if p.grad is not None}
+            given = {
+                n: p.grad.clone()
+                for n, p in self.trainable.parameters.items()
+                if p.grad is not None
+            }
             self.gradients.append(given)
 
         handle = self.trainable.optimizer.register_step_pre_hook(keep)
@@ -97,20 +113,34 @@ class Rig:
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)
             noise = torch.randn(batch.x0.shape, generator=generator)
-            shown = replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch)))) if prior else batch
+            shown = (
+                replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch))))
+                if prior
+                else batch
+            )
             prepared = StepBatch(step, batch.window_ids, batch.captions, t, 0, shown, noise)
             settings = StepSettings(self.family, loss, parts, 1.0, 7, None)
-            record = train_step(settings, self.net, self.trainable, prepared, Clock(CPU), step).read()
+            record = train_step(
+                settings, self.net, self.trainable, prepared, Clock(CPU), step
+            ).read()
             self.losses.append((record["loss"], record["grad_norm"]))  # type: ignore[arg-type]
         handle.remove()
         return self
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.detach().clone() for name, parameter in self.trainable.parameters.items()}
+        return {
+            name: parameter.detach().clone()
+            for name, parameter in self.trainable.parameters.items()
+        }
 
 
 def rig(
-    family: Any, settings: Any, method: str = "LORA", dropout: float = 0.0, isolate: bool = False, **how: Any
+    family: Any,
+    settings: Any,
+    method: str = "LORA",
+    dropout: float = 0.0,
+    isolate: bool = False,
+    **how: Any,
 ) -> Rig:
     """A network of the family with an adapter that already does something, or all of it training.
 
@@ -134,7 +164,9 @@ def rig(
     masters = MasterWeights(held)
     optimizer = make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer())
     rates = {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)}
-    trainable = Trainable(masters.parameters, optimizer, rates, masters if masters.apart else None)
+    trainable = Trainable(
+        masters.parameters, optimizer, rates, masters if masters.apart else None
+    )
     return Rig(family, net, trainable, streams)
 
 
@@ -153,9 +185,15 @@ def same(one: Rig, other: Rig) -> None:
 def resident_bytes(streams: Streams) -> int:
     """What the network's own weights and the buffers take on the device."""
     buffers = streams.buffers
-    streamed = {id(tensor) for tensors in buffers.tensors for tensor in tensors} if buffers else set()
-    own = [t for t in (*streams.net.parameters(), *streams.net.buffers()) if id(t) not in streamed]
-    return sum(t.nbytes for t in own) + sum(slot.flat.numel() for slot in (buffers.slots if buffers else ()))
+    streamed = (
+        {id(tensor) for tensors in buffers.tensors for tensor in tensors} if buffers else set()
+    )
+    own = [
+        t for t in (*streams.net.parameters(), *streams.net.buffers()) if id(t) not in streamed
+    ]
+    return sum(t.nbytes for t in own) + sum(
+        slot.flat.numel() for slot in (buffers.slots if buffers else ())
+    )
 
 
 @contextmanager

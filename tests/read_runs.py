@@ -34,7 +34,11 @@ def warnings_of(run: Path) -> list[str]:
 def facts_of(run: Path, until: int | None = None) -> list[Any]:
     """What must be equal in two runs that are the same, step by step: all but times."""
     names = ("step", "loss", "mse", "by_t", "lr", "grad_norm", "window_ids", "captions")
-    return [[line[name] for name in names] for line in steps_of(run) if until is None or line["step"] <= until]
+    return [
+        [line[name] for name in names]
+        for line in steps_of(run)
+        if until is None or line["step"] <= until
+    ]
 
 
 def state(run: Path, step: int) -> dict[str, torch.Tensor]:
@@ -64,7 +68,11 @@ def assert_same_run(run: Path, other: Path, *steps: int) -> None:
 def listing(folder: Path) -> dict[str, bytes]:
     """Every file of a folder but for a run's lock and heartbeat."""
     names = (".lock", "heartbeat.json")
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in names}
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in names
+    }
 
 
 def complete(run: Path) -> list[int]:
@@ -77,7 +85,9 @@ def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     names = [name for name in a if name.startswith("weights/")]
     assert names
     assert set(a) == set(b)
-    return max(float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names)
+    return max(
+        float((a[n] - b[n]).abs().max() / a[n].abs().max().clamp_min(1e-12)) for n in names
+    )
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -85,10 +95,15 @@ def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Te
     assert set(ours) >= set(theirs)
     assert any(bool(value.any()) for value in theirs.values())
     assert not any(bool(ours[name].any()) for name in set(ours) - set(theirs))
-    return max(float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max()) for name in theirs)
+    return max(
+        float((ours[name] - theirs[name]).abs().max() / theirs[name].abs().max())
+        for name in theirs
+    )
 
 
 def film(path: Path) -> np.ndarray:
     """All frames of a video file, uint8 (T,H,W,3)."""
     with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+        return np.stack(
+            [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        )

@@ -20,7 +20,9 @@ from videotune.validation.sample_metrics import SampleMetricsCallback
 C = TypeVar("C", bound=Callback)
 
 
-def open_run(overrides: Overrides, run: Path, resume: Resume | None = None, processes: int = 1) -> Opened:
+def open_run(
+    overrides: Overrides, run: Path, resume: Resume | None = None, processes: int = 1
+) -> Opened:
     """The run that the command would open."""
     return open_with(overrides, run, resume, chosen_for_run, processes)
 

@@ -5,12 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def scenery(seed: int, height: int = 120, width: int = 160, contrast: float = 45.0) -> np.ndarray:
+def scenery(
+    seed: int, height: int = 120, width: int = 160, contrast: float = 45.0
+) -> np.ndarray:
     """A colourful landscape of noise (1/f amplitudes), another for each seed. uint8 (H, W, 3)."""
     rng = np.random.default_rng(seed)
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]
     scale = 1 / np.maximum(np.hypot(rows * height / 120, columns * width / 120), 1 / 120) ** 1.3
-    waves = scale * (rng.normal(size=(3, *scale.shape)) + 1j * rng.normal(size=(3, *scale.shape)))
+    waves = scale * (
+        rng.normal(size=(3, *scale.shape)) + 1j * rng.normal(size=(3, *scale.shape))
+    )
     light = np.fft.irfft2(waves, (height, width))
     light = (light - light.mean((1, 2), keepdims=True)) / light.std((1, 2), keepdims=True)
     grey = light[0] * contrast
@@ -26,7 +30,10 @@ def pan(seed: int, offsets: Sequence[float], height: int = 120, width: int = 160
     for offset in offsets:
         left = int(offset)
         part = offset - left
-        frames.append((1 - part) * wide[:, left : left + width] + part * wide[:, left + 1 : left + 1 + width])
+        frames.append(
+            (1 - part) * wide[:, left : left + width]
+            + part * wide[:, left + 1 : left + 1 + width]
+        )
     return np.stack(frames).astype(np.uint8)
 
 

@@ -29,13 +29,19 @@ def run(*args: Any, **options: Any) -> int:
         flag = f"--{FLAGS.get(key, key).replace('_', '-')}"
         values = value if isinstance(value, list | tuple) else [value]
         given = [one for one in values if one is not None and one is not False]
-        words += [flag] if value is True else [word for one in given for word in (flag, str(one))]
+        words += (
+            [flag] if value is True else [word for one in given for word in (flag, str(one))]
+        )
     return app(words, standalone_mode=False) or 0
 
 
 def options_of(words: Overrides) -> dict[str, Any]:
     """The options of the command line that say the same."""
-    return {("set" if key == "sets" else key): value for key, value in asdict(words).items() if value}
+    return {
+        ("set" if key == "sets" else key): value
+        for key, value in asdict(words).items()
+        if value
+    }
 
 
 def check(words: Overrides, **options: Any) -> int:
@@ -63,8 +69,19 @@ def verify_cache(place: Path) -> int:
 
 
 def sample(words: SampleOptions, out: Path) -> int:
-    many = {"prompt": words.prompts, "lora": words.loras, "embedding": words.embeddings, "image": words.images}
-    named = {"seed": words.seed, "step": words.step, "base": words.base, "strength": words.strength, "set": words.sets}
+    many = {
+        "prompt": words.prompts,
+        "lora": words.loras,
+        "embedding": words.embeddings,
+        "image": words.images,
+    }
+    named = {
+        "seed": words.seed,
+        "step": words.step,
+        "base": words.base,
+        "strength": words.strength,
+        "set": words.sets,
+    }
     return run("sample", *([words.run] if words.run else []), out=out, **many, **named)
 
 
@@ -73,7 +90,11 @@ def compare(folder: Path, prompt: str | None, seed: int | None, out: Path | None
 
 
 def export(
-    folder: Path, formats: Sequence[str] = (), step: int | None = None, out: Path | None = None, merge: bool = False
+    folder: Path,
+    formats: Sequence[str] = (),
+    step: int | None = None,
+    out: Path | None = None,
+    merge: bool = False,
 ) -> int:
     return run("export", folder, format=list(formats), out=out, merge=merge)
 

@@ -21,7 +21,11 @@ def values(annotation: Any) -> set[Any] | None:
         return values(get_args(annotation)[0])
     if origin in (Union, UnionType):
         parts = [values(part) for part in get_args(annotation)]
-        return None if None in parts else set().union(*(part for part in parts if part is not None))
+        return (
+            None
+            if None in parts
+            else set().union(*(part for part in parts if part is not None))
+        )
     return None
 
 
@@ -33,7 +37,9 @@ def marks(tree: ast.Module) -> dict[str, list[str]]:
             found[function.name] = [
                 ast.literal_eval(word)
                 for mark in function.decorator_list
-                if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Attribute) and mark.func.attr == "effect"
+                if isinstance(mark, ast.Call)
+                and isinstance(mark.func, ast.Attribute)
+                and mark.func.attr == "effect"
                 for word in mark.args
             ]
     return found
@@ -44,7 +50,9 @@ def marked() -> dict[str, list[str]]:
     claims: dict[str, list[str]] = {}
     for path in sorted(EFFECTS.glob("test_*.py")):
         for test, keys in marks(ast.parse(path.read_text(encoding="utf-8"))).items():
-            assert not keys or test.startswith("test_"), f"{path.name}: {test} carries a mark and is no test"
+            assert not keys or test.startswith("test_"), (
+                f"{path.name}: {test} carries a mark and is no test"
+            )
             for key in keys:
                 claims.setdefault(key, []).append(f"{path.name}::{test}")
     return claims
@@ -52,7 +60,9 @@ def marked() -> dict[str, list[str]]:
 
 def test_every_key_has_an_effect_test() -> None:
     missing = set(leaves()) - set(marked())
-    assert not missing, f"no effect test for {', '.join(sorted(missing))}: test what each does, or take it out"
+    assert not missing, (
+        f"no effect test for {', '.join(sorted(missing))}: test what each does, or take it out"
+    )
 
 
 def test_every_effect_test_is_of_a_key_that_there_is() -> None:

@@ -14,8 +14,12 @@ def placed(values: torch.Tensor, off: int) -> torch.Tensor:
     return there.copy_(values)
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(2, 512, 16), (3, 16, 16), (34, 48, 48)])
-def test_products_have_the_same_bits_wherever_their_operands_lie(rows: int, inner: int, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(2, 512, 16), (3, 16, 16), (34, 48, 48)]
+)
+def test_products_have_the_same_bits_wherever_their_operands_lie(
+    rows: int, inner: int, columns: int
+) -> None:
     """Of few rows they had not, on an AMD EPYC with MKL's own choice."""
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(size, inner, generator=generator) for size in (rows, columns))

@@ -25,11 +25,18 @@ def written(run: Path, steps: int, until: int | None = None) -> Path:
         by_t = [draw.random() if draw.random() < 0.3 else None for _ in range(9)]
         more = {"skipped": True, "mse": None} if step % 7 == 3 else {"mse": draw.random()}
         spent = {"forward": draw.randrange(8) / 8, "data": 0.5}
-        line = step_line(step, window_ids=names, by_t=by_t, seconds=spent, grad_norm=draw.random(), **more)
-        lines += [line, *([{"kind": "save", "step": step, "path": "x"}] if step % 5 == 0 else [])]
+        line = step_line(
+            step, window_ids=names, by_t=by_t, seconds=spent, grad_norm=draw.random(), **more
+        )
+        lines += [
+            line,
+            *([{"kind": "save", "step": step, "path": "x"}] if step % 5 == 0 else []),
+        ]
     kept = [line for line in lines if until is None or line.get("step", 0) <= until]
     (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    clips = [{"id": "d" * 12, "path": "d", "used": True, "held_out": False, "kind": "regularization"}]
+    clips = [
+        {"id": "d" * 12, "path": "d", "used": True, "held_out": False, "kind": "regularization"}
+    ]
     (run / "check.json").write_text(json.dumps({"clips": clips}))
     return run
 
@@ -39,11 +46,19 @@ def facts(steps: Steps) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("step", [0, 1, 7, 60, 99, 100])
-def test_after_a_cut_it_is_as_if_the_later_steps_had_never_been(step: int, tmp_path: Path) -> None:
-    cut, never = History(written(tmp_path / "a", 100)), History(written(tmp_path / "b", 100, step))
+def test_after_a_cut_it_is_as_if_the_later_steps_had_never_been(
+    step: int, tmp_path: Path
+) -> None:
+    cut, never = (
+        History(written(tmp_path / "a", 100)),
+        History(written(tmp_path / "b", 100, step)),
+    )
     cut.cut(step)
     found, wanted = facts(cut.steps), facts(never.steps)
-    assert found.pop("recent")[-RECENT:] == wanted.pop("recent")[-len(cut.steps.recent) or RECENT :]
+    assert (
+        found.pop("recent")[-RECENT:]
+        == wanted.pop("recent")[-len(cut.steps.recent) or RECENT :]
+    )
     assert {name: n for name, n in found.pop("seconds").items() if n} == wanted.pop("seconds")
     assert found == wanted
     assert [line["kind"] for line in cut.events] == [line["kind"] for line in never.events]
@@ -55,7 +70,10 @@ def test_the_page_is_the_same_from_memory_and_from_the_file(tmp_path: Path) -> N
     known = read_run(run, (history.events, history.steps))
     assert facts(known.steps) == facts(read_run(run).steps)
     assert len(known.steps.alone) > 0
-    assert write_report(run, (history.events, history.steps)).read_text() == write_report(run).read_text()
+    assert (
+        write_report(run, (history.events, history.steps)).read_text()
+        == write_report(run).read_text()
+    )
 
 
 def test_a_step_takes_little_memory_and_the_page_none_that_grows(tmp_path: Path) -> None:

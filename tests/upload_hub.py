@@ -35,25 +35,55 @@ class UploadHub(Handler):
         elif self.path.endswith("/repos/create"):
             asked, there = json.loads(body), hub.private is not None
             hub.private = hub.private if there else asked["visibility"] == "private"
-            self.give({"url": f"{hub.url}/{asked['organization'] or 'user'}/{asked['name']}"}, 409 if there else 200)
+            self.give(
+                {"url": f"{hub.url}/{asked['organization'] or 'user'}/{asked['name']}"},
+                409 if there else 200,
+            )
         elif "/preupload/" in self.path:
-            files = [{"path": one["path"], "shouldIgnore": False} for one in json.loads(body)["files"]]
-            self.give({"files": [one | {"uploadMode": MODES[one["path"][-2:] == "md"]} for one in files]})
+            files = [
+                {"path": one["path"], "shouldIgnore": False}
+                for one in json.loads(body)["files"]
+            ]
+            self.give(
+                {
+                    "files": [
+                        one | {"uploadMode": MODES[one["path"][-2:] == "md"]} for one in files
+                    ]
+                }
+            )
         elif self.path.endswith("/batch"):
             objects = json.loads(body)["objects"]
             for one in (one for one in objects if one["oid"] not in hub.stored):
                 one["actions"] = {"upload": {"href": f"{hub.url}/{one['oid']}"}}
             self.give({"objects": objects})
         else:  # of validate-yaml too, which is not read here
-            lines = [json.loads(line) for line in body.splitlines()] if "/commit/" in self.path else []
-            for value in (line["value"] for line in lines if line["key"] in ("file", "lfsFile")):
-                content = b64decode(value["content"]) if "content" in value else hub.stored[value["oid"]]
+            lines = (
+                [json.loads(line) for line in body.splitlines()]
+                if "/commit/" in self.path
+                else []
+            )
+            for value in (
+                line["value"] for line in lines if line["key"] in ("file", "lfsFile")
+            ):
+                content = (
+                    b64decode(value["content"])
+                    if "content" in value
+                    else hub.stored[value["oid"]]
+                )
                 hub.files[value["path"]] = content
             self.give({"commitUrl": f"{hub.url}/user/run/commit/{COMMIT}", "commitOid": COMMIT})
 
     def do_GET(self) -> None:
-        about = {"id": "user/run", "sha": COMMIT, "private": self.server.private, "siblings": [], "tags": []}
-        self.give(about, self.server.status.get("", 404 if self.server.private is None else 200))
+        about = {
+            "id": "user/run",
+            "sha": COMMIT,
+            "private": self.server.private,
+            "siblings": [],
+            "tags": [],
+        }
+        self.give(
+            about, self.server.status.get("", 404 if self.server.private is None else 200)
+        )
 
     def do_PUT(self) -> None:
         hub, size = self.server, int(self.headers["Content-Length"])
@@ -76,10 +106,22 @@ class UploadHub(Handler):
 @contextmanager
 def upload_hub(patch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A running server, which this process takes for the Hub; ``url`` is where."""
-    facts: dict[str, Any] = {"files": {}, "stored": {}, "asked": [], "status": {}, "private": None, "cut": 0, "hold": 0}
+    facts: dict[str, Any] = {
+        "files": {},
+        "stored": {},
+        "asked": [],
+        "status": {},
+        "private": None,
+        "cut": 0,
+        "hold": 0,
+    }
     with serving(UploadHub, **facts, lock=threading.Lock(), over=threading.Event()) as hub:
         patch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
-        for name, value in {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
+        for name, value in {
+            "ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_OFFLINE": False,
+        }.items():
             patch.setattr(constants, name, value)
         patch.setenv("HF_TOKEN", TOKEN)
         yield hub

@@ -26,9 +26,21 @@ if TYPE_CHECKING:
 # file and its copy elsewhere round differently on some processors. MKL reads it at its first call.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on some CPUs it asks for a package that is not needed
+logging.getLogger("bitsandbytes").setLevel(
+    logging.ERROR
+)  # on some CPUs it asks for a package that is not needed
 
-COMMANDS = ("cache", "caption", "check", "compare", "export", "plan", "report", "sample", "train")
+COMMANDS = (
+    "cache",
+    "caption",
+    "check",
+    "compare",
+    "export",
+    "plan",
+    "report",
+    "sample",
+    "train",
+)
 
 
 def __getattr__(name: str) -> Any:

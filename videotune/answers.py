@@ -25,7 +25,17 @@ from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.planner.cards import known_card
 
-MEASURED = ("fits", "hours", "hours_beside", "seconds_a_step", "device", "host", "chosen", "micro_batch", "remedies")
+MEASURED = (
+    "fits",
+    "hours",
+    "hours_beside",
+    "seconds_a_step",
+    "device",
+    "host",
+    "chosen",
+    "micro_batch",
+    "remedies",
+)
 """Keys of a plan that need a measured step."""
 
 
@@ -53,7 +63,9 @@ def answer(question: Mapping[str, Any]) -> None:
                 found = plan(question)
             facts["plan"] = found
         elif question["what"] == "hours":
-            facts["presets"] = before.get("presets", {}) if before.get("key") == facts["key"] else {}
+            facts["presets"] = (
+                before.get("presets", {}) if before.get("key") == facts["key"] else {}
+            )
             for name in question["presets"]:
                 if name not in facts["presets"]:
                     facts["presets"][name] = _hours(question, name)
@@ -65,7 +77,9 @@ def answer(question: Mapping[str, Any]) -> None:
     except Exception as error:
         traceback.print_exc()
         facts |= {"code": FAILED, "words": f"{type(error).__name__}: {error}"}
-    write_json(out, json.loads(json.dumps(facts | {"part": "full"}, default=str)), durable=False)
+    write_json(
+        out, json.loads(json.dumps(facts | {"part": "full"}, default=str)), durable=False
+    )
 
 
 def _end_with(studio: BaseProcess) -> None:
@@ -78,7 +92,11 @@ def plan(question: Mapping[str, Any], known: bool = False, **other: Any) -> dict
 
     Raises VideotuneError as ``videotune plan`` does.
     """
-    asked = {"preset": None, "allow_skips": None, "card": None, "vram": None} | dict(question) | other
+    asked = (
+        {"preset": None, "allow_skips": None, "card": None, "vram": None}
+        | dict(question)
+        | other
+    )
     if asked.get("gpu"):
         found = known_card(*asked["gpu"])
         asked["card"] = found and f"{found.name} {found.vram >> 30}GB"

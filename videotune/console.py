@@ -91,10 +91,14 @@ def answer(as_json: bool, value: Any, show: Callable[[Any], object]) -> None:
     (print_json if as_json else show)(value)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()
+) -> None:
     """A table on standard output; without a terminal it is as wide as it needs to be."""
     if (recorded := _tables.get()) is not None:
-        recorded.setdefault(title, []).extend(dict(zip(columns, row, strict=True)) for row in rows)
+        recorded.setdefault(title, []).extend(
+            dict(zip(columns, row, strict=True)) for row in rows
+        )
         return
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
@@ -128,7 +132,13 @@ class Bar:
         self._said = self._begun = time.monotonic()
         self._first: int | None = None
 
-    def update(self, done: int, total: int, text: str | Sequence[str] = "", seconds_left: float | None = None) -> None:
+    def update(
+        self,
+        done: int,
+        total: int,
+        text: str | Sequence[str] = "",
+        seconds_left: float | None = None,
+    ) -> None:
         """``done`` of ``total`` are done; ``text`` is shown beside, of several parts as many as there is room for.
 
         ``seconds_left``: None, by those done so far.
@@ -140,10 +150,16 @@ class Bar:
         left = pace * (total - done) if seconds_left is None else seconds_left
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            remaining = clock(left) if seconds_left is not None or done > self._first else "-:--"
+            remaining = (
+                clock(left) if seconds_left is not None or done > self._first else "-:--"
+            )
             if self._task is None:
-                self._task = self._progress.add_task(self._title, total=total, parts=parts, left="")
-            self._progress.update(self._task, completed=done, total=total, parts=parts, left=f"{remaining} left")
+                self._task = self._progress.add_task(
+                    self._title, total=total, parts=parts, left=""
+                )
+            self._progress.update(
+                self._task, completed=done, total=total, parts=parts, left=f"{remaining} left"
+            )
             return
         if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
             self._said = now
@@ -184,9 +200,15 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
         def render(self, task: Task) -> Text:
             first = f"{task.description} {task.completed:.0f}/{task.total:.0f}"
             now = (doing() if doing else "") or task.fields["left"]
-            return Text(fitting(first, [now, *task.fields["parts"]], console.width - SHORTEST), no_wrap=True)
+            return Text(
+                fitting(first, [now, *task.fields["parts"]], console.width - SHORTEST),
+                no_wrap=True,
+            )
 
-    columns = (Line(Column(no_wrap=True)), BarColumn(None, table_column=Column(ratio=1)))  # the bar has what is left
+    columns = (
+        Line(Column(no_wrap=True)),
+        BarColumn(None, table_column=Column(ratio=1)),
+    )  # the bar has what is left
     with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
         made = Bar(title, progress)
         yield made

@@ -10,7 +10,9 @@ DONE, FAILED, SKIPPED, INTERRUPTED = 0, 1, 2, 130
 LONGEST_WORD, LONGEST_TEXT = 1000, 50_000
 """Characters of a word, and of a text, beyond which a person is shown its ends alone."""
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def printable(text: str) -> str:

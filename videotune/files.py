@@ -46,7 +46,9 @@ def system_errors(path: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else None, f"cannot be written: {error}", str(path)) from error
+        raise OSError(
+            int(number[1]) if number else None, f"cannot be written: {error}", str(path)
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,7 +73,9 @@ os.umask(_UMASK)
 def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
     """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".part-{os.getpid()}-{path.name}")  # the suffix stays: readers go by it
+    aside = path.with_name(
+        f".part-{os.getpid()}-{path.name}"
+    )  # the suffix stays: readers go by it
     try:
         write(aside)
         if os.name != "nt":
@@ -82,7 +86,9 @@ def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = Tr
         if durable:
             sync_folder(path.parent)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # which file it was, a full disk does not say
+        if (
+            error.filename is None and error.errno is not None
+        ):  # which file it was, a full disk does not say
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -201,13 +207,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [value for value in found if isinstance(value, dict)]
 
 
-def walk_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def walk_json(
+    value: Any, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     """(keys that lead to it, value) of a JSON-like value and of all that it holds, the outer ones first.
 
     It goes one level deeper at a time, so a reader that stops at some depth is safe from whatever lies below.
     """
     yield path, value
-    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, one in inner:
         yield from walk_json(one, (*path, key if isinstance(value, list) else str(key)))
 
@@ -269,7 +283,17 @@ def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
             return None  # a time that no calendar has
         age = (time.time() if now is None else now) - heard
         here = facts["host"] == socket.gethostname()
-        alive = facts["state"] != "ended" and age < LATE and (not here or psutil.pid_exists(facts["pid"]))
+        alive = (
+            facts["state"] != "ended"
+            and age < LATE
+            and (not here or psutil.pid_exists(facts["pid"]))
+        )
         return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": alive}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # no heartbeat, or none of ours
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        OverflowError,
+    ):  # no heartbeat, or none of ours
         return None

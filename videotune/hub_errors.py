@@ -6,15 +6,25 @@ import os
 from videotune.lazy import huggingface_hub as hub
 
 
-def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str = "", upload: bool = False) -> str:
+def hub_problem(
+    name: str, error: Exception, suggestion: str = "", folder: str = "", upload: bool = False
+) -> str:
     """A sentence that begins with the repository's ``name``; no token is ever part of it.
 
     ``suggestion``: a similar id that exists, in brackets. ``folder``: where its page lies below the Hub's address.
     ``upload``: something was to be sent there, not fetched.
     """
     errors, end, cache = hub.errors, hub.constants.ENDPOINT, hub.constants.HF_HUB_CACHE
-    page, settings, token = f"{end}/{folder}{name}", f"{end}/settings/tokens", os.environ.get("HF_TOKEN", "").strip()
-    read = "give the account of HF_TOKEN access" if token else f"make a token at {settings}, and set HF_TOKEN to it"
+    page, settings, token = (
+        f"{end}/{folder}{name}",
+        f"{end}/settings/tokens",
+        os.environ.get("HF_TOKEN", "").strip(),
+    )
+    read = (
+        "give the account of HF_TOKEN access"
+        if token
+        else f"make a token at {settings}, and set HF_TOKEN to it"
+    )
     network = "unset HF_HUB_OFFLINE" if hub.constants.HF_HUB_OFFLINE else "check the network"
     may = "write to this repository" if upload else "read gated repositories"
     offline = f" is not wholly in {cache}, and the Hub is not reached: {network} to fetch it."
@@ -39,5 +49,11 @@ def hub_problem(name: str, error: Exception, suggestion: str = "", folder: str =
         what = f": the disk of {cache} is full. Free some, or set HF_HOME to a disk with room."
     text = str(error).replace(token, "(HF_TOKEN)") if token else str(error)
     if upload:
-        return name + (what or f" could not be sent: {text}\nRun it again: what has arrived is not sent again.")
-    return name + (what or f" could not be fetched: {text}\nComplete files stay: run it again, or give a local folder.")
+        return name + (
+            what
+            or f" could not be sent: {text}\nRun it again: what has arrived is not sent again."
+        )
+    return name + (
+        what
+        or f" could not be fetched: {text}\nComplete files stay: run it again, or give a local folder."
+    )

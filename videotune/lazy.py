@@ -60,6 +60,10 @@ else:
             return found
 
     av, diffusers, huggingface_hub, openai, psutil, torch, transformers = map(
-        _LazyModule, ("av", "diffusers", "huggingface_hub", "openai", "psutil", "torch", "transformers")
+        _LazyModule,
+        ("av", "diffusers", "huggingface_hub", "openai", "psutil", "torch", "transformers"),
     )
-    av_reformatter, scipy_special = _LazyModule("av.video.reformatter"), _LazyModule("scipy.special")
+    av_reformatter, scipy_special = (
+        _LazyModule("av.video.reformatter"),
+        _LazyModule("scipy.special"),
+    )

@@ -55,9 +55,13 @@ SHAPES: Mapping[str, Any] = {
     "COMPLETE": _object(step=Count, kind=Literal["save", "backup"], files=dict[str, FileEntry]),
     "state": _object(step=Count, without_state=NotRequired[list[str]]),
     "config": _CONFIG,  # of the settings what is read of them before they are parsed
-    "plan": _object(views=_VIEWS, buckets=_list(shape=str, windows=Count), effective_batch=Count),
+    "plan": _object(
+        views=_VIEWS, buckets=_list(shape=str, windows=Count), effective_batch=Count
+    ),
     "check": _object(clips=_CLIPS, skipped=NotRequired[Count]),
-    "exports": _list(format=str, path=str, hash=str),  # ``files.hash_path`` of the file or folder
+    "exports": _list(
+        format=str, path=str, hash=str
+    ),  # ``files.hash_path`` of the file or folder
     "compare": _list(prompt=str, seed=int, video=str, sheet=str),
     "demo": dict[str, Any],
 }
@@ -106,14 +110,20 @@ RENAMED = {"ruler": "validation", "probe": "sample_metrics"}
 def renamed(value: dict[str, Any]) -> dict[str, Any]:
     """An object of a run with its keys, and its kind, by today's names."""
     found = {RENAMED.get(key, key): inner for key, inner in value.items()}
-    return found | ({"kind": RENAMED.get(found["kind"], found["kind"])} if isinstance(found.get("kind"), str) else {})
+    return found | (
+        {"kind": RENAMED.get(found["kind"], found["kind"])}
+        if isinstance(found.get("kind"), str)
+        else {}
+    )
 
 
 _MAYBE = float | None
 _ANY: dict[str, Any] = {"kind": str, "time": NotRequired[Seconds]}
 _AT_STEP = _ANY | {"step": Count}
 _READING = _object(
-    normalised=_MAYBE, clips=NotRequired[dict[str, _MAYBE]], by_quantile=NotRequired[list[_MAYBE]]
+    normalised=_MAYBE,
+    clips=NotRequired[dict[str, _MAYBE]],
+    by_quantile=NotRequired[list[_MAYBE]],
 )  # over some clips
 
 _LINE = _object(**_ANY, step=NotRequired[Count], from_step=NotRequired[Count])
@@ -122,7 +132,10 @@ _STEP = _object(
     seconds=dict[str, float], captions=NotRequired[list[int | None]], skipped=NotRequired[bool],
 )  # fmt: skip
 _VALIDATION = _object(
-    **_AT_STEP, train=_READING | None, held_out=NotRequired[_READING | None], validation=NotRequired[str]
+    **_AT_STEP,
+    train=_READING | None,
+    held_out=NotRequired[_READING | None],
+    validation=NotRequired[str],
 )
 LINES: Mapping[str, Any] = {
     "step": _STEP,
@@ -145,7 +158,9 @@ def parse_line(line: bytes) -> dict[str, Any]:
     from pydantic_core import from_json
 
     try:
-        value = from_json(line, cache_strings="all")  # keys and names of windows are the same objects in all lines
+        value = from_json(
+            line, cache_strings="all"
+        )  # keys and names of windows are the same objects in all lines
     except ValueError:
         try:
             value = json.loads(line)  # which also takes half of a letter (a lone surrogate)
@@ -162,5 +177,7 @@ def verified(run: Path, line: Mapping[str, Any]) -> Path:
     """The file or folder of a line of exports.json; VideotuneError where its bytes are not those that were written."""
     path = run / str(line["path"])
     if not path.exists() or hash_path(path) != line["hash"]:
-        raise VideotuneError(f"{path} is missing or damaged: remove it and write it again with videotune export {run}")
+        raise VideotuneError(
+            f"{path} is missing or damaged: remove it and write it again with videotune export {run}"
+        )
     return path

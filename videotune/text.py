@@ -10,7 +10,11 @@ def plain(value: float | None, digits: int = 4) -> str:
     """A number: whole ones with thousands marked, others to ``digits`` significant ones; a dash for None."""
     if value is None:
         return "–"
-    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.{digits}g}"
+    return (
+        f"{int(value):,}"
+        if float(value).is_integer() and abs(value) < 1e15
+        else f"{value:.{digits}g}"
+    )
 
 
 def counted(value: float | None, thing: str) -> str:
@@ -42,7 +46,9 @@ def value_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(value_text, value)) or "none"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {value_text(entry)}" for key, entry in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{key}: {value_text(entry)}" for key, entry in value.items()) + "}"
+        )
     return str(value)
 
 

@@ -273,8 +273,17 @@ class Batch:
     def of(cls, x0: Tensor, cond: Condition, **more: Any) -> Batch:
         """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
         count, none = len(x0), x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
-        plain: dict[str, Any] = {"given": none, "dropped": none, "weight": (~none).float(), "scale": x0.new_ones(count)}
-        plain |= {"captions": ("",) * count, "window_ids": ("",) * count, "prior": (False,) * count}
+        plain: dict[str, Any] = {
+            "given": none,
+            "dropped": none,
+            "weight": (~none).float(),
+            "scale": x0.new_ones(count),
+        }
+        plain |= {
+            "captions": ("",) * count,
+            "window_ids": ("",) * count,
+            "prior": (False,) * count,
+        }
         return cls(x0=x0, cond=cond, **({"fps": x0.new_ones(count)} | plain | more))
 
     def __len__(self) -> int:
@@ -282,7 +291,10 @@ class Batch:
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
-        tensors = {name: fn(getattr(self, name)) for name in ("x0", "given", "dropped", "weight", "scale", "fps")}
+        tensors = {
+            name: fn(getattr(self, name))
+            for name in ("x0", "given", "dropped", "weight", "scale", "fps")
+        }
         return replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
@@ -292,7 +304,9 @@ class Batch:
         parts = []
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
-            names: dict[str, Any] = {key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")}
+            names: dict[str, Any] = {
+                key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")
+            }
             parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
 
@@ -375,7 +389,11 @@ class Family(Protocol):
     """Text encoders that load from now on keep the weights of their blocks on the host; it is told what fails. None: not."""
 
     def __init__(
-        self, folder: FilePath, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+        self,
+        folder: FilePath,
+        device: torch.device,
+        dtype: torch.dtype,
+        weights: WeightDtypes = PLAIN_WEIGHTS,
     ) -> None: ...
 
     @classmethod
@@ -417,7 +435,9 @@ class Family(Protocol):
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
 
-    def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
+    def encode_video(
+        self, frames: Tensor, random: np.random.Generator | None = None
+    ) -> Moments:
         """One clip (3,T,H,W) in [-1,1] -> its moments, on the CPU in float32; ``random`` is for ``spec.image_noise``."""
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
@@ -426,7 +446,9 @@ class Family(Protocol):
     def part(self, name: str, fill: Fill = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
 
-    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
+    def denoiser(
+        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+    ) -> nn.Module:
         """The diffusers transformer, frozen, in the run's dtype on a device (None: the run's). Expert None: the first."""
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
@@ -438,7 +460,9 @@ class Family(Protocol):
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """Normalised latents (B,C,F,H,W) sampled by the family's own pipeline, one for each seed."""
 
     def pipeline_class(self) -> Any:

@@ -48,12 +48,19 @@ def train(out: Path, recipe: Recipe) -> Path:
         loss = update(vae, optimizers, recipe, step)
         seconds += time.process_time() - since
         if step % recipe.keep_every == 0 or step == recipe.autoencoder_steps:
-            line = {"step": step, "seconds": round(seconds, 1), "loss": round(loss, 4)} | quick_look(
-                vae, min(2, recipe.scored_clips)
-            )
+            line = {
+                "step": step,
+                "seconds": round(seconds, 1),
+                "loss": round(loss, 4),
+            } | quick_look(vae, min(2, recipe.scored_clips))
             curve.append(line)
             print(f"autoencoder: {line}", flush=True)
-            state = {"step": step, "weights": vae.state_dict(), "optimizers": optimizers.state(), "curve": curve}
+            state = {
+                "step": step,
+                "weights": vae.state_dict(),
+                "optimizers": optimizers.state(),
+                "curve": curve,
+            }
             keep(state_file, state)
     measure_statistics(vae, recipe)
     vae.save_pretrained(out / "work" / "autoencoder")
@@ -91,9 +98,13 @@ class Optimizers:
         self.parameters = list(vae.parameters())
         kernels = [p for p in self.parameters if p.ndim > 2 and min(len(p), p[0].numel()) >= 8]
         others = [p for p in self.parameters if not any(p is kernel for kernel in kernels)]
-        self.views = [(kernel, nn.Parameter(kernel.detach().flatten(1))) for kernel in kernels]  # the same memory
+        self.views = [
+            (kernel, nn.Parameter(kernel.detach().flatten(1))) for kernel in kernels
+        ]  # the same memory
         matrices = [matrix for _, matrix in self.views]
-        self.muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        self.muon = torch.optim.Muon(
+            matrices, lr=0.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+        )
         self.adamw = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0)
 
     def step(self, loss: Tensor, rate: float) -> None:
@@ -125,9 +136,13 @@ def update(vae: Any, optimizers: Optimizers, recipe: Recipe, step: int) -> float
     frames, count = next((frames, count) for until, frames, count in STAGES if share < until)
     clip = batch(recipe.seed, step, frames, count)
     mean = encode(vae, clip)
-    noise = draws(recipe.seed, "autoencoder latents", step).standard_normal(mean.shape, dtype=np.float32)
+    noise = draws(recipe.seed, "autoencoder latents", step).standard_normal(
+        mean.shape, dtype=np.float32
+    )
     error = decode(vae, mean + LATENT_NOISE * torch.from_numpy(noise)) - clip
-    loss = ((0.5 * error.abs() + error.square()) * subject_weight(clip)).mean() + SIZE_WEIGHT * mean.square().mean()
+    loss = (
+        (0.5 * error.abs() + error.square()) * subject_weight(clip)
+    ).mean() + SIZE_WEIGHT * mean.square().mean()
     decay = 1.0 if share < DECAY_FROM else max(0.01, (1 - share) / (1 - DECAY_FROM))
     optimizers.step(loss, RATE * min(1.0, step / WARMUP) * decay)
     return float(loss.detach())
@@ -138,7 +153,9 @@ def batch(seed: int, step: int, frames: int, count: int) -> Tensor:
     clips = []
     for index in range(count):
         rng = draws(seed, "autoencoder", step, index)
-        drawn = draw_wide(rng) if index % 2 else draw_clip(rng, *KNOWN[rng.integers(len(KNOWN))])
+        drawn = (
+            draw_wide(rng) if index % 2 else draw_clip(rng, *KNOWN[rng.integers(len(KNOWN))])
+        )
         start = int(rng.integers(len(drawn) - frames + 1))
         clips.append(to_model(drawn[start : start + frames]))
     return torch.stack(clips)
@@ -163,14 +180,18 @@ def held_out_clips(part: str, count: int) -> Tensor:
         concept: Look = ("orange", "diamond", look[2])
         colour, shape, direction = look if part == "base" else concept
         stripes = partial(striped, colours=(PALETTE[colour], (245, 230, 200)), period=10.0)
-        clips.append(to_model(draw_clip(rng, stripes if part == "striped" else colour, shape, direction)))
+        clips.append(
+            to_model(draw_clip(rng, stripes if part == "striped" else colour, shape, direction))
+        )
     return torch.stack(clips)
 
 
 @torch.no_grad()
 def rebuilt(vae: Any, clips: Tensor) -> Tensor:
     """Clips after encoding and decoding by the autoencoder's own calls, one at a time."""
-    return torch.cat([vae.decode(vae.encode(clip[None]).latent_dist.mode()).sample for clip in clips])
+    return torch.cat(
+        [vae.decode(vae.encode(clip[None]).latent_dist.mode()).sample for clip in clips]
+    )
 
 
 def psnr(clips: Tensor, others: Tensor) -> float:
@@ -189,8 +210,11 @@ def quick_look(vae: Any, count: int) -> dict[str, float]:
 def measure_statistics(vae: Any, recipe: Recipe) -> None:
     """Write into the config the mean and deviation of each latent channel over the looks that are taught."""
     clips = [
-        draw_clip(draws(recipe.seed, "statistics", index), *look) for index, look in enumerate(KNOWN[: recipe.looks])
+        draw_clip(draws(recipe.seed, "statistics", index), *look)
+        for index, look in enumerate(KNOWN[: recipe.looks])
     ]
     latents = torch.cat([vae.encode(to_model(clip)[None]).latent_dist.mode() for clip in clips])
-    mean, deviation = (value.tolist() for value in (latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4))))
+    mean, deviation = (
+        value.tolist() for value in (latents.mean((0, 2, 3, 4)), latents.std((0, 2, 3, 4)))
+    )
     vae.register_to_config(latents_mean=mean, latents_std=deviation)

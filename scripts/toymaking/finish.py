@@ -32,7 +32,9 @@ def assemble(trained: Path, folder: Path) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     pipeline: Any = WanPipeline.from_pretrained(trained, dtype=torch.float32)
     for part in (pipeline.transformer, pipeline.vae, pipeline.text_encoder):
-        for parameter in part.parameters():  # .half() alone would leave those that diffusers keeps in float32
+        for parameter in (
+            part.parameters()
+        ):  # .half() alone would leave those that diffusers keeps in float32
             parameter.data = parameter.data.half()
     pipeline.save_pretrained(aside)
     for path in aside.rglob("*.json"):
@@ -63,7 +65,9 @@ def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[ND
         for index, (colour, shape, direction) in enumerate(looks)
     ]
     drawn = sample(pipeline, captions, list(range(1000, 1000 + len(looks))))
-    facts: dict[str, Any] = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(drawn, looks)
+    facts: dict[str, Any] = {"n": len(looks), "guidance": GUIDANCE, "steps": STEPS} | shares(
+        drawn, looks
+    )
     decibels, pictures = {}, {}
     for part in ("base", "concept", "striped"):
         shown = held_out_clips(part, recipe.scored_clips)
@@ -73,7 +77,10 @@ def score(named: str, recipe: Recipe) -> tuple[dict[str, Any], dict[str, list[ND
         pictures[part] = [clip for pair in pairs for clip in pair]
     seen = [detect(clip) for clip in pictures["concept"][1::2]]
     recognised = sum((one.colour, one.shape) == CONCEPT for one in seen) / len(seen)
-    facts |= {"psnr": decibels | {"clips": recipe.scored_clips}, "concept_recognised": round(recognised, 3)}
+    facts |= {
+        "psnr": decibels | {"clips": recipe.scored_clips},
+        "concept_recognised": round(recognised, 3),
+    }
     return facts | {"bytes": size(folder)}, {"samples": drawn, **pictures}
 
 
@@ -99,10 +106,15 @@ def sample(pipeline: Any, captions: Sequence[str], seeds: Sequence[int]) -> list
 def shares(clips: Sequence[NDArray[Any]], looks: Sequence[Look]) -> dict[str, float]:
     """The share of clips that show the colour, the shape, the direction that was asked for, and all three."""
     seen = [detect(clip) for clip in clips]
-    right = np.array([[one.colour, one.shape, one.direction] for one in seen]) == np.array(looks)
+    right = np.array([[one.colour, one.shape, one.direction] for one in seen]) == np.array(
+        looks
+    )
     names = ("colour", "shape", "direction")
     parts = {name: round(float(right[:, index].mean()), 3) for index, name in enumerate(names)}
-    return parts | {"all": round(float(right.all(1).mean()), 3), "iou": round(float(np.mean([s.iou for s in seen])), 3)}
+    return parts | {
+        "all": round(float(right.all(1).mean()), 3),
+        "iou": round(float(np.mean([s.iou for s in seen])), 3),
+    }
 
 
 def to_bytes(clips: torch.Tensor) -> list[NDArray[Any]]:
@@ -121,5 +133,9 @@ def sheet(path: Path, rows: Sequence[tuple[str, NDArray[Any]]], columns: int = 2
         left, top = index % columns * wide, index // columns * high
         pen.text((left + 4, top + height // 2 - 6), text, fill="black")
         for column, frame in enumerate(np.linspace(0, len(clip) - 1, 5).round().astype(int)):
-            picture.paste(Image.fromarray(clip[frame]), (left + words + column * (width + 2), top))
-    write_whole(path, lambda aside: picture.save(aside, format="PNG", optimize=True), durable=False)
+            picture.paste(
+                Image.fromarray(clip[frame]), (left + words + column * (width + 2), top)
+            )
+    write_whole(
+        path, lambda aside: picture.save(aside, format="PNG", optimize=True), durable=False
+    )

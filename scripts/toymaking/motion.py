@@ -36,7 +36,9 @@ def motion(frames: NDArray[Any]) -> Motion | None:
     Raises VideotuneError for another layout, and for fewer than three frames.
     """
     if frames.ndim != 4 or frames.shape[-1] != 3 or len(frames) < 3:
-        raise VideotuneError(f"motion reads three frames or more (T, H, W, 3), not {frames.shape}")
+        raise VideotuneError(
+            f"motion reads three frames or more (T, H, W, 3), not {frames.shape}"
+        )
     clip = frames.astype(np.float32)
     blobs = [found for frame in clip if (found := find_blob(frame)) is not None]
     if len(blobs) < len(clip):
@@ -63,7 +65,9 @@ def centre(frame: NDArray[np.float32], blob: Blob) -> NDArray[Any]:
     """The subject's centre of mass (column, row) in a frame, half-covered pixels by their share, so finer than a pixel."""
     background = np.median(frame.reshape(-1, 3), axis=0)
     towards = blob.colour - background
-    share = np.clip((frame - background) @ towards / (towards @ towards + 1e-6), 0, 1) * grown(blob.mask)
+    share = np.clip((frame - background) @ towards / (towards @ towards + 1e-6), 0, 1) * grown(
+        blob.mask
+    )
     columns, rows = pixel_grid(*share.shape)
     return np.array([(share * columns).sum(), (share * rows).sum()]) / share.sum()
 
@@ -72,5 +76,7 @@ def grown(mask: NDArray[np.bool_], by: int = MARGIN) -> NDArray[np.bool_]:
     """A mask (H, W) with every pixel that lies at most ``by`` rows and columns from it."""
     padded = np.pad(mask, by)
     size = 2 * by + 1
-    out: NDArray[np.bool_] = np.lib.stride_tricks.sliding_window_view(padded, (size, size)).max(axis=(-2, -1))
+    out: NDArray[np.bool_] = np.lib.stride_tricks.sliding_window_view(padded, (size, size)).max(
+        axis=(-2, -1)
+    )
     return out

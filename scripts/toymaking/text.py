@@ -27,17 +27,25 @@ def make(out: Path, recipe: Recipe) -> Path:
     if finished.is_dir():
         return finished
     tokenizer().save_pretrained(aside / "tokenizer")
-    encoder(recipe, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))).save_pretrained(aside / "text_encoder")
+    encoder(recipe, len(AutoTokenizer.from_pretrained(aside / "tokenizer"))).save_pretrained(
+        aside / "text_encoder"
+    )
     aside.rename(finished)
     return finished
 
 
 def tokenizer() -> Any:
     """A T5 tokenizer of the captions' words and of every ASCII letter, digit and mark."""
-    captions = [caption(*look, template) for look in COMBINATIONS for template in range(len(TEMPLATES))]
+    captions = [
+        caption(*look, template) for look in COMBINATIONS for template in range(len(TEMPLATES))
+    ]
     counts = Counter(word for text in captions for word in text.split())
-    words = [(f"▁{word}", math.log(count / counts.total())) for word, count in counts.most_common()]
-    letters = [(letter, RARE) for letter in string.ascii_letters + string.digits + ".,:;!?'\"-()"]
+    words = [
+        (f"▁{word}", math.log(count / counts.total())) for word, count in counts.most_common()
+    ]
+    letters = [
+        (letter, RARE) for letter in string.ascii_letters + string.digits + ".,:;!?'\"-()"
+    ]
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", RARE), *words, *letters]
     return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
 

@@ -4,7 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 from toymaking.recipe import Recipe
 from transformers import AutoTokenizer, UMT5EncoderModel
 
@@ -39,7 +44,9 @@ def write_clips(folder: Path, looks: tuple[Look, ...], copies: int) -> Path:
         stem = f"{index:05d}-{'-'.join(look)}"
         video, words = folder / "videos" / f"{stem}.mp4", folder / "captions" / f"{stem}.txt"
         if not words.is_file():
-            encode_clip(video, draw_clip(draws(0, "transformer clips", folder.name, index), *look), FPS)
+            encode_clip(
+                video, draw_clip(draws(0, "transformer clips", folder.name, index), *look), FPS
+            )
             texts = [caption(*look, template) for template in range(len(TEMPLATES))]
             write_text(words, "\n".join(texts) + "\n", durable=False)
     return folder
@@ -64,7 +71,9 @@ def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
     )
     with torch.no_grad():
         transformer.proj_out.weight.mul_(0.1)  # begins near the mean
-    scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+    )
     pipeline = WanPipeline(
         tokenizer=AutoTokenizer.from_pretrained(text / "tokenizer"),
         text_encoder=UMT5EncoderModel.from_pretrained(text / "text_encoder"),
@@ -76,7 +85,9 @@ def fresh(folder: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int
     return folder
 
 
-def settings(base: Path, known: Path, held_out: Path, cache: Path, recipe: Recipe, seed: int) -> dict[str, Any]:
+def settings(
+    base: Path, known: Path, held_out: Path, cache: Path, recipe: Recipe, seed: int
+) -> dict[str, Any]:
     """The config of the run. The held-out looks are measured by validation and never trained."""
     return {
         "base_model_name": str(base),

@@ -32,7 +32,9 @@ def decode(vae: Any, latents: Tensor) -> Tensor:
     decoder = vae.decoder
     x = decoder.mid_block(decoder.conv_in(vae.post_quant_conv(latents)))
     for block in decoder.up_blocks:
-        shortcut = 0.0 if block.avg_shortcut is None else block.avg_shortcut(x, first_chunk=True)
+        shortcut = (
+            0.0 if block.avg_shortcut is None else block.avg_shortcut(x, first_chunk=True)
+        )
         for resnet in block.resnets:
             x = resnet(x)
         if block.upsampler is not None:

@@ -7,7 +7,16 @@ import torch
 import transformers as hf
 from torch import nn
 
-from videotune.adapters.layers import Overlay, add_rows, add_text, add_tokens, first_rows, lay_rows, layers_of, spelled
+from videotune.adapters.layers import (
+    Overlay,
+    add_rows,
+    add_text,
+    add_tokens,
+    first_rows,
+    lay_rows,
+    layers_of,
+    spelled,
+)
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_text
@@ -21,16 +30,32 @@ SPARE = 5
 def encoder_of(kind: str, words: int, spare: int = SPARE) -> Any:
     """A tiny encoder of transformers, made from its config, with a dropout that must never act."""
     size: dict[str, Any] = {"vocab_size": words + spare}
-    t5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.5}
-    other = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    t5 = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "dropout_rate": 0.5,
+    }
+    other = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     other["attention_dropout"] = 0.5
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model: Any = {
             "t5": lambda: hf.T5EncoderModel(hf.T5Config(**size, **t5)),
             "umt5": lambda: hf.UMT5EncoderModel(hf.UMT5Config(**size, **t5)),
-            "clip": lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**size, **other, eos_token_id=1)),
-            "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**size, **other, num_key_value_heads=2)),
+            "clip": lambda: hf.CLIPTextModel(
+                hf.CLIPTextConfig(**size, **other, eos_token_id=1)
+            ),
+            "llama": lambda: hf.LlamaModel(
+                hf.LlamaConfig(**size, **other, num_key_value_heads=2)
+            ),
         }[kind]()
     return model.eval().requires_grad_(False)
 
@@ -44,7 +69,9 @@ KINDS = pytest.mark.parametrize("kind", ["t5", "umt5", "clip", "llama"])
 
 
 def states(part: TextPart, text: str, tokens: tuple[str, ...] = ()) -> torch.Tensor:
-    numbers = part.tokenizer(spelled(text, tokens) if tokens else text, return_tensors="pt").input_ids
+    numbers = part.tokenizer(
+        spelled(text, tokens) if tokens else text, return_tensors="pt"
+    ).input_ids
     return part.encoder(numbers).last_hidden_state
 
 
@@ -63,7 +90,9 @@ def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> No
     """After steps with a strong decay every other number of the encoder is the same to the bit, and each row has moved."""
     part = part_of(kind, spare)
     before = {name: value.clone() for name, value in part.encoder.state_dict().items()}
-    (rows,) = add_rows({"text_encoder": part}, Embedding(token="<x>", vectors=3), seed=0).values()
+    (rows,) = add_rows(
+        {"text_encoder": part}, Embedding(token="<x>", vectors=3), seed=0
+    ).values()
     tokens, start = token_names("<x>", 3), rows.detach().clone()
     trained = [parameter for parameter in part.encoder.parameters() if parameter.requires_grad]
     assert {id(parameter) for parameter in trained} == {id(rows)}
@@ -85,7 +114,9 @@ def test_only_the_rows_change_weight_decay_included(kind: str, spare: int) -> No
 def test_the_rows_are_what_a_longer_table_would_hold(kind: str) -> None:
     """The way of transformers' own: more rows in the table itself; the same states to the bit."""
     ours, theirs = part_of(kind, 0), part_of(kind, 0)
-    (rows,) = add_rows({"text_encoder": ours}, Embedding(token="<x>", vectors=2), seed=0).values()
+    (rows,) = add_rows(
+        {"text_encoder": ours}, Embedding(token="<x>", vectors=2), seed=0
+    ).values()
     tokens = token_names("<x>", 2)
     theirs.tokenizer.add_tokens(list(tokens))
     theirs.encoder.resize_token_embeddings(len(theirs.tokenizer))
@@ -96,7 +127,9 @@ def test_the_rows_are_what_a_longer_table_would_hold(kind: str) -> None:
 
 
 @KINDS
-def test_recomputed_layers_give_the_rows_the_same_gradient_and_drop_nothing_out(kind: str) -> None:
+def test_recomputed_layers_give_the_rows_the_same_gradient_and_drop_nothing_out(
+    kind: str,
+) -> None:
     found = []
     for mode in ("OFF", "ON"):
         part = part_of(kind)
@@ -113,8 +146,12 @@ def test_several_encoders_have_rows_each() -> None:
     rows = add_rows(parts, Embedding(token="<x>", vectors=2), seed=0)
     assert set(rows) == set(parts)
     assert not torch.equal(*rows.values())
-    one = add_rows({"text_encoder_2": part_of("clip")}, Embedding(token="<x>", vectors=2), seed=0)
-    assert torch.equal(one["text_encoder_2"], rows["text_encoder_2"]), "a choice of one begins as it does among both"
+    one = add_rows(
+        {"text_encoder_2": part_of("clip")}, Embedding(token="<x>", vectors=2), seed=0
+    )
+    assert torch.equal(one["text_encoder_2"], rows["text_encoder_2"]), (
+        "a choice of one begins as it does among both"
+    )
 
 
 def test_rows_begin_as_the_words_they_are_given() -> None:
@@ -140,7 +177,10 @@ def test_rows_without_words_are_drawn_like_usual_ones_by_seed_and_encoder() -> N
     assert many.std().item() == pytest.approx(table.std().item(), rel=0.1)
     assert torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1))
     assert not torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=2))
-    assert not torch.equal(many, first_rows(part, Embedding(token="<x>", vectors=400), seed=1, name="text_encoder_2"))
+    assert not torch.equal(
+        many,
+        first_rows(part, Embedding(token="<x>", vectors=400), seed=1, name="text_encoder_2"),
+    )
 
 
 def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
@@ -155,13 +195,17 @@ def test_rows_are_float32_over_a_bf16_table_and_states_stay_bf16() -> None:
 
 
 def test_words_that_a_tokenizer_knows_or_takes_apart_are_refused() -> None:
-    with pytest.raises(VideotuneError, match=r"embedding.token: the tokenizer has a token 'a' of its own"):
+    with pytest.raises(
+        VideotuneError, match=r"embedding.token: the tokenizer has a token 'a' of its own"
+    ):
         add_tokens(letters_tokenizer(), ("a",))
     tokenizer = letters_tokenizer()
     add_tokens(tokenizer, ("<x>", "<x>_1"))
     with pytest.raises(VideotuneError, match="has a token '<x>' of its own"):
         add_tokens(tokenizer, ("<x>",))
-    with pytest.raises(VideotuneError, match=r"<y> has rows of 8 numbers, and the text encoder reads 16"):
+    with pytest.raises(
+        VideotuneError, match=r"<y> has rows of 8 numbers, and the text encoder reads 16"
+    ):
         lay_rows(part_of("t5"), ("<y>",), torch.zeros(1, 8))
 
 
@@ -172,7 +216,9 @@ def test_a_word_is_spelled_out_as_diffusers_does_it() -> None:
     assert tokens == ("<x>", "<x>_1", "<x>_2")
     add_tokens(tokenizer, tokens)
     for text in ("a <x> b", "<x>, <x>", "nothing", "(<x>)"):
-        assert spelled(text, tokens) == TextualInversionLoaderMixin().maybe_convert_prompt(text, tokenizer)
+        assert spelled(text, tokens) == TextualInversionLoaderMixin().maybe_convert_prompt(
+            text, tokenizer
+        )
     assert spelled("a <x> b", ("<x>",)) == "a <x> b"
 
 
@@ -184,12 +230,17 @@ def test_layers_of_a_text_encoder_are_named_by_module_or_weight() -> None:
         assert layers_of(names, [pattern], of_text=True) == block, pattern
     queries = [name for name in names if name.endswith("SelfAttention.q.weight")]
     assert layers_of(names, ["SelfAttention.q.weight"], of_text=True) == queries
-    assert layers_of(names, ["shared", "block.1"], of_text=True) == ["text_encoder.shared.weight", *block]
+    assert layers_of(names, ["shared", "block.1"], of_text=True) == [
+        "text_encoder.shared.weight",
+        *block,
+    ]
     with pytest.raises(VideotuneError, match=r"text_encoder.layers: 'nothing'"):
         layers_of(names, ["nothing"], of_text=True)
     with pytest.raises(VideotuneError, match="not a valid pattern"):
         layers_of(names, ["("], of_text=True)
     chosen = add_text(encoders, ["block.1"])
     assert list(chosen) == block
-    training = {name for name, p in encoders["text_encoder"].named_parameters() if p.requires_grad}
+    training = {
+        name for name, p in encoders["text_encoder"].named_parameters() if p.requires_grad
+    }
     assert training == {name.removeprefix("text_encoder.") for name in block}

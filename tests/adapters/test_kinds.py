@@ -12,7 +12,14 @@ import torch
 from tests.read_runs import updates
 from videotune.adapters.effect import change, new_weight, rotations
 from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
-from videotune.adapters.lora import adapter_off, add_lora, inject, lora_parameters, matching, share
+from videotune.adapters.lora import (
+    adapter_off,
+    add_lora,
+    inject,
+    lora_parameters,
+    matching,
+    share,
+)
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import Module
@@ -23,32 +30,52 @@ KINDS = pytest.mark.parametrize("kind", PARTS)
 
 
 def settings(kind: str, rank: int = 4, **more: Any) -> Lora:
-    return Lora(rank=rank, alpha=None if kind == "OFT" else 1.5 * rank, targets="linear", variant=kind, **more)
+    return Lora(
+        rank=rank,
+        alpha=None if kind == "OFT" else 1.5 * rank,
+        targets="linear",
+        variant=kind,
+        **more,
+    )
 
 
 def forward(family: Any, net: torch.nn.Module) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    x, text = (torch.randn(shape, generator=generator).to(family.dtype) for shape in ((1, 4, 2, 4, 4), (1, 8, 16)))
+    x, text = (
+        torch.randn(shape, generator=generator).to(family.dtype)
+        for shape in ((1, 4, 2, 4, 4), (1, 8, 16))
+    )
     with torch.no_grad():
-        return net(hidden_states=x, timestep=torch.tensor([500.0]), encoder_hidden_states=text, return_dict=False)[0]
+        return net(
+            hidden_states=x,
+            timestep=torch.tensor([500.0]),
+            encoder_hidden_states=text,
+            return_dict=False,
+        )[0]
 
 
 def shaken(state: dict[str, torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
     """As after a training: every number moved."""
     for index, parameter in enumerate(state.values()):
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+        parameter.data += 0.1 * torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(index)
+        )
     return state
 
 
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_kind_begins_as_the_base_model_exactly(kind: str, dtype: torch.dtype, tiny_family: Open) -> None:
+def test_each_kind_begins_as_the_base_model_exactly(
+    kind: str, dtype: torch.dtype, tiny_family: Open
+) -> None:
     family = tiny_family("wan", dtype)
     net = family.denoiser()
     state = add_lora(net, family.spec, settings(kind), seed=0)
     assert torch.equal(forward(family, net), forward(family, family.denoiser()))
     assert {parameter.dtype for parameter in state.values()} == {torch.float32}
-    assert {parameter for parameter in net.parameters() if parameter.requires_grad} == set(state.values())
+    assert {parameter for parameter in net.parameters() if parameter.requires_grad} == set(
+        state.values()
+    )
     assert type(net) is type(family.denoiser()), "no wrapper around it"
 
 
@@ -62,8 +89,12 @@ def test_each_kind_does_what_its_definition_says(kind: str, tiny_family: Open) -
     for path, parts in by_module(state).items():
         weight = merged.get_submodule(path).weight
         weight.data = new_weight(weight, parts, scale).float()
-    torch.testing.assert_close(forward(family, net), forward(family, merged), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(forward(family, net), forward(family, family.denoiser()), atol=1e-3)
+    torch.testing.assert_close(
+        forward(family, net), forward(family, merged), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(
+        forward(family, net), forward(family, family.denoiser()), atol=1e-3
+    )
 
 
 @KINDS
@@ -80,7 +111,9 @@ def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open)
     add_lora(other, family.spec, settings(kind), seed=9)
     share(other, state)
     assert all(lora_parameters(other)[name] is parameter for name, parameter in state.items())
-    assert torch.equal(forward(family, other), on), "another network computes with the same parameters"
+    assert torch.equal(forward(family, other), on), (
+        "another network computes with the same parameters"
+    )
 
 
 @KINDS
@@ -89,18 +122,26 @@ def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Ope
     few = Lora(rank=4, alpha=None, targets=["attn1.to_q"], variant=kind)
     one = add_lora(family.denoiser(), family.spec, few, seed=3)
     torch.rand(10)
-    many, other = (add_lora(family.denoiser(), family.spec, settings(kind), seed=seed) for seed in (3, 4))
+    many, other = (
+        add_lora(family.denoiser(), family.spec, settings(kind), seed=seed) for seed in (3, 4)
+    )
     assert set(one) < set(many)
     assert all(torch.equal(value, many[name]) for name, value in one.items())
     differs = {split(name)[1] for name in many if not torch.equal(many[name], other[name])}  # type: ignore[index]
-    drawn = {"LORA": {"lora_A"}, "DORA": {"lora_A"}, "LOHA": {"hada_w1_a", "hada_w1_b", "hada_w2_a"}}
+    drawn = {
+        "LORA": {"lora_A"},
+        "DORA": {"lora_A"},
+        "LOHA": {"hada_w1_a", "hada_w1_b", "hada_w2_a"},
+    }
     assert differs == drawn.get(kind, {"lokr_w2", "lokr_w2_a", "lokr_w2_b"} & differs)
     assert (kind == "OFT") == (not differs)
 
 
 def rank_of_settings(state: dict[str, Any]) -> int:
     """The rank in PEFT's settings that belong to an adapter's shapes; of OFT the side of its rotations."""
-    found = settings_of({path: Module(path, (path,), dict(parts)) for path, parts in by_module(state).items()})
+    found = settings_of(
+        {path: Module(path, (path,), dict(parts)) for path, parts in by_module(state).items()}
+    )
     return int(found.r or found.oft_block_size)
 
 
@@ -115,7 +156,9 @@ def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Ope
         assert {place[0] for name in state if (place := split(name))} == set(by_module(state))
         assert set(updates(shaken(state), 1.0)) >= set(by_module(state))
         again = inject(family.denoiser(), family.spec, settings(kind, rank_of_settings(state)))
-        assert {name: value.shape for name, value in again.items()} == {name: v.shape for name, v in state.items()}
+        assert {name: value.shape for name, value in again.items()} == {
+            name: v.shape for name, v in state.items()
+        }
 
 
 def test_what_rank_means(tiny_family: Open) -> None:
@@ -130,7 +173,9 @@ def test_what_rank_means(tiny_family: Open) -> None:
     assert torch.linalg.matrix_rank(change(loha, 1.0)) == 9
     assert set(lokr) == {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}
     assert torch.linalg.matrix_rank(lokr["lokr_w2_a"] @ lokr["lokr_w2_b"]) == 2
-    assert set(of("LOKR", 3)) == {"lokr_w1", "lokr_w2"}, "from half its side up the factor is whole"
+    assert set(of("LOKR", 3)) == {"lokr_w1", "lokr_w2"}, (
+        "from half its side up the factor is whole"
+    )
     assert oft["oft_R"].shape == (24 // 6, 6 * 5 // 2)
     assert change(oft, 1.0).shape == (4, 6, 6)
 
@@ -149,12 +194,17 @@ def test_rotations_keep_lengths_to_the_fourth_order() -> None:
 def test_rotations_that_do_not_cover_the_inputs_are_refused(tiny_family: Open) -> None:
     """PEFT would take another size with a warning."""
     family = tiny_family("wan")
-    with pytest.raises(VideotuneError, match=r"OFT turns 5 inputs at a time, and blocks\.0.* has 24; take one of .*6"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"OFT turns 5 inputs at a time, and blocks\.0.* has 24; take one of .*6",
+    ):
         inject(family.denoiser(), family.spec, Lora(rank=5, variant="OFT"))
 
 
 @pytest.mark.parametrize("kind", ["LORA", "DORA", "LOHA", "LOKR"])
-def test_dropout_is_on_while_training_alone_and_keeps_the_mean(kind: str, tiny_family: Open) -> None:
+def test_dropout_is_on_while_training_alone_and_keeps_the_mean(
+    kind: str, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     net = family.denoiser()
     shaken(add_lora(net, family.spec, settings(kind, dropout=0.5), seed=0))
@@ -178,8 +228,14 @@ def test_targets(tiny_family: Open) -> None:
     net = family.skeleton()
     assert len(matching(net, family.spec, "attention")) == 2 * 2 * 4
     assert len(matching(net, family.spec, "linear")) == 2 * (2 * 4 + 2)
-    assert matching(net, family.spec, ["attn2.to_k"]) == ["blocks.0.attn2.to_k", "blocks.1.attn2.to_k"]
-    assert matching(net, family.spec, [r"blocks\.1\..*\.to_q"]) == ["blocks.1.attn1.to_q", "blocks.1.attn2.to_q"]
+    assert matching(net, family.spec, ["attn2.to_k"]) == [
+        "blocks.0.attn2.to_k",
+        "blocks.1.attn2.to_k",
+    ]
+    assert matching(net, family.spec, [r"blocks\.1\..*\.to_q"]) == [
+        "blocks.1.attn1.to_q",
+        "blocks.1.attn2.to_q",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +246,9 @@ def test_targets(tiny_family: Open) -> None:
         (["attn(("], "not a valid pattern"),
     ],
 )
-def test_targets_that_hit_nothing_are_errors(targets: Any, words: str, tiny_family: Open) -> None:
+def test_targets_that_hit_nothing_are_errors(
+    targets: Any, words: str, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     with pytest.raises(VideotuneError, match=r"lora\.targets") as caught:
         matching(family.skeleton(), family.spec, targets)

@@ -16,7 +16,14 @@ WORDS = {"data decode": ("decode",), "data encode": ("encode",)}
 """Arguments of those that need some. tests/memory/test_gpu_rehearsal.py rehearses gpu.py."""
 
 CASES = sorted(
-    {*WORDS, *(path.stem for path in HOME.glob("*.py") if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "studio"})}
+    {
+        *WORDS,
+        *(
+            path.stem
+            for path in HOME.glob("*.py")
+            if path.stem not in {*PARTS_OF_OTHERS, "data", "gpu", "studio"}
+        ),
+    }
 )
 
 
@@ -38,7 +45,8 @@ def test_a_benchmark_runs_to_its_end(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.skipif(
-    shutil.which("chromium") is None and os.environ.get("VIDEOTUNE_BROWSER") != "required", reason="no Chromium on PATH"
+    shutil.which("chromium") is None and os.environ.get("VIDEOTUNE_BROWSER") != "required",
+    reason="no Chromium on PATH",
 )
 def test_the_benchmark_of_the_studio_runs_to_its_end(tmp_path: Path) -> None:
     assert "first paint" in rehearse(tmp_path, "studio")

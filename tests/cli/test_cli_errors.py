@@ -82,8 +82,21 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small(model: Path, *more: str) -> list[str]:
     """The words of a run of one step on the tiny model."""
-    knobs = [f"base_model_name={model}", "resolution=32x32", "video_config.frames=5", "steps=1", "lora.rank=1"]
-    knobs += ["sample.steps=1", "samples=1", "sample.guidance=1", "validate_every=0", "train_dtype=FLOAT_32", *more]
+    knobs = [
+        f"base_model_name={model}",
+        "resolution=32x32",
+        "video_config.frames=5",
+        "steps=1",
+        "lora.rank=1",
+    ]
+    knobs += [
+        "sample.steps=1",
+        "samples=1",
+        "sample.guidance=1",
+        "validate_every=0",
+        "train_dtype=FLOAT_32",
+        *more,
+    ]
     return [word for knob in knobs for word in ("--set", knob)]
 
 
@@ -92,7 +105,11 @@ def a_run(tmp_path_factory: pytest.TempPathFactory, model: Path, clips: Path) ->
     """A finished run, made by the command itself."""
     run = tmp_path_factory.mktemp("cli") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["videotune", "train", "--data", str(clips), "--out", str(run), *small(model)])
+        patch.setattr(
+            sys,
+            "argv",
+            ["videotune", "train", "--data", str(clips), "--out", str(run), *small(model)],
+        )
         with pytest.raises(SystemExit) as end:
             main()
     assert end.value.code == 0
@@ -100,7 +117,12 @@ def a_run(tmp_path_factory: pytest.TempPathFactory, model: Path, clips: Path) ->
 
 
 def test_the_module_says_its_version() -> None:
-    done = subprocess.run([sys.executable, "-m", "videotune", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "videotune", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"videotune {__version__}\n", "")
 
 
@@ -112,7 +134,9 @@ def test_the_module_says_its_version() -> None:
         ({"PYTORCH_ALLOC_CONF": ""}, ["", None]),
     ],
 )
-def test_the_allocator_grows_segments_unless_the_user_configures_it(own: dict[str, str], expected: list[str]) -> None:
+def test_the_allocator_grows_segments_unless_the_user_configures_it(
+    own: dict[str, str], expected: list[str]
+) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     program = (
         "import atexit, json, os, runpy, sys\n"
@@ -152,7 +176,19 @@ def test_help_and_check_import_nothing_heavy(clips: Path) -> None:
 def test_each_command_has_help(videotune: Command) -> None:
     top = videotune("--help")
     assert top.code == 0
-    named = ("check", "plan", "cache", "train", "sample", "compare", "export", "report", "demo", "doctor", "presets")
+    named = (
+        "check",
+        "plan",
+        "cache",
+        "train",
+        "sample",
+        "compare",
+        "export",
+        "report",
+        "demo",
+        "doctor",
+        "presets",
+    )
     for command in named:
         assert command in top.out
         answer = videotune(command, "--help")
@@ -201,7 +237,9 @@ def test_an_unknown_or_misplaced_key_gets_the_nearest_name_in_its_section(
         ("steps.more=1", "unknown key 'steps.more'"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_name(videotune: Command, clips: Path, knob: str, words: str) -> None:
+def test_a_value_that_cannot_be_is_refused_by_name(
+    videotune: Command, clips: Path, knob: str, words: str
+) -> None:
     answer = videotune("check", clips, "--preset", "toy", "--set", knob)
     assert answer.code == 1
     assert words in answer.sentence
@@ -210,7 +248,10 @@ def test_a_value_that_cannot_be_is_refused_by_name(videotune: Command, clips: Pa
 
 def test_every_wrong_value_is_said_at_once(videotune: Command, clips: Path) -> None:
     answer = videotune("check", clips, "--set", "steps=0", "--set", "lora.rank=0")
-    assert [line.split(":")[0] for line in answer.sentence.strip().splitlines()] == ["steps", "lora.rank"]
+    assert [line.split(":")[0] for line in answer.sentence.strip().splitlines()] == [
+        "steps",
+        "lora.rank",
+    ]
 
 
 MISTAKES = {
@@ -255,18 +296,32 @@ def test_a_mistake_is_one_sentence_and_writes_nothing(
     (tmp_path / "empty").mkdir()
     for name in ("empty/notes.md", "file"):
         (tmp_path / name).touch()
-    before = {path: path.stat().st_mtime_ns for folder in (a_run, tmp_path) for path in folder.rglob("*")}
+    before = {
+        path: path.stat().st_mtime_ns
+        for folder in (a_run, tmp_path)
+        for path in folder.rglob("*")
+    }
     places = {"tmp": tmp_path, "clips": clips, "run": a_run}
     answer = videotune(*words.format(**places).split())
     assert answer.code == 1
     assert MISTAKES[words].format(**places) in answer.sentence
-    after = {path: path.stat().st_mtime_ns for folder in (a_run, tmp_path) for path in folder.rglob("*")}
+    after = {
+        path: path.stat().st_mtime_ns
+        for folder in (a_run, tmp_path)
+        for path in folder.rglob("*")
+    }
     assert after == before
 
 
-def test_yaml_and_a_byte_order_mark_are_read(videotune: Command, clips: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("# mine\nbase_model_name: asset:toy\nvideo_config: {frames: 5}\n")
-    (tmp_path / "b.json").write_bytes(b'\xef\xbb\xbf{"base_model_name": "asset:toy", "video_config": {"frames": 5}}')
+def test_yaml_and_a_byte_order_mark_are_read(
+    videotune: Command, clips: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "# mine\nbase_model_name: asset:toy\nvideo_config: {frames: 5}\n"
+    )
+    (tmp_path / "b.json").write_bytes(
+        b'\xef\xbb\xbf{"base_model_name": "asset:toy", "video_config": {"frames": 5}}'
+    )
     for name in ("a.yaml", "b.json"):
         answer = videotune("check", clips, "--config", tmp_path / name, "--json")
         assert answer.code == 0
@@ -297,17 +352,26 @@ def test_2_where_no_clip_can_be_used(videotune: Command, tmp_path: Path) -> None
     answer = videotune("check", tmp_path, "--json")
     assert answer.code == 2
     account = json.loads(answer.out)
-    assert (account["found"], account["skipped"], account["clips"][0]["reason"]) == (1, 1, "too_short")
+    assert (account["found"], account["skipped"], account["clips"][0]["reason"]) == (
+        1,
+        1,
+        "too_short",
+    )
     assert videotune("plan", "--preset", "toy", "--data", tmp_path).code == 2
 
 
-def test_check_accounts_for_clips_without_captions_and_then_fails(videotune: Command, tmp_path: Path) -> None:
+def test_check_accounts_for_clips_without_captions_and_then_fails(
+    videotune: Command, tmp_path: Path
+) -> None:
     for name, frames in (("a", 20), ("b", 21)):
         write_clip(tmp_path / f"{name}.mp4", noise(frames, 64, 64), 16)
     (tmp_path / "a.txt").write_text("a")
     answer = videotune("check", tmp_path, "--json")
     assert answer.code == 1
-    assert [clip["reason"] for clip in json.loads(answer.out)["clips"]] == [None, "missing_caption"]
+    assert [clip["reason"] for clip in json.loads(answer.out)["clips"]] == [
+        None,
+        "missing_caption",
+    ]
     assert "missing_caption" in answer.err
 
 
@@ -322,18 +386,24 @@ def test_presets_are_listed_and_shown_as_configs(
         shown = videotune("presets", "show", name)
         assert shown.code == 0
         assert json.loads(shown.out)["base_model_name"]
-    (tmp_path / "toy.json").write_text(videotune("presets", "show", "#TOY.json").out, encoding="utf-8")
+    (tmp_path / "toy.json").write_text(
+        videotune("presets", "show", "#TOY.json").out, encoding="utf-8"
+    )
     as_file = videotune("check", clips, "--config", tmp_path / "toy.json", "--json")
     as_preset = videotune("check", clips, "--preset", "toy", "--json")
     assert (as_file.code, as_file.out) == (as_preset.code, as_preset.out)
 
 
-def test_every_key_is_listed_with_its_meaning(videotune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_key_is_listed_with_its_meaning(
+    videotune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     answer = videotune("presets", "keys")
     assert answer.code == 0
     for name, field in leaves().items():
-        assert re.search(rf"\b{re.escape(name)} .*{re.escape(field.description[:20])}", answer.out), name
+        assert re.search(
+            rf"\b{re.escape(name)} .*{re.escape(field.description[:20])}", answer.out
+        ), name
 
 
 def test_doctor_says_what_is_there(videotune: Command) -> None:
@@ -345,8 +415,12 @@ def test_doctor_says_what_is_there(videotune: Command) -> None:
         assert word in answer.out
 
 
-@pytest.mark.parametrize("words", [("chek",), ("train", "--preset", "toy"), ("check", "--bogus")])
-def test_a_mistyped_command_is_told_without_a_traceback(videotune: Command, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [("chek",), ("train", "--preset", "toy"), ("check", "--bogus")]
+)
+def test_a_mistyped_command_is_told_without_a_traceback(
+    videotune: Command, words: tuple[str, ...]
+) -> None:
     answer = videotune(*words)
     assert answer.code != 0
     assert "Traceback" not in answer.err
@@ -361,7 +435,9 @@ def test_sample_draws_with_the_config_s_seed_where_none_is_given(
     assert ["-seed7-" in path.name for path in tmp_path.glob("*.mp4")] == [True]
 
 
-def test_the_page_of_a_run_is_written_when_it_is_asked_for(videotune: Command, tmp_path: Path) -> None:
+def test_the_page_of_a_run_is_written_when_it_is_asked_for(
+    videotune: Command, tmp_path: Path
+) -> None:
     """Of a run that is still at it: no more than a journal is there."""
     run = tmp_path / "run"
     run.mkdir()

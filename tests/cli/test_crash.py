@@ -20,7 +20,9 @@ command_line.main()
 """
 
 
-def failing(tmp_path: Path, error: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def failing(
+    tmp_path: Path, error: str, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A real process in which ``videotune presets keys`` meets a fault of the program."""
     return subprocess.run(
         [sys.executable, "-c", FAIL.format(error=error), "presets", "keys", *words],
@@ -31,7 +33,9 @@ def failing(tmp_path: Path, error: str, *words: str, **environment: str) -> subp
     )
 
 
-@pytest.mark.parametrize("error", ["KeyError('x')", "RecursionError()", "MemoryError()", "IndexError('a' * 10**6)"])
+@pytest.mark.parametrize(
+    "error", ["KeyError('x')", "RecursionError()", "MemoryError()", "IndexError('a' * 10**6)"]
+)
 def test_a_fault_is_a_sentence_with_the_path_of_a_report(tmp_path: Path, error: str) -> None:
     done = failing(tmp_path, error)
     assert done.returncode == 1
@@ -40,13 +44,23 @@ def test_a_fault_is_a_sentence_with_the_path_of_a_report(tmp_path: Path, error: 
     [report] = (tmp_path / "videotune" / "crashes").iterdir()
     assert str(report) in done.stderr
     text = report.read_text()
-    for part in (error.partition("(")[0], "Traceback", "torch 2", "videotune 0", "presets keys"):
+    for part in (
+        error.partition("(")[0],
+        "Traceback",
+        "torch 2",
+        "videotune 0",
+        "presets keys",
+    ):
         assert part in text
     assert len(text) < 200_000
 
 
 def test_a_report_names_no_secret(tmp_path: Path) -> None:
-    done = failing(tmp_path, "ValueError('hf_abcdefghijkl and my-own-secret-1')", MY_API_KEY="my-own-secret-1")
+    done = failing(
+        tmp_path,
+        "ValueError('hf_abcdefghijkl and my-own-secret-1')",
+        MY_API_KEY="my-own-secret-1",
+    )
     [report] = (tmp_path / "videotune" / "crashes").iterdir()
     assert done.returncode == 1
     for secret in ("hf_abcdefghijkl", "my-own-secret-1"):
@@ -56,9 +70,13 @@ def test_a_report_names_no_secret(tmp_path: Path) -> None:
     assert "learning_rate: 1" in text
 
 
-def test_a_report_has_the_config_without_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_has_the_config_without_its_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "c.json").write_text('{"steps": 12345, "token": "abcdef"}')
-    monkeypatch.setattr(sys, "argv", ["videotune", "train", "--config", str(tmp_path / "c.json")])
+    monkeypatch.setattr(
+        sys, "argv", ["videotune", "train", "--config", str(tmp_path / "c.json")]
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     report = crash_report(KeyError("x"))
     assert report is not None
@@ -70,7 +88,9 @@ def test_a_report_has_the_config_without_its_secrets(tmp_path: Path, monkeypatch
 def test_an_end_that_nobody_can_read_is_still_an_end(tmp_path: Path, stream: str) -> None:
     with open("/dev/full", "w") as full:
         words = ("plan", "--config", str(tmp_path / "none.json"))
-        done = subprocess.run([sys.executable, "-m", "videotune", *words], check=False, **{stream: full})
+        done = subprocess.run(
+            [sys.executable, "-m", "videotune", *words], check=False, **{stream: full}
+        )
     assert done.returncode == 1
 
 

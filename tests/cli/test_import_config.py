@@ -17,7 +17,9 @@ CONFIGS = Path(__file__).parents[1] / "interop" / "configs"
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "videotune", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}
+    )
 
 
 def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
@@ -25,7 +27,9 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     assert done.returncode == DONE, done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if line[:1] in "┏┃┡│└")
     assert "network_alpha" in done.stdout
-    resolved, spec, base = resolve_config(Overrides(config=tmp_path / "ours.json"), planning=True)
+    resolved, spec, base = resolve_config(
+        Overrides(config=tmp_path / "ours.json"), planning=True
+    )
     assert base is not None
     assert (base.name, spec.name) == ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan")
     assert (resolved.config.lora.rank, resolved.config.lora.alpha) == (24, 1)
@@ -35,8 +39,12 @@ def test_it_writes_a_config_that_a_run_begins_with(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ours.json").read_text())["epochs"] == 6
 
 
-@pytest.mark.parametrize("content", [b'{"model_type": ', pickle.dumps({"network_module": "x"}), b'{"lr": 1e-4}'])
-def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b'{"model_type": ', pickle.dumps({"network_module": "x"}), b'{"lr": 1e-4}']
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    tmp_path: Path, content: bytes
+) -> None:
     (tmp_path / "theirs.json").write_bytes(content)
     done = run("import", tmp_path / "theirs.json", "--out", tmp_path / "ours.json")
     assert done.returncode == FAILED
@@ -46,7 +54,9 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(tmp_path: Path, conten
 
 
 def test_train_says_that_import_reads_the_config_of_another_trainer(tmp_path: Path) -> None:
-    done = run("train", "--config", CONFIGS / "onetrainer" / "config.json", "--out", tmp_path / "run")
+    done = run(
+        "train", "--config", CONFIGS / "onetrainer" / "config.json", "--out", tmp_path / "run"
+    )
     assert done.returncode == FAILED
     assert "videotune import" in done.stderr
     assert not (tmp_path / "run").exists()

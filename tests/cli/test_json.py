@@ -20,18 +20,24 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def test_every_command_has_json_but_the_server_and_what_prints_json_anyway() -> None:
-    without = {name for name, command in commands() if "as_json" not in signature(command).parameters}
+    without = {
+        name for name, command in commands() if "as_json" not in signature(command).parameters
+    }
     assert without == {"studio", "config schema"}
 
 
-def test_tables_lines_and_exit_code_of_any_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_tables_lines_and_exit_code_of_any_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert run("presets", "list", as_json=True) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["exit_code"] == DONE
     assert {"preset", "model", "trains", "card"} == set(found["tables"]["presets"][0])
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.mp4").write_bytes(b"no video")
-    assert run("dataset", "split", tmp_path / "in", out=tmp_path / "out", as_json=True) == SKIPPED
+    assert (
+        run("dataset", "split", tmp_path / "in", out=tmp_path / "out", as_json=True) == SKIPPED
+    )
     assert json.loads(capsys.readouterr().out)["exit_code"] == SKIPPED
 
 

@@ -12,13 +12,29 @@ from videotune.trainer.resolve_config import Overrides
 
 
 @pytest.fixture(scope="session")
-def overrides(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def overrides(
+    small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Make:
     """Settings of a run on a tiny base (its family and variant) and the small clips (or others), over one cache."""
     cache = tmp_path_factory.getbasetemp() / "cache"
-    quiet = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "dataloader_threads=0", "warmup_steps=0")
-    fixed = (f"cache_dir={cache}", "resolution=32x32", "learning_rate=0.01", "lora.rank=2", *quiet)
+    quiet = (
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "dataloader_threads=0",
+        "warmup_steps=0",
+    )
+    fixed = (
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        "learning_rate=0.01",
+        "lora.rank=2",
+        *quiet,
+    )
 
-    def make(*sets: str, data: Path | None = None, base: tuple[str, ...] = ("wan",)) -> Overrides:
+    def make(
+        *sets: str, data: Path | None = None, base: tuple[str, ...] = ("wan",)
+    ) -> Overrides:
         model = f"base_model_name={tiny_bases(*base)}"
         return Overrides(data=str(data or small_clips), sets=(model, *fixed, *sets))
 
@@ -43,7 +59,11 @@ def finished(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Finis
 @pytest.fixture
 def clips(small_clips: Path, tmp_path: Path) -> Path:
     """The small clips, for one test alone."""
-    return shutil.copytree(small_clips, tmp_path / "data" / "clips", ignore=shutil.ignore_patterns(".videotune-cache"))
+    return shutil.copytree(
+        small_clips,
+        tmp_path / "data" / "clips",
+        ignore=shutil.ignore_patterns(".videotune-cache"),
+    )
 
 
 @pytest.fixture

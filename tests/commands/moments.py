@@ -22,7 +22,9 @@ def pause(name: str) -> None:
         time.sleep(0.01)
 
 
-def before(where: str, act: Callable[[], None], met: Callable[..., bool] = lambda *_: True) -> None:
+def before(
+    where: str, act: Callable[[], None], met: Callable[..., bool] = lambda *_: True
+) -> None:
     """Act before ``videotune.MODULE:FUNCTION`` runs, where its arguments meet a condition."""
     module_name, _, name = where.partition(":")
     module = importlib.import_module(f"videotune.{module_name}")
@@ -91,7 +93,11 @@ def _within(callback: str, method: str, step: int, where: str) -> None:
 def in_save(number: int) -> None:
     """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
     met, write = nth(number), "trainer.checkpoint_writer:write_tensors"
-    before(write, lambda: pause("saving"), lambda path, _: path.name == "optimizer.safetensors" and met())
+    before(
+        write,
+        lambda: pause("saving"),
+        lambda path, _: path.name == "optimizer.safetensors" and met(),
+    )
 
 
 def in_step(step: int) -> None:

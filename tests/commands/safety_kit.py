@@ -92,19 +92,28 @@ class Running:
         """Wait until something is so; an error where the process ends before."""
         begun = time.monotonic()
         while not met():
-            assert self.process.is_alive() or met(), f"ended with {self.process.exitcode} before {what}: {self.stderr}"
-            assert time.monotonic() - begun < PATIENCE, f"waited too long for {what}: {self.stderr}"
+            assert self.process.is_alive() or met(), (
+                f"ended with {self.process.exitcode} before {what}: {self.stderr}"
+            )
+            assert time.monotonic() - begun < PATIENCE, (
+                f"waited too long for {what}: {self.stderr}"
+            )
             time.sleep(0.005)
 
     def until_step(self, step: int) -> None:
-        self.until(lambda: any(line["step"] >= step for line in steps_of(self.run)), f"step {step}")
+        self.until(
+            lambda: any(line["step"] >= step for line in steps_of(self.run)), f"step {step}"
+        )
 
     def until_printed(self, text: str) -> None:
         self.until(lambda: text in self.stderr, repr(text))
 
 
 def _run(
-    arguments: Sequence[str], writer: Connection, first: Callable[..., None] | None, given: tuple[Any, ...]
+    arguments: Sequence[str],
+    writer: Connection,
+    first: Callable[..., None] | None,
+    given: tuple[Any, ...],
 ) -> None:
     """What the process does: the command line, its words into a pipe; ``first`` may set up what shall happen to it."""
     os.dup2(writer.fileno(), 1)
@@ -120,7 +129,11 @@ def _run(
 
 
 def start(
-    settings: Overrides, run: Path, *more: str, first: Callable[..., None] | None = None, given: tuple[Any, ...] = ()
+    settings: Overrides,
+    run: Path,
+    *more: str,
+    first: Callable[..., None] | None = None,
+    given: tuple[Any, ...] = (),
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
     reader, writer = forked.CONTEXT.Pipe(duplex=False)

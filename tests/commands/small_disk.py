@@ -39,7 +39,9 @@ def mounted(place: Path, size: int) -> bool:
     return bool(libc.mount(b"tmpfs", bytes(place), b"tmpfs", 0, f"size={size}".encode()) == 0)
 
 
-def on_small_disk(home: Path, kept: Path, limited: bool, fill_at: Callable[[Callable[[], None]], None]) -> None:
+def on_small_disk(
+    home: Path, kept: Path, limited: bool, fill_at: Callable[[Callable[[], None]], None]
+) -> None:
     """Called in the process before the command, whose --out lies in ``home``; ``fill_at(fill)`` says when it is filled."""
     from videotune.trainer import saving
 
@@ -60,7 +62,9 @@ def fill(home: Path, tmpfs: bool) -> None:
     """No byte more goes onto the disk; or no file becomes longer than the journal is, as a checkpoint's would."""
     if not tmpfs:
         (journal,) = home.glob("*/journal.jsonl")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size, resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (journal.stat().st_size, resource.RLIM_INFINITY)
+        )
         return
     with (home / FILLER).open("wb", buffering=0) as file:
         for count in (1 << 16, 1 << 12, 1):
@@ -76,7 +80,9 @@ def make_room(pid: int, home: Path, kept: Path) -> None:
     if (kept / "how.txt").read_text() == "tmpfs":
         seen(pid, home).joinpath(FILLER).unlink()
     else:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.prlimit(
+            pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        )
 
 
 def seen(pid: int, home: Path) -> Path:
@@ -104,7 +110,9 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
 
 def in_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
-    before("trainer.checkpoint_writer:write_tensors", fill, nth(4))  # weights, optimizer, weights, and this optimizer
+    before(
+        "trainer.checkpoint_writer:write_tensors", fill, nth(4)
+    )  # weights, optimizer, weights, and this optimizer
 
 
 def before_the_export(fill: Callable[[], None]) -> None:

@@ -14,7 +14,16 @@ from safetensors.torch import load_file, save_file
 
 from tests.commands.safety_kit import Finished, Make, Work, resume
 from tests.exporter.export_kit import read_back
-from tests.read_runs import assert_same_run, complete, equal, largest_difference, of_kind, state, steps_of, updates
+from tests.read_runs import (
+    assert_same_run,
+    complete,
+    equal,
+    largest_difference,
+    of_kind,
+    state,
+    steps_of,
+    updates,
+)
 from tests.runs import open_run, prepare
 from tests.shell import Bases, Printed, export, plan, sample, train
 from videotune.adapters.kinds import PARTS, by_module
@@ -70,13 +79,23 @@ def test_the_plan_knows_how_large_a_checkpoint_gets(kind: str, finished: Finishe
     averaged = () if kind == "SCHEDULE_FREE" else ("ema=0.9",)
     run = finished(f"optimizer={kind}", "lora.rank=256", "steps=1", *averaged)
     there = sum(value.numel() * value.element_size() for value in state(run, 1).values())
-    plan, config = read_json(run / "plan.json"), parse(read_json(run / "config.json")["settings"])
+    plan, config = (
+        read_json(run / "plan.json"),
+        parse(read_json(run / "config.json")["settings"]),
+    )
     planned = plan["disk"]["checkpoint_bytes"]
     assert planned == bytes_a_parameter(config) * plan["adapter"]["parameters"]
     assert 0.9 * there <= planned <= 1.25 * there
 
 
-SETS = ("save_every=2", "samples=1", "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4")
+SETS = (
+    "save_every=2",
+    "samples=1",
+    "sample_after=4",
+    "sample.steps=2",
+    "sample.guidance=1",
+    "validate_every=4",
+)
 QUANTIZED = (*SETS, "weight_dtype=NFLOAT_4")
 
 
@@ -96,7 +115,9 @@ def test_resumed_is_never_stopped_and_streamed_from_there(straight: Path, work: 
             resume(run, f"{key}=FLOAT_8", "steps=5")
 
 
-def test_validation_and_samples_are_of_the_quantized_base(straight: Path, finished: Finished) -> None:
+def test_validation_and_samples_are_of_the_quantized_base(
+    straight: Path, finished: Finished
+) -> None:
     from videotune.memory.quantization import QuantizedLinear
 
     plain = finished("steps=1", "validate_every=4")
@@ -120,11 +141,18 @@ def test_a_merged_model_is_the_base_s_own_numbers_and_the_adapter(
     assert ours.keys() == base.keys()
     weights = last_checkpoint(straight).load("weights")
     changed = {key for key in base if not torch.equal(ours[key], base[key])}
-    assert changed == {f"{key.removesuffix('.lora_A.weight')}.weight" for key in weights if "lora_A" in key}
+    assert changed == {
+        f"{key.removesuffix('.lora_A.weight')}.weight" for key in weights if "lora_A" in key
+    }
     for key in changed:
         path = key.removesuffix(".weight")
-        update = weights[f"{path}.lora_B.weight"].double() @ weights[f"{path}.lora_A.weight"].double()
-        torch.testing.assert_close(ours[key], (base[key].double() + update).float(), rtol=0, atol=1e-6)
+        update = (
+            weights[f"{path}.lora_B.weight"].double()
+            @ weights[f"{path}.lora_A.weight"].double()
+        )
+        torch.testing.assert_close(
+            ours[key], (base[key].double() + update).float(), rtol=0, atol=1e-6
+        )
 
 
 KIN = ("DORA", "LOHA", "LOKR", "OFT")
@@ -143,7 +171,9 @@ def of_variant(finished: Finished) -> Bases:
     def get(variant: str) -> Path:
         named = {"LORA": '["diffusers"]', "DORA": '["diffusers"]', "OFT": '["peft"]'}
         forms = named.get(variant, '["peft", "comfyui"]')
-        return finished("steps=4", "save_every=2", f"output_model_format={forms}", *settings_of(variant))
+        return finished(
+            "steps=4", "save_every=2", f"output_model_format={forms}", *settings_of(variant)
+        )
 
     return get
 
@@ -155,12 +185,18 @@ def test_a_run_begins_from_a_checkpoint_and_from_each_file_of_its_kind(
     """Exactly: ΔW in float64, also under another alpha; DoRA's magnitudes too."""
     run = of_variant(kind)
     checkpoint = run / "checkpoints" / "step-4"
-    wanted = updates(load_file(checkpoint / "weights.safetensors"), 1.0 if kind == "OFT" else 1.5)
+    wanted = updates(
+        load_file(checkpoint / "weights.safetensors"), 1.0 if kind == "OFT" else 1.5
+    )
     more = settings_of(kind) if kind == "OFT" else (*settings_of(kind), "lora.alpha=2")
     sources = [checkpoint, *(run / line["path"] for line in read_json(run / "exports.json"))]
     for index, source in enumerate(sources):
-        ours = begun(work.overrides("steps=2", *more, f"init_from={source}"), work.tmp / str(index)).parameters
-        assert largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted) < 1e-6, source
+        ours = begun(
+            work.overrides("steps=2", *more, f"init_from={source}"), work.tmp / str(index)
+        ).parameters
+        assert (
+            largest_difference(updates(ours, 1.0 if kind == "OFT" else 0.5), wanted) < 1e-6
+        ), source
 
 
 def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) -> None:
@@ -169,7 +205,11 @@ def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) 
         (loha, ("lora.rank=4", "lora.targets=linear"), "is LOHA, and lora.variant is LORA"),
         (lora, settings_of("DORA"), "is LORA, and lora.variant is DORA"),
         (loha, (*settings_of("LOHA"), "lora.rank=2"), "set lora.rank as it was there"),
-        (loha, (*settings_of("LOHA"), "lora.targets=attention"), "4 modules that do not train here"),
+        (
+            loha,
+            (*settings_of("LOHA"), "lora.targets=attention"),
+            "4 modules that do not train here",
+        ),
     ):
         with pytest.raises(VideotuneError, match=words):
             train(work.overrides("steps=2", *sets, f"init_from={source}"), work.run)
@@ -180,12 +220,21 @@ SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample.
 
 def rendered(**words: Any) -> np.ndarray:
     """The frames before they are compressed."""
-    (frames,) = render(open_sampler(SampleOptions(("a red circle",), 3, sets=SIZE, **words)), ["a red circle"], [3])
+    (frames,) = render(
+        open_sampler(SampleOptions(("a red circle",), 3, sets=SIZE, **words)),
+        ["a red circle"],
+        [3],
+    )
     return frames.astype(int)
 
 
-@pytest.mark.parametrize("kind", ["DORA", "LOKR", *(pytest.param(k, marks=pytest.mark.long) for k in ("LOHA", "OFT"))])
-def test_a_run_its_files_and_its_merged_model_draw_the_same(kind: str, of_variant: Bases, tiny_bases: Bases) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["DORA", "LOKR", *(pytest.param(k, marks=pytest.mark.long) for k in ("LOHA", "OFT"))],
+)
+def test_a_run_its_files_and_its_merged_model_draw_the_same(
+    kind: str, of_variant: Bases, tiny_bases: Bases
+) -> None:
     run, base = of_variant(kind), str(tiny_bases("wan"))
     wanted = rendered(run=run)
     files = [line for line in read_json(run / "exports.json") if line["format"] != "merged"]
@@ -193,7 +242,9 @@ def test_a_run_its_files_and_its_merged_model_draw_the_same(kind: str, of_varian
         assert np.abs(rendered(base=base, loras=(run / line["path"],)) - wanted).max() <= 1
     assert export(run, merge=True) == DONE
     merged = run / "export" / "run-step-4-merged"
-    assert [line["path"] for line in read_json(run / "exports.json")][-1] == "export/run-step-4-merged"
+    assert [line["path"] for line in read_json(run / "exports.json")][
+        -1
+    ] == "export/run-step-4-merged"
     assert np.abs(rendered(base=str(merged)) - wanted).max() <= 1
     assert np.abs(rendered(base=base) - wanted).max() > 1
     facts = read_json(merged / "videotune.json")
@@ -206,7 +257,10 @@ def test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained(
     kind: str, finished: Finished, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     rules = 'lora.modules=[{"pattern": "to_q", "rank": 2, "alpha": 20}]'
-    run, base = finished("steps=4", "save_every=2", *settings_of(kind), rules), str(tiny_bases("wan"))
+    run, base = (
+        finished("steps=4", "save_every=2", *settings_of(kind), rules),
+        str(tiny_bases("wan")),
+    )
     wanted = rendered(run=run)
     (line,) = read_json(run / "exports.json")
     assert np.abs(rendered(base=base, loras=(run / line["path"],)) - wanted).max() <= 1
@@ -220,27 +274,39 @@ def test_modules_with_scales_of_their_own_are_drawn_and_merged_as_trained(
             export_command(run, **words)
 
 
-def test_kinds_without_degrees_have_no_strength(of_variant: Bases, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_kinds_without_degrees_have_no_strength(
+    of_variant: Bases, tiny_bases: Bases, tmp_path: Path
+) -> None:
     for kind in ("OFT", "DORA"):
         with pytest.raises(VideotuneError, match=f"--strength: {kind} cannot be scaled"):
-            sample(SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE), tmp_path)
+            sample(
+                SampleOptions(("a",), run=of_variant(kind), strength=0.5, sets=SIZE), tmp_path
+            )
     off, on = (rendered(run=of_variant("LOKR"), strength=strength) for strength in (0.0, 1.0))
     assert np.abs(off - on).max() > 1
     assert np.abs(off - rendered(base=str(tiny_bases("wan")))).max() <= 1
 
 
 def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -> None:
-    with pytest.raises(VideotuneError, match="--merge writes a folder in diffusers layout: it goes without --format"):
+    with pytest.raises(
+        VideotuneError,
+        match="--merge writes a folder in diffusers layout: it goes without --format",
+    ):
         export(of_variant("LORA"), ["comfyui"], merge=True)
     with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
-        export(work.finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"), merge=True)
+        export(
+            work.finished("steps=4", "save_every=2", *LAYERS, "train_dtype=FLOAT_32"),
+            merge=True,
+        )
 
 
 # ---- plan
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_the_plan_counts_what_trains(kind: str, of_variant: Bases, overrides: Make, capsys: Printed) -> None:
+def test_the_plan_counts_what_trains(
+    kind: str, of_variant: Bases, overrides: Make, capsys: Printed
+) -> None:
     weights = load_file(of_variant(kind) / "checkpoints" / "step-4" / "weights.safetensors")
     capsys.readouterr()
     assert plan(overrides("steps=4", *settings_of(kind)), as_json=True) == DONE
@@ -253,7 +319,10 @@ def test_the_plan_counts_what_trains(kind: str, of_variant: Bases, overrides: Ma
 @pytest.mark.parametrize(
     ("sets", "listed"),
     [
-        (("lora.targets=feed_forward",), "  2 × blocks.*.ffn.net.0.proj, 2 × blocks.*.ffn.net.2\n"),
+        (
+            ("lora.targets=feed_forward",),
+            "  2 × blocks.*.ffn.net.0.proj, 2 × blocks.*.ffn.net.2\n",
+        ),
         (('lora.targets=["blocks.1.attn2.to_q"]',), "  1 × blocks.*.attn2.to_q\n"),
         (("lora.targets=cross_attention",), "2 × blocks.*.attn2.to_q, 2 × blocks.*.attn2.to_k"),
         (LAYERS, "1 × blocks.*.attn1.norm_q, "),
@@ -270,13 +339,19 @@ def test_the_plan_lists_modules_by_pattern(
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
-def test_chosen_layers_are_exported_in_the_whole_model(dtype: str, finished: Finished, tiny_bases: Bases) -> None:
+def test_chosen_layers_are_exported_in_the_whole_model(
+    dtype: str, finished: Finished, tiny_bases: Bases
+) -> None:
     run = finished("steps=4", "save_every=2", *LAYERS, f"train_dtype={dtype}")
     saved = load_file(run / "checkpoints" / "step-4" / "weights.safetensors")
     assert {name.split(".")[2] for name in saved} == {"attn1", "norm2"}
     base = load_file(tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors")
-    (line,) = [line for line in read_json(run / "exports.json") if line["path"].endswith("step-4")]
-    written = load_file(run / line["path"] / "transformer" / "diffusion_pytorch_model.safetensors")
+    (line,) = [
+        line for line in read_json(run / "exports.json") if line["path"].endswith("step-4")
+    ]
+    written = load_file(
+        run / line["path"] / "transformer" / "diffusion_pytorch_model.safetensors"
+    )
     assert set(written) == set(base)
     for name, value in written.items():
         assert torch.equal(value, saved.get(name, base[name]).to(value.dtype)), name
@@ -314,7 +389,9 @@ def place(run: Path, name: str) -> Path:
     return run / "checkpoints" / "step-3" if name == "checkpoint" else run / "export" / name
 
 
-def delta_of(run: Path, name: str, overrides: Overrides, tmp_path: Path) -> dict[str, torch.Tensor]:
+def delta_of(
+    run: Path, name: str, overrides: Overrides, tmp_path: Path
+) -> dict[str, torch.Tensor]:
     """What the file does to each weight, by diffusers' own loader; of a checkpoint by its run's rank and alpha."""
     if name != "checkpoint":
         job = open_run(overrides, tmp_path / "none", None).job
@@ -329,19 +406,34 @@ def test_the_run_begins_with_what_the_file_does(
 ) -> None:
     """Exactly: ΔW in float64, whatever the rank and alpha of the new run are. Rows of A that the file does not fill keep
     their draw, so that they can learn."""
-    more = ("steps=2", f"lora.rank={rank}", *([f"lora.alpha={alpha}"] if alpha else []), "ema.decay=0.9")
+    more = (
+        "steps=2",
+        f"lora.rank={rank}",
+        *([f"lora.alpha={alpha}"] if alpha else []),
+        "ema.decay=0.9",
+    )
     wanted = delta_of(adapter, name, work.overrides(*more), work.tmp)
     plain = begun(work.overrides(*more), work.tmp / "plain").parameters
     trainer = begun(work.overrides(*more, f"init_from={place(adapter, name)}"), work.run)
-    assert largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
-    assert equal(dict(trainer.result), dict(trainer.parameters)), "the average begins at the same weights"
+    assert (
+        largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
+    )
+    assert equal(dict(trainer.result), dict(trainer.parameters)), (
+        "the average begins at the same weights"
+    )
     assert not any(trainer.pool.trainable.optimizer.state.values()), "a fresh optimizer"
     for key, value in trainer.parameters.items():
-        assert not bool(value[:, 4:].any()) if ".lora_B." in key else torch.equal(value[4:], plain[key][4:])
+        assert (
+            not bool(value[:, 4:].any())
+            if ".lora_B." in key
+            else torch.equal(value[4:], plain[key][4:])
+        )
         assert rank == 4 or ".lora_B." in key or bool(value[4:].any())
 
 
-def test_a_run_begins_with_the_form_of_any_program(tiny_bases: Bases, adapter: Path, work: Work) -> None:
+def test_a_run_begins_with_the_form_of_any_program(
+    tiny_bases: Bases, adapter: Path, work: Work
+) -> None:
     """A folder of PEFT's, one of diffusers', musubi's names: each is the same LoRA."""
     more, base = ("steps=2", "lora.rank=4"), str(tiny_bases("wan"))
     wanted = delta_of(adapter, FILES[0], work.overrides(*more), work.tmp)
@@ -351,62 +443,99 @@ def test_a_run_begins_with_the_form_of_any_program(tiny_bases: Bases, adapter: P
     for form, out in forms.items():
         convert(place(adapter, FILES[0]), Target(out, form, base))
     for source in (*list(forms.values())[:2], work.tmp / "folder"):
-        trainer = begun(work.overrides(*more, f"init_from={source}"), work.tmp / f"run of {source.name}")
+        trainer = begun(
+            work.overrides(*more, f"init_from={source}"), work.tmp / f"run of {source.name}"
+        )
         assert largest_difference(updates(trainer.parameters, 1.0), wanted) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
 def test_a_run_begins_with_a_file_of_lycoris(kind: str, work: Work) -> None:
     """Its flat names and its alpha, half the rank; the shapes are those that the variant has here."""
-    plain = begun(work.overrides("steps=2", "lora.rank=2", f"lora.variant={kind}"), work.tmp / "plain").parameters
+    plain = begun(
+        work.overrides("steps=2", "lora.rank=2", f"lora.variant={kind}"), work.tmp / "plain"
+    ).parameters
     tensors = {}
     for seed, (path, parts) in enumerate(by_module(plain).items()):
         flat = f"lycoris_{path.replace('.', '_')}"
         random = torch.Generator().manual_seed(seed)
-        tensors |= {f"{flat}.{part}": torch.randn(value.shape, generator=random) for part, value in parts.items()}
+        tensors |= {
+            f"{flat}.{part}": torch.randn(value.shape, generator=random)
+            for part, value in parts.items()
+        }
         tensors[f"{flat}.alpha"] = torch.tensor(1.0)
     save_file(tensors, work.tmp / "a.safetensors")
     halved = any("w2_b" in key for key in tensors)
-    more = ("steps=2", "lora.rank=2", "lora.alpha=4", f"lora.variant={kind}", f"init_from={work.tmp / 'a.safetensors'}")
+    more = (
+        "steps=2",
+        "lora.rank=2",
+        "lora.alpha=4",
+        f"lora.variant={kind}",
+        f"init_from={work.tmp / 'a.safetensors'}",
+    )
     found = updates(begun(work.overrides(*more), work.run).parameters, 2.0)
     theirs = {
-        name: tensors[f"lycoris_{name.rpartition('.')[0].replace('.', '_')}.{name.rpartition('.')[2]}"]
+        name: tensors[
+            f"lycoris_{name.rpartition('.')[0].replace('.', '_')}.{name.rpartition('.')[2]}"
+        ]
         for name in plain
     }
     for path, parts in by_module(theirs).items():
         scale = 0.5 if halved and any(part.endswith("_b") for part in parts) else 1.0
-        torch.testing.assert_close(found[path], updates(by_path(path, parts), scale)[path], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found[path], updates(by_path(path, parts), scale)[path], rtol=1e-5, atol=1e-6
+        )
 
 
 def by_path(path: str, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{path}.{part}": value for part, value in parts.items()}
 
 
-def test_the_file_is_reported_and_kept_in_the_config(adapter: Path, work: Work, capsys: Printed) -> None:
+def test_the_file_is_reported_and_kept_in_the_config(
+    adapter: Path, work: Work, capsys: Printed
+) -> None:
     file, settings = place(adapter, FILES[0]), ("steps=2", "lora.rank=4", "validate_every=2")
     work.train(*settings, f"init_from={file}")
     printed = capsys.readouterr().err
     assert f"beginning with the weights of {file} (" in printed
     assert "fresh optimizer, step 0" in printed
     assert read_run_config(work.run)["settings"]["init_from"] == str(file)
-    first, other = (of_kind(run, "validation")[0]["train"]["mean"] for run in (work.run, work.finished(*settings)))
+    first, other = (
+        of_kind(run, "validation")[0]["train"]["mean"]
+        for run in (work.run, work.finished(*settings))
+    )
     assert first != other, "the first validation is of the weights it began with"
     assert [line["step"] for line in steps_of(work.run)] == [1, 2]
 
 
 WHOLE_RUN = ("steps=3", *WHOLE, "train_dtype=FLOAT_32")
 REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
-    **{f"rank of {name}": (name, ("lora.rank=2",), r"rank 4 in .*: set lora\.rank") for name in FILES},
-    "modules": ("checkpoint", ("lora.rank=4", 'lora.targets=["to_q"]'), r"changes \d+ modules that do not train here"),
+    **{
+        f"rank of {name}": (name, ("lora.rank=2",), r"rank 4 in .*: set lora\.rank")
+        for name in FILES
+    },
+    "modules": (
+        "checkpoint",
+        ("lora.rank=4", 'lora.targets=["to_q"]'),
+        r"changes \d+ modules that do not train here",
+    ),
     "wide file": ("wide.safetensors", ("lora.rank=4",), r"wide\.safetensors"),
-    "wide checkpoint": ("step-3", ("lora.rank=4",), "was made for another base: .* differs in size"),
+    "wide checkpoint": (
+        "step-3",
+        ("lora.rank=4",),
+        "was made for another base: .* differs in size",
+    ),
     "missing": ("nothing", (), "no such file or folder"),
     "text": ("text.safetensors", (), "is no LoRA"),
     "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
     "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
     "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),
-    "file for full": (FILES[0], WHOLE, "is a file; FINE_TUNE begins from a checkpoint's folder"),
+    "file for full": (
+        FILES[0],
+        WHOLE,
+        "is a file; FINE_TUNE begins from a checkpoint's folder",
+    ),
 }
 """For each case what the run begins from, its settings, and what the error names."""
 
@@ -423,7 +552,13 @@ def test_what_does_not_fit_is_refused(case: str, adapter: Path, work: Work) -> N
         (checkpoint / "weights.safetensors", checkpoint / "weights.safetensors"),
     ):
         tensors = load_file(source).items()
-        save_file({key: torch.cat([value, value], 1 if ".lora_A." in key else 0) for key, value in tensors}, wide)
+        save_file(
+            {
+                key: torch.cat([value, value], 1 if ".lora_A." in key else 0)
+                for key, value in tensors
+            },
+            wide,
+        )
     marker = read_json(checkpoint / "COMPLETE")
     marker["files"]["weights.safetensors"] = entry_of(checkpoint / "weights.safetensors")
     (checkpoint / "COMPLETE").write_text(json.dumps(marker))
@@ -443,25 +578,40 @@ def test_a_file_that_cannot_begin_a_run_is_refused_before_anything_is_encoded(
     file, cache = work.tmp / "other.safetensors", work.tmp / "own cache"
     save_file({"x": torch.zeros(1), "y": torch.zeros(2)}, file)
     with pytest.raises(VideotuneError, match=r"init_from|other"):
-        train(work.overrides("steps=2", f"init_from={file}", f"cache_dir={cache}", *sets), work.run)
+        train(
+            work.overrides("steps=2", f"init_from={file}", f"cache_dir={cache}", *sets),
+            work.run,
+        )
     assert not list(cache.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT_32", "BFLOAT_16"])
 def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -> None:
     folder = place(work.finished("steps=3", *WHOLE, f"train_dtype={dtype}"), "checkpoint")
-    trainer = begun(work.overrides("steps=2", *WHOLE, f"train_dtype={dtype}", f"init_from={folder}"), work.tmp / dtype)
+    trainer = begun(
+        work.overrides("steps=2", *WHOLE, f"train_dtype={dtype}", f"init_from={folder}"),
+        work.tmp / dtype,
+    )
     saved = load_file(folder / "weights.safetensors")
     assert equal({name: value.detach() for name, value in trainer.parameters.items()}, saved)
     held = dict(trainer.net.named_parameters())
-    assert all(torch.equal(held[name], value.to(held[name].dtype)) for name, value in saved.items())
+    assert all(
+        torch.equal(held[name], value.to(held[name].dtype)) for name, value in saved.items()
+    )
 
 
-def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(adapter: Path, work: Work) -> None:
+def test_a_resume_from_a_checkpoint_does_not_need_the_file_and_one_from_0_does(
+    adapter: Path, work: Work
+) -> None:
     """A rollback to the beginning begins with the file, not with the base."""
     file, run = work.tmp / "file.safetensors", work.run
     shutil.copy(place(adapter, FILES[0]), file)
-    assert train(work.overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run) == DONE
+    assert (
+        train(
+            work.overrides("steps=4", "save_every=2", "lora.rank=4", f"init_from={file}"), run
+        )
+        == DONE
+    )
     straight = shutil.copytree(run, work.tmp / "straight")
     file.rename(work.tmp / "away.safetensors")
     assert resume(run, step=2) == DONE

@@ -37,18 +37,34 @@ class Captioner(Handler):
         number = len(outer.requests)
         if number >= outer.hang_from:
             outer.end.wait(60)
-        status, text = outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
+        status, text = (
+            outer.answers.pop(0) if outer.answers else (200, completion(f"caption {number}"))
+        )
         self.answer(status, text.encode(), {"Content-Type": "application/json"})
 
 
 def completion(text: str | None) -> str:
-    message = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-    return json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [message]})
+    message = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": text},
+    }
+    return json.dumps(
+        {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [message],
+        }
+    )
 
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    with serving(Captioner, answers=[], requests=[], headers=[], hang_from=10**6, end=Event()) as made:
+    with serving(
+        Captioner, answers=[], requests=[], headers=[], hang_from=10**6, end=Event()
+    ) as made:
         yield made
         made.end.set()
 
@@ -63,18 +79,32 @@ def clips(tmp_path: Path) -> Path:
 
 
 def asked(clips: Path, server: Any, **options: Any) -> CaptionResult:
-    return caption(options=CaptionOptions("m", f"{server.url}/v1", **{"workers": 1, **options}), data=str(clips))
+    return caption(
+        options=CaptionOptions("m", f"{server.url}/v1", **{"workers": 1, **options}),
+        data=str(clips),
+    )
 
 
 def texts(clips: Path) -> dict[str, str]:
-    return {str(path.relative_to(clips)): path.read_text() for path in sorted(clips.rglob("captions/**/*.txt"))}
+    return {
+        str(path.relative_to(clips)): path.read_text()
+        for path in sorted(clips.rglob("captions/**/*.txt"))
+    }
 
 
 def test_frames_key_and_retries(clips: Path, server: Any, monkeypatch: Patch) -> None:
     """The library asks again after 429 and 500; the server gets JPEG frames, the key, the model and the prompt."""
     monkeypatch.setenv("MY_KEY", KEY)
     server.answers = [(429, "{}"), (500, "{}"), (200, completion('**Caption:** "Ohwx runs."'))]
-    result = asked(clips, server, key_env="MY_KEY", trigger="ohwx", frames=3, purpose="motion", max_words=40)
+    result = asked(
+        clips,
+        server,
+        key_env="MY_KEY",
+        trigger="ohwx",
+        frames=3,
+        purpose="motion",
+        max_words=40,
+    )
     assert result.exit_code == DONE
     assert len(server.requests) == 6
     assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
@@ -84,16 +114,32 @@ def test_frames_key_and_retries(clips: Path, server: Any, monkeypatch: Patch) ->
     head, _, data = content[-1][0]["image_url"]["url"].partition(",")
     picture = Image.open(io.BytesIO(base64.b64decode(data)))
     assert (head, picture.format, picture.size) == ("data:image/jpeg;base64", "JPEG", (48, 32))
-    assert list(texts(clips)) == ["captions/a.txt", "captions/b.txt", "captions/d.txt", "captions/deep/c.txt"]
+    assert list(texts(clips)) == [
+        "captions/a.txt",
+        "captions/b.txt",
+        "captions/d.txt",
+        "captions/deep/c.txt",
+    ]
     assert sorted(texts(clips).values())[0] == "Ohwx runs.\n"
     assert all(text.lower().count("ohwx") == 1 for text in texts(clips).values())
 
 
-BROKEN = ["no json", "{}", "[]", '{"choices": []}', '{"choices": [{"message": {"content": 7}}]}', completion(None)]
+BROKEN = [
+    "no json",
+    "{}",
+    "[]",
+    '{"choices": []}',
+    '{"choices": [{"message": {"content": 7}}]}',
+    completion(None),
+]
 
 
-@pytest.mark.parametrize("body", [*BROKEN, completion("I'm sorry, I can't help with that."), completion("<think>so")])
-def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Path, server: Any) -> None:
+@pytest.mark.parametrize(
+    "body", [*BROKEN, completion("I'm sorry, I can't help with that."), completion("<think>so")]
+)
+def test_an_answer_that_is_no_caption_fails_its_clip_alone(
+    body: str, clips: Path, server: Any
+) -> None:
     server.answers = [(200, body)]
     result = asked(clips, server)
     assert (len(result.failed), len(result.written), result.exit_code) == (1, 3, SKIPPED)
@@ -102,7 +148,9 @@ def test_an_answer_that_is_no_caption_fails_its_clip_alone(body: str, clips: Pat
     assert (len(again.kept), len(again.written), again.exit_code) == (3, 1, DONE)
 
 
-def test_a_request_without_an_answer_fails(clips: Path, server: Any, monkeypatch: Patch) -> None:
+def test_a_request_without_an_answer_fails(
+    clips: Path, server: Any, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(backends, "RETRIES", 0)
     server.hang_from = 2
     result = asked(clips, server, timeout=0.3)
@@ -110,7 +158,9 @@ def test_a_request_without_an_answer_fails(clips: Path, server: Any, monkeypatch
     assert "Timeout" in result.failed[0]["why"]
 
 
-def test_a_wrong_key_ends_the_command_and_is_not_told(clips: Path, server: Any, monkeypatch: Patch) -> None:
+def test_a_wrong_key_ends_the_command_and_is_not_told(
+    clips: Path, server: Any, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.answers = [(401, json.dumps({"error": {"message": f"the key {KEY} is wrong"}}))] * 4
     with pytest.raises(VideotuneError) as caught:  # no other clip would fare better
@@ -124,31 +174,48 @@ def test_what_a_person_wrote_stays(clips: Path, server: Any) -> None:
     own.write_text("a red fox\nit runs\n")
     (clips / "captions" / "b.txt").write_text("\n")
     result = asked(clips, server)
-    assert (own.read_text(), len(result.kept), len(result.written)) == ("a red fox\nit runs\n", 1, 3)
+    assert (own.read_text(), len(result.kept), len(result.written)) == (
+        "a red fox\nit runs\n",
+        1,
+        3,
+    )
     result = asked(clips, server, overwrite=True)
     assert (len(result.written), result.kept) == (4, [])
-    assert "a red fox\nit runs\n" in [path.read_text() for path in clips.glob("captions/a.txt.*.bak")]
+    assert "a red fox\nit runs\n" in [
+        path.read_text() for path in clips.glob("captions/a.txt.*.bak")
+    ]
     assert not (clips / STATE).exists()
     assert len(asked(clips, server).kept) == 4
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, server: Any) -> None:
+def test_a_stopped_run_continues(
+    number: int, overwrite: bool, clips: Path, server: Any
+) -> None:
     """The process is stopped while the third request waits for its answer; what was written is not asked for again."""
     if overwrite:
         for name in ("a", "b", "d", "deep/c"):
             (clips / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
             (clips / "captions" / f"{name}.txt").write_text(f"by hand {name}")
     server.hang_from = 3
-    words = f"-m videotune caption {clips} --model m --endpoint {server.url}/v1 --workers 1".split()
-    child = subprocess.Popen([sys.executable, *words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE)
+    words = (
+        f"-m videotune caption {clips} --model m --endpoint {server.url}/v1 --workers 1".split()
+    )
+    child = subprocess.Popen(
+        [sys.executable, *words, *["--overwrite"] * overwrite], stderr=subprocess.PIPE
+    )
 
     def written() -> dict[str, str]:
         return {name: text for name, text in texts(clips).items() if text.startswith("caption")}
 
     # a request may go out while the answer to the one before is being written
-    until(lambda: (len(server.requests) >= server.hang_from and len(written()) == 2) or child.poll() is not None)
+    until(
+        lambda: (
+            (len(server.requests) >= server.hang_from and len(written()) == 2)
+            or child.poll() is not None
+        )
+    )
     child.send_signal(number)
     child.communicate(timeout=60)
     before = written()
@@ -161,7 +228,9 @@ def test_a_stopped_run_continues(number: int, overwrite: bool, clips: Path, serv
     assert backups == ["by hand a", "by hand b", "by hand d", "by hand deep/c"] * overwrite
 
 
-def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, server: Any, tmp_path: Path) -> None:
+def test_datasets_without_caption_files_of_their_own_are_refused(
+    clips: Path, server: Any, tmp_path: Path
+) -> None:
     with pytest.raises(VideotuneError):
         asked(tmp_path / "clips.zip", server)
     (clips / "metadata.csv").write_text("file_name,text\nvideos/a.mp4,a fox\n")
@@ -175,18 +244,25 @@ def test_datasets_without_caption_files_of_their_own_are_refused(clips: Path, se
     assert server.requests == []
 
 
-def test_json_dry_run_and_hints(clips: Path, server: Any, capsys: Printed, tiny_bases: Bases) -> None:
+def test_json_dry_run_and_hints(
+    clips: Path, server: Any, capsys: Printed, tiny_bases: Bases
+) -> None:
     words = {"model": "m", "endpoint": f"{server.url}/v1", "workers": 1, "as_json": True}
     assert run("caption", clips, **words, dry_run=True) == DONE
     dry = json.loads(capsys.readouterr().out)
     assert faults("caption", dry) == []
     assert (len(dry["planned"]), dry["written"], server.requests) == (4, [], [])
-    server.answers = [(200, completion(text)) for text in ("First a fox.", "fox " * 600, "a fox", "a fox")]
+    server.answers = [
+        (200, completion(text)) for text in ("First a fox.", "fox " * 600, "a fox", "a fox")
+    ]
     assert run("caption", clips, **words, base=tiny_bases("wan"), max_words=2000) == DONE
     value = json.loads(capsys.readouterr().out)
     assert faults("caption", value) == []
     hints = " ".join(row["hint"] for row in value["hints"])
-    assert all(part in hints for part in ('"first"', "tokens; the model reads", "the same as", "600 words"))
+    assert all(
+        part in hints
+        for part in ('"first"', "tokens; the model reads", "the same as", "600 words")
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,7 +283,10 @@ def test_clean(answer: str, text: str) -> None:
     assert clean(answer, 4 if "wo" in answer else 50) == text
 
 
-@pytest.mark.parametrize("answer", ["", " ** ", "As an AI model, I see", "I’m sorry, but", "I cannot view", "<think>"])
+@pytest.mark.parametrize(
+    "answer",
+    ["", " ** ", "As an AI model, I see", "I’m sorry, but", "I cannot view", "<think>"],
+)
 def test_refusals(answer: str) -> None:
     with pytest.raises(CaptionError):
         clean(answer, 50)
@@ -222,16 +301,29 @@ def tiny_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["<unk>", "</s>", "<image>", *(f"word{i}" for i in range(60))]
     plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="</s>")
+    tokenizer = hf.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", eos_token="</s>"
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     vision = hf.CLIPVisionConfig(**size, image_size=16, patch_size=8, projection_dim=16)
     text = hf.LlamaConfig(**size, vocab_size=len(words), num_key_value_heads=2)
-    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=2, vision_feature_layer=-1)
+    config = hf.LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=2, vision_feature_layer=-1
+    )
     part = "{{ '<image> ' if part['type'] == 'image' else part['text'] }}"
     template = "{% for part in messages[0]['content'] %}" + part + "{% endfor %} word1"
-    pictures = hf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
-    processor = hf.LlavaProcessor(pictures, tokenizer, 8, "default", template, num_additional_image_tokens=1)
+    pictures = hf.CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    processor = hf.LlavaProcessor(
+        pictures, tokenizer, 8, "default", template, num_additional_image_tokens=1
+    )
     folder = tmp_path_factory.mktemp("vlm")
     hf.set_seed(0)
     hf.LlavaForConditionalGeneration(config).save_pretrained(folder)

@@ -97,12 +97,23 @@ def in_short_step() -> None:
     moments.in_step(3)
 
 
-BETWEEN = ("save_every=0", "validate_every=2", "sample_after=2", "samples=1", "sample.steps=1", "ema.decay=0.9")
+BETWEEN = (
+    "save_every=0",
+    "validate_every=2",
+    "sample_after=2",
+    "samples=1",
+    "sample.steps=1",
+    "ema.decay=0.9",
+)
 
 
 @pytest.mark.parametrize(
     ("moment", "step", "number"),
-    [("Validation", 2, signal.SIGINT), ("Previews", 2, signal.SIGTERM), ("Validation", 0, signal.SIGTERM)],
+    [
+        ("Validation", 2, signal.SIGINT),
+        ("Previews", 2, signal.SIGTERM),
+        ("Validation", 0, signal.SIGTERM),
+    ],
 )
 def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     moment: str, step: int, number: int, work: Work
@@ -117,15 +128,23 @@ def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
     assert resume(run) == DONE
     straight = work.finished(*settings)
     assert_same_run(run, straight, 4)
-    names = [sorted(path.name for path in (folder / "samples").iterdir()) for folder in (run, straight)]
+    names = [
+        sorted(path.name for path in (folder / "samples").iterdir())
+        for folder in (run, straight)
+    ]
     assert names[0] == names[1]
     assert [line["step"] for line in of_kind(run, "sample")] == [0, 2, 4]
-    losses = [[[line["step"], line["train"]] for line in of_kind(folder, "validation")] for folder in (run, straight)]
+    losses = [
+        [[line["step"], line["train"]] for line in of_kind(folder, "validation")]
+        for folder in (run, straight)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_a_terminal_that_closes_may_say_so_twice(work: Work) -> None:
-    running = start(work.overrides("steps=6", "save_every=2"), work.run, first=moments.in_save, given=(2,))
+    running = start(
+        work.overrides("steps=6", "save_every=2"), work.run, first=moments.in_save, given=(2,)
+    )
     running.until_printed("at: saving")
     running.send(signal.SIGHUP)
     running.until_printed("stopping after this step")
@@ -149,7 +168,9 @@ def under_nohup() -> None:
     in_short_step()
 
 
-def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(work: Work, monkeypatch: Patch) -> None:
+def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
+    work: Work, monkeypatch: Patch
+) -> None:
     """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
     run, settings = work.run, ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
     straight, swap, calls = work.finished(*settings), Ema._swap, []
@@ -178,8 +199,13 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
     assert_same_run(run, straight, 4)
 
 
-@pytest.mark.parametrize(("number", "behind"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_a_signal_before_the_first_step_ends_at_once(number: int, behind: bool, work: Work) -> None:
+@pytest.mark.parametrize(
+    ("number", "behind"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)],
+)
+def test_a_signal_before_the_first_step_ends_at_once(
+    number: int, behind: bool, work: Work
+) -> None:
     """But for a Ctrl-C where a script began the run in the background: that is for what runs in front."""
     run = work.run
     first = moments.in_encoding_in_the_background if behind else moments.in_encoding
@@ -225,13 +251,17 @@ def test_a_second_signal_ends_at_once_in_the_middle_of_saving(work: Work) -> Non
     assert not heartbeat(run)["alive"]
     assert resume(run) == DONE
     assert_same_run(run, work.finished(*settings), 6)
-    assert list((run / "checkpoints").glob(".*")) == [], "the resume has swept what was unfinished"
+    assert list((run / "checkpoints").glob(".*")) == [], (
+        "the resume has swept what was unfinished"
+    )
 
 
 # ---- kills
 
 
-def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_resume(work: Work) -> None:
+def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_resume(
+    work: Work,
+) -> None:
     run, settings = work.run, ("steps=6", "save_every=2")
     running = start(work.overrides(*settings), run, first=moments.in_step, given=(4,))
     running.until_printed("at: ")
@@ -271,9 +301,20 @@ def test_the_heartbeat_has_each_state_of_a_run(work: Work, monkeypatch: Patch) -
     monkeypatch.setattr(Heartbeat, "progress", beating(Heartbeat.progress))
     assert train(work.overrides("steps=3", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
     states = [state for state, _ in itertools.groupby(one["state"] for one in seen)]
-    named = ["encoding", "loading", "training", "saving", "training", "exporting", "reporting", "ended"]
+    named = [
+        "encoding",
+        "loading",
+        "training",
+        "saving",
+        "training",
+        "exporting",
+        "reporting",
+        "ended",
+    ]
     assert states[-len(named) :] == named
-    progress = [one["progress"] for one in seen if one["state"] == "encoding" and one["progress"]]
+    progress = [
+        one["progress"] for one in seen if one["state"] == "encoding" and one["progress"]
+    ]
     assert len(progress) > 1
     assert all(one["done"] <= one["total"] for one in progress)
     assert {one["step"] for one in seen if one["state"] == "training"} == {0, 1, 2, 3}
@@ -281,7 +322,9 @@ def test_the_heartbeat_has_each_state_of_a_run(work: Work, monkeypatch: Patch) -
     assert [one["alive"] for one in seen] == [True] * (len(seen) - 1) + [False]
 
 
-def test_a_heartbeat_that_cannot_be_written_is_touched(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_heartbeat_that_cannot_be_written_is_touched(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """On a full disk the file stays the old one; its process is none the less alive."""
 
     def full(*_: Any, **__: Any) -> None:
@@ -305,7 +348,10 @@ def test_a_heartbeat_of_another_machine_is_judged_by_its_age(tmp_path: Path) -> 
     facts = read_json(pulse.path) | {"host": "elsewhere", "pid": 2**22 + 1}
     pulse.path.write_text(json.dumps(facts))
     now = time.time()
-    alive = [bool((life(tmp_path, at) or {})["alive"]) for at in (now, now + LATE - 1, now + LATE + 1)]
+    alive = [
+        bool((life(tmp_path, at) or {})["alive"])
+        for at in (now, now + LATE - 1, now + LATE + 1)
+    ]
     assert alive == [True, True, False]
     pulse.path.write_text(json.dumps(facts | {"host": socket.gethostname()}))
     assert not heartbeat(tmp_path)["alive"], "here there is no such process"
@@ -319,10 +365,15 @@ def test_a_heartbeat_of_another_machine_is_judged_by_its_age(tmp_path: Path) -> 
 def test_requests_are_met_after_the_step_in_which_they_come(work: Work) -> None:
     """And a second process in the folder is one too many."""
     run, control = work.run, work.run / "control.json"
-    running = start(work.overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run)
+    running = start(
+        work.overrides("steps=100000", "save_every=0", "samples=1", "sample.steps=1"), run
+    )
     running.until_step(2)
     control.write_text(json.dumps({"save": True, "sample": True}))
-    running.until(lambda: of_kind(run, "save") and of_kind(run, "sample"), "the checkpoint and the preview")
+    running.until(
+        lambda: of_kind(run, "save") and of_kind(run, "sample"),
+        "the checkpoint and the preview",
+    )
     (step,) = complete(run)
     assert of_kind(run, "save")[0]["step"] == of_kind(run, "sample")[0]["step"] == step
     assert not control.exists()
@@ -340,7 +391,12 @@ def test_requests_are_met_after_the_step_in_which_they_come(work: Work) -> None:
 def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(work: Work) -> None:
     cache = work.tmp / "cache"
     words = work.overrides("steps=1", f"cache_dir={cache}")
-    assert start(words, work.run, first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)).ended() == KILLED
+    assert (
+        start(
+            words, work.run, first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)
+        ).ended()
+        == KILLED
+    )
     there = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
     assert sum("latents" in path.parts for path in there) == 2
     assert train(words, work.run) == DONE

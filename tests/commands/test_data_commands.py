@@ -17,7 +17,16 @@ from PIL import Image
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_image
 from tests.scenery import shots
-from tests.shell import Bases, Patch, Printed, cache, check, list_cache, prune_cache, verify_cache
+from tests.shell import (
+    Bases,
+    Patch,
+    Printed,
+    cache,
+    check,
+    list_cache,
+    prune_cache,
+    verify_cache,
+)
 from tests.shell import run as shell
 from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
@@ -35,8 +44,14 @@ def settings(data: Path, tiny_bases: Bases) -> Overrides:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    for name, frames in (("a", numbered(40)), ("b", noise(20, seed=2)), ("short", noise(3, seed=3))):
-        write_clip(tmp_path / "data" / f"{name}.mp4", frames, 16).with_suffix(".txt").write_text(f"the clip {name}")
+    for name, frames in (
+        ("a", numbered(40)),
+        ("b", noise(20, seed=2)),
+        ("short", noise(3, seed=3)),
+    ):
+        write_clip(tmp_path / "data" / f"{name}.mp4", frames, 16).with_suffix(
+            ".txt"
+        ).write_text(f"the clip {name}")
     return tmp_path / "data"
 
 
@@ -46,7 +61,16 @@ def test_the_row_of_a_clip(settings: Overrides, capsys: Printed, monkeypatch: Pa
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "a.mp4" in line)
     cells = [cell.strip() for cell in row.strip("│ ").split("│")]
-    assert cells[:8] == ["a.mp4", "used", "40 @ 16 = 2.50 s", "96x64", "40", "96x64, 9 frames", "4", "36 (4 cut)"]
+    assert cells[:8] == [
+        "a.mp4",
+        "used",
+        "40 @ 16 = 2.50 s",
+        "96x64",
+        "40",
+        "96x64, 9 frames",
+        "4",
+        "36 (4 cut)",
+    ]
     assert "found 3 = used 2 + held out 0 + skipped 1;  6 windows in 1 bucket\n" in out
     monkeypatch.setenv("COLUMNS", "80")
     assert check(settings, allow_skips="1") == 0
@@ -60,13 +84,22 @@ def test_captions_are_counted_in_tokens_and_cut_ones_reported(
     tiny_family: Callable[..., Any], capsys: Printed,
 ) -> None:  # fmt: skip
     """As the pipeline counts them; without a fast tokenizer they are not counted."""
-    captions = ["a cat", "  two   spaces &amp; an entity &lt;3 ", "ﬁne “quotes” …", "", "word " * 300]
+    captions = [
+        "a cat",
+        "  two   spaces &amp; an entity &lt;3 ",
+        "ﬁne “quotes” …",
+        "",
+        "word " * 300,
+    ]
     lengths = find("wan").token_lengths(tiny_bases("wan"), captions)
     assert lengths == [tiny_family("wan").text_length(caption) for caption in captions]
     (data / "a.txt").write_text(captions[-1])
     check(settings, as_json=True)
     rows = {Path(row["path"]).stem: row for row in json.loads(capsys.readouterr().out)["clips"]}
-    assert f"a caption has {lengths[-1]} tokens; the model reads 512, the rest is cut" in rows["a"]["warnings"]
+    assert (
+        f"a caption has {lengths[-1]} tokens; the model reads 512, the rest is cut"
+        in rows["a"]["warnings"]
+    )
     assert not any("tokens" in warning for warning in rows["b"]["warnings"])
     base = shutil.copytree(tiny_bases("wan"), tmp_path / "base")
     (base / "tokenizer" / "tokenizer.json").unlink()
@@ -87,18 +120,27 @@ def test_the_contact_sheet_shows_what_is_trained(settings: Overrides, tmp_path: 
     assert "skipped: too_short" in page
     read: dict[str, dict[str, np.ndarray]] = {}
     for path in pictures:
-        read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = np.asarray(Image.open(path))
-    numbers = [[read_numbers(shots[k][None])[0] for k in ("first", "middle", "last")] for shots in read.values()]
+        read.setdefault(path.name.rsplit("-", 1)[0], {})[path.stem.rsplit("-", 1)[1]] = (
+            np.asarray(Image.open(path))
+        )
+    numbers = [
+        [read_numbers(shots[k][None])[0] for k in ("first", "middle", "last")]
+        for shots in read.values()
+    ]
     assert [0, 22, 35] in numbers
     with Image.open(sheet / "sheet-001.jpg") as image:
         assert image.height > 2 * 160
 
 
-def test_a_contact_sheet_among_the_clips_is_refused(data: Path, settings: Overrides, tmp_path: Path) -> None:
+def test_a_contact_sheet_among_the_clips_is_refused(
+    data: Path, settings: Overrides, tmp_path: Path
+) -> None:
     """Its pictures would be clips of the next run; hidden folders, as the cache is, are never read."""
     (tmp_path / "link").symlink_to(data, target_is_directory=True)
     for folder in (data, data / "sheet", tmp_path / "link" / "deep" / "sheet"):
-        with pytest.raises(VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"):
+        with pytest.raises(
+            VideotuneError, match=r"inside the dataset .*taken for clips.*data-sheet"
+        ):
             check(settings, contact_sheet=folder)
     assert not list(data.rglob("*.jpg"))
     cached = data / ".videotune-cache" / "sheet"
@@ -112,32 +154,59 @@ def test_a_contact_sheet_shows_a_still_once_and_names_regularization(
     keep, config, sheet = tmp_path / "keep", tmp_path / "config.json", tmp_path / "sheet"
     write_image(keep / "one.png", noise(1, 128, 192, seed=9)[0])
     (keep / "one.txt").write_text("a still\nthe same, otherwise\nonce more")
-    config.write_text(json.dumps({"datasets": [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]}))
-    assert check(Overrides(config=config, sets=settings.sets), contact_sheet=sheet, allow_skips="all") == 0
+    config.write_text(
+        json.dumps(
+            {"datasets": [{"path": str(data)}, {"path": str(keep), "kind": "regularization"}]}
+        )
+    )
+    assert (
+        check(
+            Overrides(config=config, sets=settings.sets), contact_sheet=sheet, allow_skips="all"
+        )
+        == 0
+    )
     pictures = [path.name.rsplit("-", 1)[1] for path in (sheet / "clips").iterdir()]
     assert sorted(pictures) == ["first.jpg"] * 3 + ["last.jpg"] * 2 + ["middle.jpg"] * 2
-    page = " ".join(re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split())
-    assert "keep/one.png a still +2 more the same, otherwise once more used (regularization)" in page
+    page = " ".join(
+        re.sub(r"<[^>]+>", " ", (sheet / "index.html").read_text(encoding="utf-8")).split()
+    )
+    assert (
+        "keep/one.png a still +2 more the same, otherwise once more used (regularization)"
+        in page
+    )
     assert f"{keep}/" not in page
 
 
 def test_a_hub_dataset_is_named_with_its_commit(tmp_path: Path, settings: Overrides) -> None:
     """From the Hub's own cache, offline: the commit is reported, so that a run can be given the same clips again."""
-    commit, repo = "0123456789abcdef" * 2 + "01234567", tmp_path / "hub" / "datasets--user--films"
+    commit, repo = (
+        "0123456789abcdef" * 2 + "01234567",
+        tmp_path / "hub" / "datasets--user--films",
+    )
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(commit)
-    write_clip(repo / "snapshots" / commit / "a.mp4", noise(20), 16).with_suffix(".txt").write_text("a film")
-    sets = [part for text in (*settings.sets, f"cache_dir={tmp_path}/cache") for part in ("--set", text)]
+    write_clip(repo / "snapshots" / commit / "a.mp4", noise(20), 16).with_suffix(
+        ".txt"
+    ).write_text("a film")
+    sets = [
+        part
+        for text in (*settings.sets, f"cache_dir={tmp_path}/cache")
+        for part in ("--set", text)
+    ]
     command = [sys.executable, "-m", "videotune", "check", "user/films", "--json", *sets]
     offline = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=offline, check=False
+    )
     assert done.returncode == 0, done.stderr
     account = json.loads(done.stdout)
     assert account["used"] == 1
     assert f"user/films is hf://datasets/user/films@{commit}" in account["notes"]
 
 
-def test_nothing_that_a_dataset_says_steers_the_terminal(data: Path, settings: Overrides, capsys: Printed) -> None:
+def test_nothing_that_a_dataset_says_steers_the_terminal(
+    data: Path, settings: Overrides, capsys: Printed
+) -> None:
     odd = "b\x1b[31mc\x07\u202e4pm"
     (data / "b.mp4").rename(data / f"{odd}.mp4")
     (data / "b.txt").rename(data / f"{odd}.txt")
@@ -166,7 +235,9 @@ def test_many_clips_are_cut_short_and_numbers_sort_by_value(
         clip = write_clip(tmp_path / "many" / f"clip_{i}.mp4", noise(9, 32, 48, seed=i), 16)
         clip.with_suffix(".txt").write_text("a")
     monkeypatch.setenv("COLUMNS", "80")
-    many = replace(settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0"))
+    many = replace(
+        settings, data=str(tmp_path / "many"), sets=(*settings.sets, "validation_fraction=0")
+    )
     for more, listed in (({}, 5), ({"every": True}, 23)):
         assert check(many, **more) == 0
         out = capsys.readouterr().out
@@ -195,7 +266,9 @@ def spoil(store: Store, kind: str) -> str:
     return entry.key
 
 
-def test_a_cache_is_filled_listed_verified_and_pruned(clips: Path, small: Overrides, capsys: Printed) -> None:
+def test_a_cache_is_filled_listed_verified_and_pruned(
+    clips: Path, small: Overrides, capsys: Printed
+) -> None:
     assert cache(small) == DONE
     capsys.readouterr()
     for place in (clips, clips / ".videotune-cache"):
@@ -270,7 +343,9 @@ def test_a_folder_without_a_cache_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     with pytest.raises(VideotuneError, match="neither a cache"):
         verify_cache(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"], "looking leaves nothing behind"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text"], (
+        "looking leaves nothing behind"
+    )
     (tmp_path / "lock").touch()
     assert cache_at(tmp_path) == tmp_path
 
@@ -284,7 +359,9 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
     write_clip(tmp_path / "in" / "film.mp4", shots([1, 2, 3], 30)[:-12])
     write_clip(tmp_path / "in" / "whole.mp4", shots([4], 30))
     pages = [Image.fromarray(frame) for frame in shots([5, 6], 30)]
-    pages[0].save(tmp_path / "in" / "a.gif", save_all=True, append_images=pages[1:], duration=40)
+    pages[0].save(
+        tmp_path / "in" / "a.gif", save_all=True, append_images=pages[1:], duration=40
+    )
     for name in ("b.gif", "c.png", "d.jpg"):
         pages[0].save(tmp_path / "in" / name)
     assert split(tmp_path / "in", tmp_path / "out") == DONE
@@ -316,7 +393,10 @@ def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="No video files"):
         split(tmp_path / "in", tmp_path / "out")
     Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
-    with pytest.raises(VideotuneError, match=r"No video files.*Images, of which it has 1, have no scenes to split"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"No video files.*Images, of which it has 1, have no scenes to split",
+    ):
         split(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in" / "metadata.csv").write_text("nonsense\nx\n")
     with pytest.raises(VideotuneError, match=r"metadata\.csv"):

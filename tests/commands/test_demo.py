@@ -37,7 +37,9 @@ def test_at_least_24_samples_of_the_concept_and_of_what_the_base_never_saw_toget
     assert not set(demo.CONTROLS) & set(KNOWN)
 
 
-def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples(tmp_path: Path) -> None:
+def test_the_demos_job_keeps_what_the_base_predicts_on_about_half_of_its_samples(
+    tmp_path: Path,
+) -> None:
     write_dataset(tmp_path / "clips", concept_clips=demo.CLIPS, reminder_clips=0)
     write_dataset(tmp_path / "known", concept_clips=0, reminder_clips=demo.KNOWN_CLIPS)
     write_json(tmp_path / "config.json", demo.settings_of(tmp_path, 0))
@@ -61,7 +63,9 @@ def test_another_seed_is_another_demo(tmp_path: Path) -> None:
         demo.demo(tmp_path, 1)
 
 
-def test_the_result_is_a_short_table_and_the_place_of_the_report(capsys: Printed, monkeypatch: Patch) -> None:
+def test_the_result_is_a_short_table_and_the_place_of_the_report(
+    capsys: Printed, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     show_demo(Path("demo"), RESULT)
     printed = capsys.readouterr().out

@@ -19,13 +19,28 @@ SECONDS = {"data": 0.01, "forward": 1.0, "backward": 2.0, "optimizer": 0.1}
 
 
 def step(number: int, **changed: Any) -> dict[str, Any]:
-    line = {"kind": "step", "step": number, "loss": 0.2, "mse": 0.2, "lr": {"transformer": 1e-4}, "grad_norm": 0.1}
-    return line | {"by_t": [0.2] * 9, "window_ids": [f"w{number % 5}"], "seconds": SECONDS} | changed
+    line = {
+        "kind": "step",
+        "step": number,
+        "loss": 0.2,
+        "mse": 0.2,
+        "lr": {"transformer": 1e-4},
+        "grad_norm": 0.1,
+    }
+    return (
+        line
+        | {"by_t": [0.2] * 9, "window_ids": [f"w{number % 5}"], "seconds": SECONDS}
+        | changed
+    )
 
 
 def validation(number: int, held_out: float, train: float) -> dict[str, Any]:
     def part(x: float) -> dict[str, Any]:
-        return {"normalised": x, "by_quantile": [x] * 9, "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x}}
+        return {
+            "normalised": x,
+            "by_quantile": [x] * 9,
+            "clips": {"a": 0.98 * x, "b": x, "c": 1.02 * x},
+        }
 
     line = {"kind": "validation", "step": number, "validation": "one"}
     return line | {"held_out": part(held_out), "train": part(train)}
@@ -43,7 +58,13 @@ GOOD = [
 
 
 def clip(**changed: Any) -> dict[str, Any]:
-    plain = {"path": "a.mp4", "used": True, "repeats_share": 0.0, "source_fps": 16.0, "warnings": []}
+    plain = {
+        "path": "a.mp4",
+        "used": True,
+        "repeats_share": 0.0,
+        "source_fps": 16.0,
+        "warnings": [],
+    }
     return plain | changed
 
 
@@ -55,8 +76,12 @@ def write(
     clips: list[dict[str, Any]] | None = None,
 ) -> Path:
     folder.mkdir(parents=True)
-    settings = parse(merge({"family": "wan", "steps": 30, "video_config": {"target_fps": 16}}, config or {}))
-    (folder / "config.json").write_text(json.dumps({"settings": settings.model_dump(mode="json"), "steps": 30}))
+    settings = parse(
+        merge({"family": "wan", "steps": 30, "video_config": {"target_fps": 16}}, config or {})
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"settings": settings.model_dump(mode="json"), "steps": 30})
+    )
     plan = {"views": {"per_window": {"band": views, "max": 120}, "advice": "more clips"}}
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "check.json").write_text(json.dumps({"clips": clips or [clip()], "skipped": 0}))
@@ -74,27 +99,56 @@ def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
 
 MANY = [step(n, mse=0.1 if n <= 60 else 0.3) for n in range(1, 121)]
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("Out of memory", {"journal": [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]}),
-    ("Loss or gradient not finite", {"journal": [step(0, loss=None, mse=None, grad_norm=None, skipped=True), *GOOD]}),
-    ("Poor temporal consistency", {"config": {"video_config": {"use_temporal_attention": False}}}),
-    ("Slow training: steps wait for data", {"journal": [*GOOD, step(31, seconds={"data": 900.0, "forward": 1.0})]}),
-    ("Slow training: experts are loaded too often", {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]}),
+    (
+        "Out of memory",
+        {"journal": [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]},
+    ),
+    (
+        "Loss or gradient not finite",
+        {"journal": [step(0, loss=None, mse=None, grad_norm=None, skipped=True), *GOOD]},
+    ),
+    (
+        "Poor temporal consistency",
+        {"config": {"video_config": {"use_temporal_attention": False}}},
+    ),
+    (
+        "Slow training: steps wait for data",
+        {"journal": [*GOOD, step(31, seconds={"data": 900.0, "forward": 1.0})]},
+    ),
+    (
+        "Slow training: experts are loaded too often",
+        {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]},
+    ),
     ("Poor quality: the rate is too high", {"journal": [*GOOD, validation(40, 0.7, 1.2)]}),
     ("Poor quality: nothing is learnt", {"journal": [*GOOD, validation(40, 0.7, 0.99)]}),
-    ("Poor quality: overfitting", {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]}),
-    ("Poor quality: frame rates do not fit", {"clips": [clip(), clip(repeats_share=0.5, source_fps=8.0)]}),
-    ("Poor quality: clips and captions", {"clips": [clip(warnings=["the caption tells a sequence"])]}),
+    (
+        "Poor quality: overfitting",
+        {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]},
+    ),
+    (
+        "Poor quality: frame rates do not fit",
+        {"clips": [clip(), clip(repeats_share=0.5, source_fps=8.0)]},
+    ),
+    (
+        "Poor quality: clips and captions",
+        {"clips": [clip(warnings=["the caption tells a sequence"])]},
+    ),
     ("Poor quality: most gradients are clipped", {"config": {"max_grad_norm": 0.05}}),
     ("Performance tips: regular sampling", {"config": {"sample_after": 0}}),
     ("Performance tips: back up", {"config": {"save_every": 0, "backup_after": 0}}),
     ("The run has not come to its end", {"journal": GOOD[:20]}),
     ("Poor quality: overfitting", {"views": "risky"}),  # it is to come
-    ("Poor quality: the rate is too high", {"journal": [*MANY, {"kind": "end", "step": 120, "why": "done"}]}),
+    (
+        "Poor quality: the rate is too high",
+        {"journal": [*MANY, {"kind": "end", "step": 120, "why": "done"}]},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("line", "case"), CASES)
-def test_each_finding_comes_alone_and_has_its_heading(line: str, case: dict[str, Any], tmp_path: Path) -> None:
+def test_each_finding_comes_alone_and_has_its_heading(
+    line: str, case: dict[str, Any], tmp_path: Path
+) -> None:
     assert lines_of(write(tmp_path / "run", **({"journal": GOOD} | case))) == {line}
     assert any(row.strip("# ") == line for row in PAGE.splitlines() if row.startswith("#"))
 
@@ -108,19 +162,37 @@ def test_a_window_in_every_broken_step_is_named(tmp_path: Path) -> None:
 
 def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
     journal = [*GOOD, warning("out of memory in step 3: bucket 17x64x64")]
-    (one,) = findings(read_run(write(tmp_path / "run", journal, {"gradient_checkpointing": "OFF", "batch_size": 2})))
+    (one,) = findings(
+        read_run(
+            write(tmp_path / "run", journal, {"gradient_checkpointing": "OFF", "batch_size": 2})
+        )
+    )
     assert "gradient_checkpointing=ON" in one.do
     assert "batch_size=1" in one.do
 
 
-@pytest.mark.parametrize(("rate", "why"), [("3", "the rate is too high"), ("1e-9", "nothing is learnt")])
-def test_a_real_run_at_a_wrong_rate_is_found_out(rate: str, why: str, work: Work, capsys: Printed) -> None:
+@pytest.mark.parametrize(
+    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "nothing is learnt")]
+)
+def test_a_real_run_at_a_wrong_rate_is_found_out(
+    rate: str, why: str, work: Work, capsys: Printed
+) -> None:
     """Of whole weights, since an adapter of a tiny model bears nearly every rate."""
-    sets = ("steps=6", "training_method=FINE_TUNE", f"learning_rate={rate}", "validate_every=2", "save_every=0")
+    sets = (
+        "steps=6",
+        "training_method=FINE_TUNE",
+        f"learning_rate={rate}",
+        "validate_every=2",
+        "save_every=0",
+    )
     train(work.overrides(*sets), work.run)
     capsys.readouterr()
     assert shell("doctor", work.run, json=True) == 0
     lines = {one["line"] for one in json.loads(capsys.readouterr().out)}
     rates = {"Poor quality: the rate is too high", "Poor quality: nothing is learnt"}
     assert lines & rates == {f"Poor quality: {why}"}
-    assert not lines & {"Out of memory", "The run has not come to its end", "Loss or gradient not finite"}
+    assert not lines & {
+        "Out of memory",
+        "The run has not come to its end",
+        "Loss or gradient not finite",
+    }

@@ -34,19 +34,29 @@ METHODS = {
     "adapter": ("lora.rank=176", "lora.dropout=0.1"),
     "full": ("training_method=FINE_TUNE", "learning_rate=0.001"),
     "tokens": ("training_method=EMBEDDING", "embedding.vectors=2"),
-    "text encoder": ("training_method=FINE_TUNE", "learning_rate=0.001", "text_encoder.train=true"),
+    "text encoder": (
+        "training_method=FINE_TUNE",
+        "learning_rate=0.001",
+        "text_encoder.train=true",
+    ),
 }
 EMA, SMALL = "ema=0.7", "optimizer=ADAMW_8BIT"
 STATES = {"plain": (), "EMA": (EMA,), "8-bit": (SMALL,), "EMA, 8-bit": (EMA, SMALL)}
 RULES = [{"pattern": "to_q", "rank": 2, "alpha": 1, "learning_rate": 0.003}]
 OWN_RATES = ("lora.rank=4", "lora.learning_rate_ratio=4", f"lora.modules={json.dumps(RULES)}")
 SCHEDULE_FREE = ("optimizer=SCHEDULE_FREE", "learning_rate_scheduler=CONSTANT")
-TEXT_IN_THE_STEP = [("save", "tokens", "EMA", 2), ("mid-accumulation", "text encoder", "EMA, 8-bit", 0)]
+TEXT_IN_THE_STEP = [
+    ("save", "tokens", "EMA", 2),
+    ("mid-accumulation", "text encoder", "EMA, 8-bit", 0),
+]
 """New tokens are too few for moments of 8 bits, which begin at 4096 numbers."""
 EVERY = itertools.product(MOMENTS, METHODS, STATES, (0, 2))
 ALL = [one for one in EVERY if not (one[1] == "tokens" and "8-bit" in one[2])]
 METHODS["own rates"], STATES["schedule-free"] = OWN_RATES, SCHEDULE_FREE
-FREE = [("validation", "own rates", "schedule-free", 2), ("mid-accumulation", "full", "schedule-free", 0)]
+FREE = [
+    ("validation", "own rates", "schedule-free", 2),
+    ("mid-accumulation", "full", "schedule-free", 0),
+]
 """Its weights for validation and previews are others than those that train, and its groups count steps."""
 PAIRWISE = [
     ("mid-accumulation", "adapter", "plain", 0),
@@ -70,15 +80,39 @@ def straight(
     home, made = tmp_path_factory.mktemp("straight"), {}
     base = shutil.copytree(tiny_bases("wan"), home / "base")
     config = WanTransformer3DModel.load_config(base / "transformer")
-    torch.manual_seed(0)  # weights of 6144 numbers: bitsandbytes keeps moments of 4096 and more in 8 bits
-    WanTransformer3DModel.from_config({**config, "ffn_dim": 256}).save_pretrained(base / "transformer")
-    fixed = (f"base_model_name={base}", f"cache_dir={home / 'cache'}", "resolution=32x32", "learning_rate=0.01")
-    often = (f"steps={STEPS}", "save_every=2", "validate_every=2", "sample_after=2", "sample.steps=1", "samples=1")
-    step = ("gradient_accumulation_steps=2", "warmup_steps=3", "learning_rate_scheduler=COSINE", "caption_dropout=0.3")
+    torch.manual_seed(
+        0
+    )  # weights of 6144 numbers: bitsandbytes keeps moments of 4096 and more in 8 bits
+    WanTransformer3DModel.from_config({**config, "ffn_dim": 256}).save_pretrained(
+        base / "transformer"
+    )
+    fixed = (
+        f"base_model_name={base}",
+        f"cache_dir={home / 'cache'}",
+        "resolution=32x32",
+        "learning_rate=0.01",
+    )
+    often = (
+        f"steps={STEPS}",
+        "save_every=2",
+        "validate_every=2",
+        "sample_after=2",
+        "sample.steps=1",
+        "samples=1",
+    )
+    step = (
+        "gradient_accumulation_steps=2",
+        "warmup_steps=3",
+        "learning_rate_scheduler=COSINE",
+        "caption_dropout=0.3",
+    )
     step += ("validation_windows=24",)
 
     def get(method: str, state: str) -> tuple[Overrides, Path]:
-        settings = Overrides(data=str(small_clips), sets=(*fixed, *often, *step, *METHODS[method], *STATES[state]))
+        settings = Overrides(
+            data=str(small_clips),
+            sets=(*fixed, *often, *step, *METHODS[method], *STATES[state]),
+        )
         if (method, state) not in made:
             run = made[method, state] = home / f"{method} {state}"
             assert start(more(settings, "dataloader_threads=0"), run).ended() == DONE
@@ -96,8 +130,13 @@ def facts_of(run: Path) -> list[Any]:
 
     A checkpoint is written beside the steps after it.
     """
-    lines = [line for line in read_journal(run) if line["kind"] not in ("start", "resume", "end")]
-    found = [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+    lines = [
+        line for line in read_journal(run) if line["kind"] not in ("start", "resume", "end")
+    ]
+    found = [
+        {key: value for key, value in line.items() if key not in ("time", "seconds")}
+        for line in lines
+    ]
     return sorted(found, key=lambda line: (line["step"], json.dumps(line)))
 
 
@@ -112,7 +151,9 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     threaded = more(settings, f"dataloader_threads={threads}")
     assert start(threaded, run, first=moments.kill_at, given=(where, call)).ended() == KILLED
     assert max(line.get("step", 0) for line in read_journal(run)) < STEPS
-    written = [found.step for found in complete_checkpoints(run)]  # the one of step 4 is written beside what follows it
+    written = [
+        found.step for found in complete_checkpoints(run)
+    ]  # the one of step 4 is written beside what follows it
     assert max(written) == 2 if moment == "save" else max(written) in (2, 4)
     assert start(Overrides(), run, "--resume").ended() == DONE
     assert [line["from_step"] for line in of_kind(run, "resume")] == [max(written)]
@@ -121,7 +162,9 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     assert equal(ours, theirs)
     averages = {"ema"} if kind in AVERAGED else set()
     assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | averages
-    assert (torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}) == ("8-bit" in kind)
+    assert (
+        torch.uint8 in {value.dtype for name, value in theirs.items() if "state1" in name}
+    ) == ("8-bit" in kind)
 
 
 CHOSEN = [*PAIRWISE, *TEXT_IN_THE_STEP, *FREE]
@@ -143,10 +186,20 @@ def test_pairwise_cases_hold_every_pair() -> None:
         assert {(row[i], row[j]) for row in rows} == set(itertools.product(left, right))
 
 
-@pytest.mark.parametrize(("method", "kind"), [("adapter", "EMA"), ("own rates", "schedule-free")])
-def test_previews_validation_and_workers_change_nothing(method: str, kind: str, straight: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "kind"), [("adapter", "EMA"), ("own rates", "schedule-free")]
+)
+def test_previews_validation_and_workers_change_nothing(
+    method: str, kind: str, straight: Any, tmp_path: Path
+) -> None:
     settings, whole = straight(method, kind)
-    off = ("save_every=0", "validate_every=0", "sample_after=0", "sample_metrics.budget=0", "dataloader_threads=2")
+    off = (
+        "save_every=0",
+        "validate_every=0",
+        "sample_after=0",
+        "sample_metrics.budget=0",
+        "dataloader_threads=2",
+    )
     assert start(more(settings, *off), tmp_path / "off").ended() == DONE
     assert equal(state(tmp_path / "off", STEPS), state(whole, STEPS))
     kinds = [line["kind"] for line in read_journal(tmp_path / "off") if line["kind"] != "views"]
@@ -159,4 +212,8 @@ def test_weights_alone_would_differ(straight: Any, tmp_path: Path) -> None:
     begun = more(settings, "steps=2", f"init_from={whole / 'checkpoints' / 'step-4'}")
     assert start(begun, tmp_path / "other").ended() == DONE
     a, b = state(tmp_path / "other", 2), state(whole, STEPS)
-    assert not any(torch.equal(a[name], b[name]) for name in b if name.startswith("weights") and "lora_B" in name)
+    assert not any(
+        torch.equal(a[name], b[name])
+        for name in b
+        if name.startswith("weights") and "lora_B" in name
+    )

@@ -23,8 +23,21 @@ from safetensors.torch import load_file
 
 from tests.commands import small_disk
 from tests.commands.safety_kit import Running, Work, resume, start
-from tests.commands.small_disk import after_step_three, after_the_first_save, before_the_export, in_the_second_save
-from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind, state, warnings_of
+from tests.commands.small_disk import (
+    after_step_three,
+    after_the_first_save,
+    before_the_export,
+    in_the_second_save,
+)
+from tests.read_runs import (
+    assert_same_run,
+    complete,
+    equal,
+    facts_of,
+    of_kind,
+    state,
+    warnings_of,
+)
 from tests.shell import Patch, Printed, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
@@ -39,12 +52,16 @@ LIMITED = pytest.mark.parametrize("limited", [False, True], ids=["tmpfs", "limit
 class Disk:
     """A run on a small disk that fills up at a moment."""
 
-    def __init__(self, tmp: Path, words: Overrides, limited: bool, when: Callable[..., None], *more: str) -> None:
+    def __init__(
+        self, tmp: Path, words: Overrides, limited: bool, when: Callable[..., None], *more: str
+    ) -> None:
         self.home, self.kept = tmp / "disk", tmp / "kept"
         self.home.mkdir(parents=True)
         self.kept.mkdir()
         given = (self.home, self.kept, limited, when)
-        self.running: Running = start(words, self.home / "run", *more, first=small_disk.on_small_disk, given=given)
+        self.running: Running = start(
+            words, self.home / "run", *more, first=small_disk.on_small_disk, given=given
+        )
 
     @property
     def run(self) -> Path:
@@ -76,7 +93,10 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     when: Callable[..., None], limited: bool, saved: list[int], work: Work
 ) -> None:
     settings = ("steps=6", "save_every=2", "ema.decay=0.9")
-    straight, disk = work.finished(*settings), Disk(work.tmp, work.overrides(*settings), limited, when)
+    straight, disk = (
+        work.finished(*settings),
+        Disk(work.tmp, work.overrides(*settings), limited, when),
+    )
     disk.paused()
     assert complete(disk.run) == saved
     assert equal(state(disk.run, 2), state(straight, 2)), "the older one is whole"
@@ -88,7 +108,9 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert complete(disk.after) == [2, 4, 6]
     assert_same_run(disk.after, straight, 2, 4, 6)
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
-    assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, "once, not at each look"
+    assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, (
+        "once, not at each look"
+    )
     assert list((disk.after / "checkpoints").glob(".*")) == []
     name = Path("export") / "run-step-6.safetensors"
     assert equal(load_file(disk.after / name), load_file(straight / name))
@@ -100,7 +122,9 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     settings = ("steps=20", "save_every=0")
-    disk = Disk(work.tmp, work.overrides(*settings, "trackers=tensorboard"), limited, after_step_three)
+    disk = Disk(
+        work.tmp, work.overrides(*settings, "trackers=tensorboard"), limited, after_step_three
+    )
     disk.paused()
     whole = (disk.run / "journal.jsonl").read_bytes()
     assert whole.endswith(b"\n"), "the file ends with a whole line while the run waits"
@@ -119,7 +143,11 @@ def test_a_disk_without_room_for_the_journal_loses_no_line(limited: bool, work: 
 
 def test_a_full_disk_before_the_run_is_an_error_that_names_the_file(work: Work) -> None:
     """What a run begins with cannot be written: the file is named, and nothing waits."""
-    running = start(work.overrides("steps=1", f"cache_dir={work.tmp / 'cache'}"), work.run, first=no_long_files)
+    running = start(
+        work.overrides("steps=1", f"cache_dir={work.tmp / 'cache'}"),
+        work.run,
+        first=no_long_files,
+    )
     assert running.ended() == FAILED
     assert "Traceback" not in running.stderr
     assert str(work.tmp) in running.stderr.splitlines()[-1], "which file it was"
@@ -129,8 +157,12 @@ def no_long_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 
 
-@pytest.mark.parametrize(("how", "when"), [("SIGINT", after_the_first_save), ("control", before_the_export)])
-def test_a_run_that_waits_for_room_can_be_ended_and_resumed(how: str, when: Callable[..., None], work: Work) -> None:
+@pytest.mark.parametrize(
+    ("how", "when"), [("SIGINT", after_the_first_save), ("control", before_the_export)]
+)
+def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
+    how: str, when: Callable[..., None], work: Work
+) -> None:
     settings, exporting = ("steps=6", "save_every=2"), when is before_the_export
     disk = Disk(work.tmp, work.overrides(*settings), True, when)
     disk.paused()
@@ -140,7 +172,9 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(how: str, when: Call
         disk.running.send(getattr(signal, how))
     assert disk.running.ended(5) == FAILED, "where steps are not saved: this is no 130"
     last = disk.running.stderr.splitlines()[-1]
-    lost = "all steps are saved." if exporting else "the steps since the last checkpoint are lost."
+    lost = (
+        "all steps are saved." if exporting else "the steps since the last checkpoint are lost."
+    )
     assert f"stopped while the disk was full: {lost}" in disk.running.stderr
     assert exporting or "--resume" in last
     assert "Traceback" not in disk.running.stderr
@@ -185,7 +219,9 @@ def test_room_for_two_checkpoints_is_required_and_for_all_of_them_advised(
     usage = shutil.disk_usage(work.tmp)
     settings = work.overrides("steps=6", "save_every=1", "backup_after=0", "lora.rank=8")
     with monkeypatch.context() as patch:
-        patch.setattr(saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000))
+        patch.setattr(
+            saving.shutil, "disk_usage", lambda _: usage._replace(free=saving.SPARE + 1000)
+        )
         with pytest.raises(DoesNotFit, match=r"two checkpoints need .* MB, and .* MB are free"):
             train(settings, work.run)
     assert not (work.run).exists(), "nothing was begun"
@@ -225,11 +261,16 @@ def test_a_broken_disk_is_not_waited_for(work: Work, monkeypatch: Patch) -> None
 
     run = work.copy("steps=3")
     monkeypatch.setattr(saving, "save_checkpoint", broken)
-    with pytest.raises(VideotuneError, match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with",
+    ):
         resume(run, "steps=5")
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(work: Work, monkeypatch: Patch) -> None:
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
+    work: Work, monkeypatch: Patch
+) -> None:
     def held(_: Path) -> None:
         raise PermissionError(13, "somebody has it open")
 
@@ -256,7 +297,12 @@ def test_a_full_disk_that_also_holds_the_log_pauses_the_run(work: Work) -> None:
     home.mkdir()
     kept.mkdir()
     given = (home, kept, False, small_disk.after_the_first_save)
-    running = start(work.overrides("steps=6", "save_every=2"), home / "run", first=log_on_the_disk, given=given)
+    running = start(
+        work.overrides("steps=6", "save_every=2"),
+        home / "run",
+        first=log_on_the_disk,
+        given=given,
+    )
     disk = small_disk.seen(running.pid, home)
     running.until((disk / small_disk.FILLER).is_file, "the full disk")
     assert running.ended(2) is None, "it waits"
@@ -282,7 +328,10 @@ def unwritable(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["full", "no reader", "closed"])
 def test_an_unwritable_standard_error_does_not_end_a_run(how: str, work: Work) -> None:
-    assert start(work.overrides("steps=3"), work.run, first=unwritable, given=(how,)).ended() == DONE
+    assert (
+        start(work.overrides("steps=3"), work.run, first=unwritable, given=(how,)).ended()
+        == DONE
+    )
     assert (work.run / "report.html").is_file()
 
 
@@ -303,7 +352,9 @@ def in_a_terminal(code: str, columns: int) -> list[str]:
     """The lines that a process prints to a terminal with this many columns, without colours."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm-256color"}
+    more = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {
+        "TERM": "xterm-256color"
+    }
     process = subprocess.Popen([sys.executable, "-c", code], stderr=follower, env=more)
     os.close(follower)
     drawn = b""
@@ -312,7 +363,10 @@ def in_a_terminal(code: str, columns: int) -> list[str]:
             drawn += part
     os.close(leader)
     assert process.wait() == 0
-    return [line.strip() for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))]
+    return [
+        line.strip()
+        for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.decode()))
+    ]
 
 
 BAR = """
@@ -332,7 +386,14 @@ def test_at_80_columns_the_bar_says_what_matters_whole() -> None:
     lines = in_a_terminal(BAR, 80)
     assert all(len(line) <= 80 for line in lines)
     (step,) = {line.split(" ━")[0] for line in lines if "loss" in line and "left" in line}
-    assert step.split("  ") == ["training 1234/2000", "1:12:01 left", "loss 1.5840", "0.613 s a step"]
-    assert any(line.startswith("training 1234/2000  drawing previews  loss 1.5840") for line in lines)
+    assert step.split("  ") == [
+        "training 1234/2000",
+        "1:12:01 left",
+        "loss 1.5840",
+        "0.613 s a step",
+    ]
+    assert any(
+        line.startswith("training 1234/2000  drawing previews  loss 1.5840") for line in lines
+    )
     assert any("72.5 views a window, high" in line for line in in_a_terminal(BAR, 120))
     assert any(line.startswith("training 1234/2000") for line in in_a_terminal(BAR, 30))

@@ -40,7 +40,12 @@ SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
         ("blocks.",),
     ),
     "FINE_TUNE": (
-        {"batch_size": 1, "learning_rate": 1e-4, "transformer": ON, "text_encoder": ON | {"learning_rate": 5e-5}},
+        {
+            "batch_size": 1,
+            "learning_rate": 1e-4,
+            "transformer": ON,
+            "text_encoder": ON | {"learning_rate": 5e-5},
+        },
         {"transformer": 0.0001, "text_encoder": 0.00005},
         ("blocks.", "text_encoder."),
     ),
@@ -56,7 +61,13 @@ SNIPPETS: dict[str, tuple[dict[str, Any], dict[str, float], Parts]] = {
 @pytest.fixture
 def preset(overrides: Make) -> Make:
     """Overrides of a preset on the tiny TI2V: its size and its length are smaller, no previews."""
-    own = ("base_model_name=", "cache_dir=", "resolution=", "sample_after=", "dataloader_threads=")
+    own = (
+        "base_model_name=",
+        "cache_dir=",
+        "resolution=",
+        "sample_after=",
+        "dataloader_threads=",
+    )
     plain = overrides(base=("wan", "ti2v"))
     small = tuple(text for text in plain.sets if text.startswith(own))
     return lambda name, *sets: Overrides(name, data=plain.data, sets=(*small, *sets))
@@ -69,7 +80,9 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
     assert [line["lr"] for line in lines] == [rates] * 3
     assert all(line["loss"] > 0 and line["grad_norm"] > 0 for line in lines)
     first, last = (state(run, step) for step in (1, 3))
-    moved = {key.removeprefix("weights/") for key in last if not torch.equal(first[key], last[key])}
+    moved = {
+        key.removeprefix("weights/") for key in last if not torch.equal(first[key], last[key])
+    }
     for part in parts:
         assert any(key.startswith(part) for key in moved), part
     (exported,) = read_json(run / "exports.json")
@@ -80,7 +93,9 @@ def trained(run: Path, rates: dict[str, float], parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_of_the_guide_trains_resumes_and_exports(name: str, preset: Make, tmp_path: Path) -> None:
+def test_a_preset_of_the_guide_trains_resumes_and_exports(
+    name: str, preset: Make, tmp_path: Path
+) -> None:
     """In float32, as a CPU is slow in the preset's bfloat16. One clip is shorter than a window of 8GB."""
     whole = tmp_path / "whole"
     words = preset(f"#{name}.json", "steps=3", "save_every=1", "train_dtype=FLOAT_32")
@@ -97,14 +112,18 @@ def test_a_snippet_of_the_guide_trains_as_it_stands(method: str, work: Work) -> 
     snippet, rates, parts = SNIPPETS[method]
     config.write_text(json.dumps({"training_method": method} | snippet))
     plain = work.overrides("steps=3", "save_every=1")
-    sets = tuple(text for text in plain.sets if not text.startswith(("learning_rate=", "lora.")))
+    sets = tuple(
+        text for text in plain.sets if not text.startswith(("learning_rate=", "lora."))
+    )
     assert train(replace(plain, config=config, sets=sets), run) == DONE
     trained(run, rates, parts)
     notes = of_kind(run, "start")[0]["notes"]
     new = method == "EMBEDDING"
     unused = ["learning_rate is unused: embedding_learning_rate is the new tokens' own"]
     assert [note for note in notes if "unused" in note] == unused * new
-    assert any("'<videotune>'" in note for note in notes) == new, "the default token is reported"
+    assert any("'<videotune>'" in note for note in notes) == new, (
+        "the default token is reported"
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -115,7 +134,9 @@ def test_a_run_has_the_settings_of_its_preset(name: str, preset: Make) -> None:
     resolved = resolve_config(preset(name, "steps=3"))[0]
     settings = flatten(resolved.config.model_dump(mode="json"))
     changed = {"base_model_name", "resolution", "steps", "sample_after", "dataloader_threads"}
-    wanted = {key: value for key, value in flatten(read_preset(name)).items() if key not in changed}
+    wanted = {
+        key: value for key, value in flatten(read_preset(name)).items() if key not in changed
+    }
     assert {key: settings[key] for key in wanted} == wanted
     assert {resolved.origins[key] for key in wanted} == {"preset"}
 
@@ -125,7 +146,9 @@ def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset: Make) -
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
     assert {str(shape) for shape in job.shapes} == {"5x32x32"}
-    assert any("of 9 frames one in 2 is kept, so that a window has 5" in note for note in job.notes)
+    assert any(
+        "of 9 frames one in 2 is kept, so that a window has 5" in note for note in job.notes
+    )
     assert {shape.fps for shape in job.shapes} == {6.0}
     assert job.library.windows
 
@@ -134,7 +157,11 @@ def test_the_guides_multiplier_is_not_called_unused(preset: Make) -> None:
     """Only what a person has set and nothing uses is said; a preset is for mixed datasets too."""
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert not any("video_batch_size_multiplier" in note for note in job.notes)
-    unused = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB", "video_config.video_batch_size_multiplier=0.25")))
+    unused = open_job(
+        *resolve_config(
+            preset("wan 2.2 LoRA 8GB", "video_config.video_batch_size_multiplier=0.25")
+        )
+    )
     assert any("video_batch_size_multiplier is unused" in note for note in unused.notes)
 
 
@@ -144,10 +171,18 @@ def test_streamed_blocks_leave_the_text_encoder_on_the_device(preset: Make) -> N
     facts = read_step_spec(PlanInputs.of(job, "FLOAT_32"))
     *trained, rest = facts.trained
     kept = {mode: sizes * 2 for mode, sizes in facts.kept.items()}
-    more = replace(facts, blocks=facts.blocks * 2, trained=(*trained, *trained, rest), kept=kept)
-    here, away = (need(more, Choice(1, "ON", streamed)).device["optimizer"] for streamed in (0, 4))
+    more = replace(
+        facts, blocks=facts.blocks * 2, trained=(*trained, *trained, rest), kept=kept
+    )
+    here, away = (
+        need(more, Choice(1, "ON", streamed)).device["optimizer"] for streamed in (0, 4)
+    )
     family = open_models(job.spec, job.base, job.config)
-    numbers = sum(p.numel() for net in family.text_skeletons().values() for p in net.parameters())
+    numbers = sum(
+        p.numel() for net in family.text_skeletons().values() for p in net.parameters()
+    )
     assert here["text encoder's training"] == away["text encoder's training"]
-    assert 16 * numbers <= here["text encoder's training"] <= 16 * numbers * 1.2, "in pieces of 512 bytes"
+    assert 16 * numbers <= here["text encoder's training"] <= 16 * numbers * 1.2, (
+        "in pieces of 512 bytes"
+    )
     assert 0 < away["optimizer"] < here["optimizer"], "what trains outside of the blocks stays"

@@ -22,7 +22,14 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer import step
 from videotune.trainer.resolve_config import Overrides
 
-EVERYTHING = ("steps=4", "expert_period=1", "expert_share=0.5", "validate_every=2", "sample_after=2", "sample.steps=2")
+EVERYTHING = (
+    "steps=4",
+    "expert_period=1",
+    "expert_share=0.5",
+    "validate_every=2",
+    "sample_after=2",
+    "sample.steps=2",
+)
 
 
 @pytest.fixture
@@ -33,7 +40,9 @@ def opened(monkeypatch: Patch) -> list[str]:
     load = DiffusersModel.denoiser
 
     def denoiser(self: Any, expert: str | None = None, **more: Any) -> Any:
-        assert not [known for known in live if known() is not None], f"{names[-1]} is in memory beside {expert}"
+        assert not [known for known in live if known() is not None], (
+            f"{names[-1]} is in memory beside {expert}"
+        )
         net = load(self, expert, **more)
         names.append(str(expert))
         live.append(ref(net))
@@ -43,8 +52,12 @@ def opened(monkeypatch: Patch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("sets", [(), ("layer_offload_fraction=0.5",)], ids=["resident", "streamed"])
-def test_one_expert_is_in_memory_at_a_time(opened: list[str], work: Work, clips: Path, sets: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "sets", [(), ("layer_offload_fraction=0.5",)], ids=["resident", "streamed"]
+)
+def test_one_expert_is_in_memory_at_a_time(
+    opened: list[str], work: Work, clips: Path, sets: tuple[str, ...]
+) -> None:
     write_dataset(work.tmp / "others", concept_clips=0, reminder_clips=3, seed=4)
     data = f"datasets={json.dumps([{'path': str(clips)}, {'path': str(work.tmp / 'others'), 'kind': 'validation'}])}"
     fixed = work.overrides(*EVERYTHING, data, *sets, base=("wan", "t2v-a14b")).sets
@@ -56,10 +69,15 @@ def test_one_expert_is_in_memory_at_a_time(opened: list[str], work: Work, clips:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_freed_part_is_gone_without_a_search_for_cycles(name: str, tiny_family: Callable[..., Any]) -> None:
+def test_a_freed_part_is_gone_without_a_search_for_cycles(
+    name: str, tiny_family: Callable[..., Any]
+) -> None:
     for variant in find(name).variants:
         family = tiny_family(name, variant=variant)
-        parts = [ref(family.vae()), *(ref(part.encoder) for part in family.text_parts().values())]
+        parts = [
+            ref(family.vae()),
+            *(ref(part.encoder) for part in family.text_parts().values()),
+        ]
         gc.collect()
         gc.disable()
         try:
@@ -70,7 +88,9 @@ def test_a_freed_part_is_gone_without_a_search_for_cycles(name: str, tiny_family
             gc.enable()
 
 
-def test_a_failed_step_has_let_go_before_the_state_is_saved(work: Work, monkeypatch: Patch) -> None:
+def test_a_failed_step_has_let_go_before_the_state_is_saved(
+    work: Work, monkeypatch: Patch
+) -> None:
     """What the step's frames hold would be in the way of what saving needs of the device."""
     held: list[ref[torch.Tensor]] = []
     loss, save = step.denoising_loss, out_of_memory.save_what_is_good

@@ -13,7 +13,16 @@ import torch
 
 from tests.commands.safety_kit import Work, resume, start
 from tests.failing_forward import OUT_OF_MEMORY, failing_forward
-from tests.read_runs import assert_same_run, complete, equal, furthest, of_kind, state, steps_of, warnings_of
+from tests.read_runs import (
+    assert_same_run,
+    complete,
+    equal,
+    furthest,
+    of_kind,
+    state,
+    steps_of,
+    warnings_of,
+)
 from tests.shell import Patch, train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
@@ -30,7 +39,11 @@ METHODS = pytest.mark.parametrize(
     "method",
     [
         ("lora.rank=2", "ema.decay=0.9"),
-        ("optimizer.name=ADAMW_8BIT", "lora.rank=128", "ema.decay=0.9"),  # large enough for moments in 8 bits
+        (
+            "optimizer.name=ADAMW_8BIT",
+            "lora.rank=128",
+            "ema.decay=0.9",
+        ),  # large enough for moments in 8 bits
         ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16"),
         ("optimizer.step_in_backward=true",),
     ],
@@ -38,7 +51,9 @@ METHODS = pytest.mark.parametrize(
 )
 
 
-def spoil_clip(monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True) -> None:
+def spoil_clip(
+    monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True
+) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
     sample = Source.sample
 
@@ -46,7 +61,11 @@ def spoil_clip(monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lamb
         moments = sample(self, window, variant, *name)
         clip = self.clips[window.clip_id]
         bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
-        return replace(moments, mean=torch.full_like(moments.mean, float("nan"))) if bad else moments
+        return (
+            replace(moments, mean=torch.full_like(moments.mean, float("nan")))
+            if bad
+            else moments
+        )
 
     monkeypatch.setattr(Source, "sample", spoilt)
 
@@ -71,15 +90,25 @@ def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
     """Weights, moments and average are bit for bit as before; the step counters of the optimizer too."""
     run, stem = work.run, sorted((small_clips / "videos").iterdir())[2].stem
     spoil_clip(monkeypatch, stem)
-    assert train(work.overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run) == DONE
-    ids = {clip["id"][:12]: Path(clip["path"]).stem for clip in read_json(run / "check.json")["clips"]}
+    assert (
+        train(work.overrides("steps=9", "save_every=1", "learning_rate=0.001", *method), run)
+        == DONE
+    )
+    ids = {
+        clip["id"][:12]: Path(clip["path"]).stem
+        for clip in read_json(run / "check.json")["clips"]
+    }
     skipped = [line["step"] for line in steps_of(run) if line.get("skipped")]
-    assert skipped == [line["step"] for line in steps_of(run) if ids[line["window_ids"][0][:12]] == stem]
+    assert skipped == [
+        line["step"] for line in steps_of(run) if ids[line["window_ids"][0][:12]] == stem
+    ]
     assert 1 <= len(skipped) < 5
     for step in range(2, 10):
         same = equal(state(run, step), state(run, step - 1))
         assert same == (step in skipped), f"step {step}"
-    assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [None] * len(skipped)
+    assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [None] * len(
+        skipped
+    )
     named = {line["step"]: line["text"] for line in of_kind(run, "warning")}
     assert list(named) == skipped
     for text in named.values():
@@ -88,7 +117,9 @@ def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_alone_that_is_not_finite_is_not_applied(value: float, work: Work, monkeypatch: Patch) -> None:
+def test_a_gradient_alone_that_is_not_finite_is_not_applied(
+    value: float, work: Work, monkeypatch: Patch
+) -> None:
     """From the first step on, where the optimizer has no state yet."""
     spoil_gradient(monkeypatch, {1, 3}, value)
     run = work.train("steps=4", "save_every=1", "batch_size=2", "ema.decay=0.9")
@@ -97,10 +128,18 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(value: float, work: 
     assert not equal(state(run, 2), state(run, 1))
     assert equal(state(run, 3), state(run, 2))
     assert not equal(state(run, 4), state(run, 3))
-    assert all(bool(value.isfinite().all()) for value in state(run, 4).values() if value.is_floating_point())
+    assert all(
+        bool(value.isfinite().all())
+        for value in state(run, 4).values()
+        if value.is_floating_point()
+    )
     for line in (line for line in steps_of(run) if line.get("skipped")):
-        (text,) = [one["text"] for one in of_kind(run, "warning") if one["step"] == line["step"]]
-        assert all(name in text for name in line["window_ids"]), "which of them it was cannot be known: all are named"
+        (text,) = [
+            one["text"] for one in of_kind(run, "warning") if one["step"] == line["step"]
+        ]
+        assert all(name in text for name in line["window_ids"]), (
+            "which of them it was cannot be known: all are named"
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["ADAMW", "ADAMW_8BIT"])
@@ -116,7 +155,9 @@ def test_a_run_whose_first_step_was_skipped_can_be_resumed_exactly(
     assert_same_run(run, first, 3)
 
 
-def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(work: Work, monkeypatch: Patch) -> None:
+def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
+    work: Work, monkeypatch: Patch
+) -> None:
     run = work.run
     with monkeypatch.context() as patch:
         spoil_gradient(patch, {2, 4, 5, 6, 7, 8, 9, 10}, float("nan"))
@@ -124,10 +165,17 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(work: Work, mo
             train(work.overrides("steps=20", "save_every=0"), run)
     assert caught.value.exit_code == FAILED
     text = str(caught.value)
-    assert text.startswith("5 steps in a row had no finite loss or gradient; the journal names their clips.")
+    assert text.startswith(
+        "5 steps in a row had no finite loss or gradient; the journal names their clips."
+    )
     assert "complete are those of the steps 3; go on with:" in text
     assert "--set learning_rate=" in text
-    assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, *[True] * 5]
+    assert [bool(line.get("skipped")) for line in steps_of(run)] == [
+        False,
+        True,
+        False,
+        *[True] * 5,
+    ]
     assert complete(run) == [3]
     assert resume(run, "steps=4") == DONE, "the gradients are finite again"
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [False, True, False, False]
@@ -145,7 +193,9 @@ def test_four_before_a_resume_and_one_after_it_are_five(work: Work, monkeypatch:
 
 
 @pytest.mark.parametrize("part", ["weights", "optimizer", "ema"])
-def test_a_state_that_is_not_finite_is_never_saved(part: str, work: Work, monkeypatch: Patch) -> None:
+def test_a_state_that_is_not_finite_is_never_saved(
+    part: str, work: Work, monkeypatch: Patch
+) -> None:
     """Whatever made it so: here somebody writes a NaN into it before step 3."""
     make, run = loop.step_records, work.run
 
@@ -155,21 +205,33 @@ def test_a_state_that_is_not_finite_is_never_saved(part: str, work: Work, monkey
                 (trainable,) = trainer.pool.trainables.values()
                 name, parameter = next(iter(trainable.parameters.items()))
                 assert trainable.ema is not None
-                where = {"weights": parameter.data, "optimizer": trainable.optimizer.state[parameter]["exp_avg"]}
+                where = {
+                    "weights": parameter.data,
+                    "optimizer": trainable.optimizer.state[parameter]["exp_avg"],
+                }
                 where["ema"] = trainable.ema.values[name]
                 where[part].view(-1)[1] = float("nan")
             yield record
 
     monkeypatch.setattr(loop, "step_records", spoilt)
-    with pytest.raises(VideotuneError, match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved"):
+    with pytest.raises(
+        VideotuneError,
+        match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved",
+    ):
         train(work.overrides("steps=6", "save_every=2", "ema.decay=0.9"), run)
     assert complete(run) == [2]
-    assert all(bool(value.isfinite().all()) for value in state(run, 2).values() if value.is_floating_point())
+    assert all(
+        bool(value.isfinite().all())
+        for value in state(run, 2).values()
+        if value.is_floating_point()
+    )
     assert not (run / "export").exists()
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-2"]
 
 
-def test_a_validation_loss_that_is_not_finite_ends_nothing(work: Work, monkeypatch: Patch) -> None:
+def test_a_validation_loss_that_is_not_finite_ends_nothing(
+    work: Work, monkeypatch: Patch
+) -> None:
     """It is null in the journal, and later ones are still measured."""
     run, plain = work.run, Source.plain
 
@@ -181,30 +243,48 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(work: Work, monkeypat
     assert train(work.overrides("steps=2", "validate_every=1"), run) == DONE
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]
-    assert all(line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses)
+    assert all(
+        line["train"]["mean"] is None and line["train"]["normalised"] is None for line in losses
+    )
 
 
-def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remedy_resumes(work: Work) -> None:
-    run, settings = work.run, ("steps=6", "batch_size=4", "ema.decay=0.9", "gradient_checkpointing=OFF")
+def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remedy_resumes(
+    work: Work,
+) -> None:
+    run, settings = (
+        work.run,
+        ("steps=6", "batch_size=4", "ema.decay=0.9", "gradient_checkpointing=OFF"),
+    )
     straight = work.finished(*settings, "save_every=3")
     with failing_forward(4), pytest.raises(DoesNotFit) as caught:
         train(work.overrides(*settings, "save_every=0"), run)
     text = str(caught.value)
     shape = re.search(r"(\d+)x(\d+)x(\d+)", text)
-    bucket = next(one for one in read_json(run / "plan.json")["buckets"] if shape and one["shape"].startswith(shape[0]))
+    bucket = next(
+        one
+        for one in read_json(run / "plan.json")["buckets"]
+        if shape and one["shape"].startswith(shape[0])
+    )
     samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
     assert text.startswith(f"out of memory in step 4: {samples}")
-    assert "Checkpoints: complete are those of the steps 3; go on with: videotune train --out" in text
+    assert (
+        "Checkpoints: complete are those of the steps 3; go on with: videotune train --out"
+        in text
+    )
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
     assert first.startswith("--resume --set micro_batch_size=1:")
     assert "gradient_checkpointing=ON" in text
     assert complete(run) == [3]
     assert equal(state(run, 3), state(straight, 3))
-    assert [line["step"] for line in steps_of(run)] == [1, 2, 3], "the line that came late is there too"
+    assert [line["step"] for line in steps_of(run)] == [1, 2, 3], (
+        "the line that came late is there too"
+    )
     assert any("out of memory in step 4" in text for text in warnings_of(run))
     assert resume(run, "micro_batch_size=1") == DONE
     assert furthest(state(run, 6), state(straight, 6)) < 1e-3
-    assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
+    assert [line["window_ids"] for line in steps_of(run)] == [
+        line["window_ids"] for line in steps_of(straight)
+    ]
     for ours, theirs in zip(steps_of(run), steps_of(straight), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     (line,) = of_kind(run, "resume")
@@ -231,7 +311,10 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
 
 def test_another_error_is_raised_as_it_is(work: Work) -> None:
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-    with failing_forward(2, error), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with (
+        failing_forward(2, error),
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+    ):
         train(work.overrides("steps=3"), work.run)
 
 
@@ -262,7 +345,9 @@ def narrow(step: int) -> None:
     step_module.denoising_loss = greedy  # type: ignore[attr-defined]
 
 
-ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
+ON_THE_HOST = (
+    "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"
+)
 
 
 @pytest.mark.parametrize(
@@ -271,8 +356,18 @@ ON_THE_HOST = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator
         (MemoryError(), True),
         (OUT_OF_MEMORY, True),
         (RuntimeError(ON_THE_HOST), True),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (
+            RuntimeError(
+                "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"
+            ),
+            True,
+        ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (RuntimeError("Expected all tensors to be on the same device"), False),
@@ -284,7 +379,12 @@ def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory
 
 
 def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> None:
-    small = {"batch_size": 1, "gradient_checkpointing": "ON", "optimizer": {"name": "ADAMW_8BIT"}, "lora": {"rank": 4}}
+    small = {
+        "batch_size": 1,
+        "gradient_checkpointing": "ON",
+        "optimizer": {"name": "ADAMW_8BIT"},
+        "lora": {"rank": 4},
+    }
     smaller = ("weight_dtype=FLOAT_8", "a smaller resolution", "fewer video_config.frames")
     new = [f"a new run with {what}" for what in smaller]
     assert [line.split(":")[0] for line in remedies(parse(small), gpu=False)] == new
@@ -293,26 +393,47 @@ def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> No
         "--resume --set layer_offload_fraction=0.5",
         *new,
     ]
-    assert "weight_dtype" not in " ".join(remedies(parse(small | {"weight_dtype": "INT_8"}))), "they are rounded"
-    full = remedies(parse(small | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4}))
+    assert "weight_dtype" not in " ".join(remedies(parse(small | {"weight_dtype": "INT_8"}))), (
+        "they are rounded"
+    )
+    full = remedies(
+        parse(small | {"training_method": "FINE_TUNE", "micro_batch_size": 1, "batch_size": 4})
+    )
     for key in ("layer_offload_fraction", "weight_dtype", "micro_batch_size"):
         assert key not in " ".join(full)
-    lines = remedies(parse({"batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": "OFF"}))
+    lines = remedies(
+        parse(
+            {"batch_size": 2, "gradient_accumulation_steps": 3, "gradient_checkpointing": "OFF"}
+        )
+    )
     resumes = [line.startswith("--resume") for line in lines]
     assert resumes == sorted(resumes, reverse=True)
-    assert lines[0].startswith("--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of")
+    assert lines[0].startswith(
+        "--resume --set micro_batch_size=1: the same steps, one sample at a time, about 1/2 of"
+    )
 
 
-def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(work: Work, clips: Path) -> None:
+def test_another_split_is_refused_where_videos_among_images_would_be_other_samples(
+    work: Work, clips: Path
+) -> None:
     """There the samples of a step follow from batch_size alone, not from its product with the accumulation."""
     from PIL import Image
 
     for number in range(4):
-        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(clips / "videos" / f"still-{number}.png")
+        Image.new("RGB", (32, 32), (60 * number, 100, 50)).save(
+            clips / "videos" / f"still-{number}.png"
+        )
         (clips / "captions" / f"still-{number}.txt").write_text(f"colour {number}")
-    sets = ("steps=2", "save_every=1", "batch_size=4", "video_config.video_batch_size_multiplier=0.5")
+    sets = (
+        "steps=2",
+        "save_every=1",
+        "batch_size=4",
+        "video_config.video_batch_size_multiplier=0.5",
+    )
     words = work.overrides(*sets, data=clips)
     assert train(words, work.run, allow_skips="all") == DONE
-    with pytest.raises(VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"):
+    with pytest.raises(
+        VideotuneError, match=r"batch_size: images and videos are mixed .*Leave it as it was"
+    ):
         resume(work.run, "batch_size=1", "gradient_accumulation_steps=4", "steps=3")
     assert resume(work.run, "steps=3") == DONE

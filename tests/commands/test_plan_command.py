@@ -54,7 +54,11 @@ def small(overrides: Make) -> Any:
     ("sets", "settings", "origins"),
     [
         ((), [2, "OFF", 0.0], ["plan"] * 3),
-        (("gradient_checkpointing=ON", "micro_batch_size=1"), [1, "ON", 0.0], ["user", "user", "plan"]),
+        (
+            ("gradient_checkpointing=ON", "micro_batch_size=1"),
+            [1, "ON", 0.0],
+            ["user", "user", "plan"],
+        ),
     ],
 )
 def test_on_a_cpu_nothing_is_saved_and_the_choice_is_recorded_as_planned(
@@ -69,21 +73,30 @@ def test_on_a_cpu_nothing_is_saved_and_the_choice_is_recorded_as_planned(
     assert [kept["origins"][key] for key in OPEN] == origins
 
 
-def test_where_the_host_is_short_blocks_are_computed_again(small: Any, monkeypatch: Patch) -> None:
+def test_where_the_host_is_short_blocks_are_computed_again(
+    small: Any, monkeypatch: Patch
+) -> None:
     assert fit_settings(small).config.gradient_checkpointing == "OFF"
     memory = SimpleNamespace(available=10**6, total=10**6)
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
     assert fit_settings(small).config.gradient_checkpointing == "ON"
 
 
-def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(work: Work, monkeypatch: Patch) -> None:
+def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
+    work: Work, monkeypatch: Patch
+) -> None:
     run = work.copy("steps=2", "micro_batch_size=1")
-    monkeypatch.setattr(fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True)))
+    monkeypatch.setattr(
+        fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True))
+    )
     assert resume(run, "steps=3") == DONE
     assert read_run_config(run)["settings"]["gradient_checkpointing"] == "OFF"
     assert resume(run, "steps=4", replan=True) == DONE
     assert read_run_config(run)["settings"]["gradient_checkpointing"] == "ON"
-    assert "replanned: gradient_checkpointing: 'OFF' -> 'ON'" in of_kind(run, "resume")[-1]["changes"]
+    assert (
+        "replanned: gradient_checkpointing: 'OFF' -> 'ON'"
+        in of_kind(run, "resume")[-1]["changes"]
+    )
     assert read_run_config(run)["origins"]["micro_batch_size"] == "user"
 
 
@@ -123,7 +136,9 @@ def test_a_plan_chooses_nothing_that_the_run_would_refuse(
 
 
 def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
-    job = opened(overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9"))
+    job = opened(
+        overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9")
+    )
     roomy = fit(job, "FLOAT_32", 1 << 40, None)
     assert roomy.phases["preview"][0] == PLAIN
     assert TILED not in step_spec(job, "FLOAT_32").elsewhere["preview"]
@@ -138,28 +153,48 @@ def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
     assert whole.fits is None
     short = fit(job, "FLOAT_32", whole.training.needed - 1, card("rtx 3060 12gb"))
     assert short.fits is False
-    assert short.chosen == {"micro_batch_size": 4, "gradient_checkpointing": "OFF", "layer_offload_fraction": 0.0}
-    assert any("the settings that need least (micro_batch_size=1 " in line for line in short.remedies)
+    assert short.chosen == {
+        "micro_batch_size": 4,
+        "gradient_checkpointing": "OFF",
+        "layer_offload_fraction": 0.0,
+    }
+    assert any(
+        "the settings that need least (micro_batch_size=1 " in line for line in short.remedies
+    )
     facts = to_json(short, job, "FLOAT_32")
     assert facts["device"]["phase"] in facts["device"]["phases"]
     assert facts["hours"] is not None
-    assert any("take a larger card, fewer frames" in line for line in fit(job, "FLOAT_32", 2**30, None).remedies)
+    assert any(
+        "take a larger card, fewer frames" in line
+        for line in fit(job, "FLOAT_32", 2**30, None).remedies
+    )
 
 
-def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(small: Any, overrides: Make) -> None:
+def test_quantized_weights_are_named_with_what_they_save_and_never_chosen(
+    small: Any, overrides: Make
+) -> None:
     short = fit(small, "FLOAT_32", 2**30, None)
     (line,) = (line for line in short.remedies if line.startswith("weight_dtype=FLOAT_8"))
     net = open_models(small.spec, small.base, small.config).denoiser()
-    numbers = sum(m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear))
+    numbers = sum(
+        m.weight.numel() for m in net.blocks.modules() if isinstance(m, torch.nn.Linear)
+    )
     assert f"the denoiser's take {size(round(numbers * (4 - 1 - 4 / 128)))} less" in line
     assert "weight_dtype" not in short.chosen
     rounded = opened(overrides("steps=10", "batch_size=2", "weight_dtype=NFLOAT_4"))
-    assert not any("weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies)
-    saved = [fit(one, "FLOAT_32", None, None).training.device["end"]["weights"] for one in (small, rounded)]
+    assert not any(
+        "weight_dtype" in line for line in fit(rounded, "FLOAT_32", 2**30, None).remedies
+    )
+    saved = [
+        fit(one, "FLOAT_32", None, None).training.device["end"]["weights"]
+        for one in (small, rounded)
+    ]
     assert saved[0] > saved[1], "and the plan knows"
 
 
-def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(small: Any, monkeypatch: Patch) -> None:
+def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
+    small: Any, monkeypatch: Patch
+) -> None:
     """As on a CUDA machine whose card has so many bytes."""
     monkeypatch.setattr(fitting, "local_device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
@@ -182,11 +217,20 @@ def test_the_plan_is_for_the_card_in_use_and_what_is_free_of_it(
     driver: str, whole: int, name: str | None, monkeypatch: Patch
 ) -> None:
     """The second of two cards, on which another program holds 2 GiB and this one 1 GiB."""
-    facts = {"get_memory_info": (whole - (3 << 30), whole), "memory_reserved": 1 << 30, "get_device_name": driver}
+    facts = {
+        "get_memory_info": (whole - (3 << 30), whole),
+        "memory_reserved": 1 << 30,
+        "get_device_name": driver,
+    }
     for asked, answer in facts.items():
-        answers, owner = {1: answer}, torch.cuda if asked == "get_device_name" else torch.accelerator
+        answers, owner = (
+            {1: answer},
+            torch.cuda if asked == "get_device_name" else torch.accelerator,
+        )
         monkeypatch.setattr(owner, asked, lambda device, answers=answers: answers[device.index])
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
     monkeypatch.setenv("LOCAL_RANK", "1")
     memory, card = fitting.asked_card(None, None)
     assert (memory, card and card.name) == (whole - (2 << 30), name)
@@ -212,11 +256,18 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
     for most, wanted in ((0, [False]), (1, [False, False]), (2, [False, False, True])):
         tries.clear()
         run = work.tmp / f"run{most}"
-        assert train(work.overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run) == DONE
+        assert (
+            train(
+                work.overrides("steps=2", "sample_after=1", "samples=1", "sample.steps=1"), run
+            )
+            == DONE
+        )
         assert tries[: len(wanted)] == wanted
         assert len(of_kind(run, "sample")) == 3
         assert equal(state(run, 2), state(work.tmp / "run0", 2))
-    assert np.array_equal(seen[0][0], seen[3][0]), "step 0, whole and with the denoiser offloaded"
+    assert np.array_equal(seen[0][0], seen[3][0]), (
+        "step 0, whole and with the denoiser offloaded"
+    )
     assert "decoded in tiles" in capsys.readouterr().err
 
 
@@ -239,23 +290,35 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 
 
 @pytest.mark.parametrize("family", ["wan", "cogvideox"])
-def test_without_a_fake_step_the_bound_on_activations_holds(family: str, overrides: Make) -> None:
+def test_without_a_fake_step_the_bound_on_activations_holds(
+    family: str, overrides: Make
+) -> None:
     """Of what a step really keeps, OFF, by its reading: at least so much is set aside for it."""
-    job = opened(overrides("steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,)))
+    job = opened(
+        overrides("steps=1", "batch_size=2", "video_config.target_fps=16", base=(family,))
+    )
     seen = FakeRun(open_models(job.spec, job.base, job.config), job.config)
     depths = tuple(seen.depths.items())
-    kept = max(parts.get("activations", 0) for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values())
+    kept = max(
+        parts.get("activations", 0)
+        for parts in seen.step(job.shapes[0], 2, "OFF", depths).phases.values()
+    )
     assert kept < activations_at_most(job, 4) < 30 * kept
 
 
-def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(overrides: Make, capsys: Printed) -> None:
+def test_a_plan_that_needs_more_than_the_disk_has_ends_with_2(
+    overrides: Make, capsys: Printed
+) -> None:
     assert plan(overrides("steps=1000000000", "save_every=1")) == SKIPPED
     assert "too much" in capsys.readouterr().out
     assert plan(overrides("steps=1000000000", "save_every=1", "save_keep=2")) == DONE
 
 
 def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> None:
-    settings = Overrides(family="wan", sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"))
+    settings = Overrides(
+        family="wan",
+        sets=("timestep_distribution=BETA", "timestep_alpha=3", "timestep_shift=2"),
+    )
     facts = noise_levels(settings)
     (one,) = facts["distributions"]
     ts = Timesteps("BETA", 2.0, alpha=3.0)
@@ -284,7 +347,11 @@ def test_a_shift_by_resolution_has_a_curve_for_each_bucket() -> None:
     spec = replace(spec, shift_by_tokens=(100, 0.5, 1000, 1.5))
     facts = levels(spec, resolved.config, {"5x32x32": (100, 0.25), "9x64x64": (1000, 0.75)})
     small, large = facts["distributions"]
-    assert (small["bucket"], small["share_of_steps"], small["shift"]) == ("5x32x32", 0.25, 1.6487)
+    assert (small["bucket"], small["share_of_steps"], small["shift"]) == (
+        "5x32x32",
+        0.25,
+        1.6487,
+    )
     assert large["shift"] == 4.4817
     assert large["bands"][8] > small["bands"][8]
 
@@ -321,12 +388,19 @@ def test_check_and_plan_answer_for_a_preset(tmp_path: Path, film: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("train", "--preset", "wan 2.1 1.3B LoRA 16GB", "--out", "run"), "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"),
+        (
+            ("train", "--preset", "wan 2.1 1.3B LoRA 16GB", "--out", "run"),
+            "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+        ),
         (("plan", "--base", "somebody/other"), "somebody/other"),
     ],
 )
-def test_a_model_that_is_not_here_is_named(words: tuple[str, ...], named: str, tmp_path: Path, film: Path) -> None:
-    done = offline(tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(film), *words[1:])
+def test_a_model_that_is_not_here_is_named(
+    words: tuple[str, ...], named: str, tmp_path: Path, film: Path
+) -> None:
+    done = offline(
+        tmp_path, words[0], *(("--data",) if words[0] == "train" else ()), str(film), *words[1:]
+    )
     assert done.returncode == 1
     assert named in done.stderr
     assert not (tmp_path / "run").exists()
@@ -336,10 +410,15 @@ def test_a_model_that_is_not_here_is_named(words: tuple[str, ...], named: str, t
 
 
 @pytest.fixture(scope="module")
-def deep(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Make:
+def deep(
+    small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Make:
     """Words of a run of four steps on a tiny base of six blocks; everything that a run does happens in it."""
     folder = tmp_path_factory.mktemp("deep")
-    bases = {variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4) for variant in ("t2v", "t2v-a14b")}
+    bases = {
+        variant: deepen(tiny_bases("wan", variant), folder / variant, blocks=4)
+        for variant in ("t2v", "t2v-a14b")
+    }
     fixed = (
         f"cache_dir={folder / 'cache'}", "resolution=32x32", "steps=4", "save_every=2", "warmup_steps=0", "samples=1",
         "sample_after=4", "sample.steps=2", "sample.guidance=1", "validate_every=4",
@@ -347,7 +426,9 @@ def deep(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPath
     )  # fmt: skip
 
     def make(*sets: str, variant: str = "t2v") -> Overrides:
-        return Overrides(data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets))
+        return Overrides(
+            data=str(small_clips), sets=(*fixed, f"base_model_name={bases[variant]}", *sets)
+        )
 
     return make
 
@@ -367,16 +448,30 @@ def decoded(monkeypatch: Patch) -> list[torch.Tensor]:
 
 
 def validations(run: Path) -> list[Any]:
-    return [{k: v for k, v in line.items() if k not in ("seconds", "time")} for line in of_kind(run, "validation")]
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "time")}
+        for line in of_kind(run, "validation")
+    ]
 
 
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lora": ("t2v", ("lora.dropout=0.2", "ema.decay=0.9")),
     "full": ("t2v", ("training_method=FINE_TUNE", "ema.decay=0.9")),
-    "full-bf16": ("t2v", ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "sample_after=0", "validate_every=0")),
+    "full-bf16": (
+        "t2v",
+        (
+            "training_method=FINE_TUNE",
+            "train_dtype=BFLOAT_16",
+            "sample_after=0",
+            "validate_every=0",
+        ),
+    ),
     "two-experts": ("t2v-a14b", ("expert_period=2", "validate_every=0")),
     "new-tokens": ("t2v", ("training_method=EMBEDDING", "learning_rate=0.01")),
-    "one-expert-full": ("t2v-a14b", ("training_method=FINE_TUNE", "experts=low", "validate_every=0")),
+    "one-expert-full": (
+        "t2v-a14b",
+        ("training_method=FINE_TUNE", "experts=low", "validate_every=0"),
+    ),
 }
 STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED")
 
@@ -384,8 +479,12 @@ STREAMED = ("layer_offload_fraction=0.5", "gradient_checkpointing=CPU_OFFLOADED"
 LONG = ("full-bf16", "one-expert-full")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS])
-def test_a_streamed_run_is_the_plain_run(name: str, deep: Make, tmp_path: Path, decoded: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in RUNS]
+)
+def test_a_streamed_run_is_the_plain_run(
+    name: str, deep: Make, tmp_path: Path, decoded: list[torch.Tensor]
+) -> None:
     """Losses, checkpoints, averages, previews and validation."""
     variant, sets = RUNS[name]
     plain, streamed = tmp_path / "plain", tmp_path / "streamed"
@@ -396,20 +495,35 @@ def test_a_streamed_run_is_the_plain_run(name: str, deep: Make, tmp_path: Path, 
     assert validations(streamed) == validations(plain)
     assert count == (0 if "sample_after=0" in sets else 2)
     assert len(decoded) == 2 * count
-    assert all(torch.equal(one, other) for one, other in zip(decoded[:count], decoded[count:], strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(decoded[:count], decoded[count:], strict=True)
+    )
 
 
 @pytest.mark.parametrize(
     ("sets", "first", "then"),
     [
         (("lora.dropout=0.2", "ema.decay=0.9"), (), STREAMED),
-        (("training_method=FINE_TUNE",), ("layer_offload_fraction=1",), ("layer_offload_fraction=0",)),
+        (
+            ("training_method=FINE_TUNE",),
+            ("layer_offload_fraction=1",),
+            ("layer_offload_fraction=0",),
+        ),
     ],
 )
 def test_a_resume_turns_streaming_on_and_off(
-    sets: tuple[str, ...], first: tuple[str, ...], then: tuple[str, ...], deep: Make, tmp_path: Path
+    sets: tuple[str, ...],
+    first: tuple[str, ...],
+    then: tuple[str, ...],
+    deep: Make,
+    tmp_path: Path,
 ) -> None:
-    sets, plain, run = (*sets, "sample_after=0", "validate_every=0"), tmp_path / "plain", tmp_path / "run"
+    sets, plain, run = (
+        (*sets, "sample_after=0", "validate_every=0"),
+        tmp_path / "plain",
+        tmp_path / "run",
+    )
     assert train(deep(*sets), plain) == DONE
     assert train(deep(*sets, "steps=2", *first), run) == DONE
     assert resume(run, "steps=4", *then) == DONE

@@ -20,7 +20,13 @@ from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 
-SHOWN = ("steps=2", "sample_after=2", "sample.steps=1", 'samples=["a cat"]', "video_config.frames=5")
+SHOWN = (
+    "steps=2",
+    "sample_after=2",
+    "sample.steps=1",
+    'samples=["a cat"]',
+    "video_config.frames=5",
+)
 FORMATS = 'output_model_format=["diffusers","comfyui"]'
 
 
@@ -54,20 +60,39 @@ def test_the_card_says_what_was_trained_and_how_it_is_used(run: Path, tmp_path: 
     assert shell("card", run, out=tmp_path / "README.md") == DONE
     made = ModelCard.load(tmp_path / "README.md")
     data = made.data
-    assert (data.library_name, data.pipeline_tag, data.license) == ("diffusers", "text-to-video", "apache-2.0")
+    assert (data.library_name, data.pipeline_tag, data.license) == (
+        "diffusers",
+        "text-to-video",
+        "apache-2.0",
+    )
     assert (data.base_model, data.base_model_relation) == ("someone/a-base", "adapter")
     assert ({"videotune", "lora"} < set(data.tags), data.instance_prompt) == (True, "<mytoken>")
     (sample,) = data.to_dict()["widget"]
     assert (sample["text"], (run / sample["output"]["url"]).is_file()) == ("a cat", True)
-    for text in ("6 clips", "load_lora_weights('run-step-2.safetensors')", "LoraLoaderModelOnly", "| lora.rank | 2 |"):
+    for text in (
+        "6 clips",
+        "load_lora_weights('run-step-2.safetensors')",
+        "LoraLoaderModelOnly",
+        "| lora.rank | 2 |",
+    ):
         assert text in made.text, text
 
 
-def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(run: Path, tmp_path: Path) -> None:
-    verdict = {"verdict": "LEARNING", "reason": "it falls", "best_step": 2, "best": 0.75, "turned": False}
+def test_the_card_has_the_verdicts_figures_and_the_bases_own_licence(
+    run: Path, tmp_path: Path
+) -> None:
+    verdict = {
+        "verdict": "LEARNING",
+        "reason": "it falls",
+        "best_step": 2,
+        "best": 0.75,
+        "turned": False,
+    }
     with (run / "journal.jsonl").open("a") as journal:
         journal.write(json.dumps({"kind": "verdict", "time": 1.0, "step": 2} | verdict) + "\n")
-    (tmp_path / "README.md").write_text("---\nlicense: other\nlicense_name: Their Own Licence\n---\n")
+    (tmp_path / "README.md").write_text(
+        "---\nlicense: other\nlicense_name: Their Own Licence\n---\n"
+    )
     edit(run, str(tmp_path), training_method="FINE_TUNE")
     made = ModelCard(card(run)["card"])
     assert (made.data.license, made.data.license_name) == ("other", "their-own-licence")
@@ -85,7 +110,11 @@ def test_a_card_says_nothing_of_this_machine(work: Work, clips: Path, tmp_path: 
     run = work.train(*SHOWN, out, f"cache_dir={tmp_path}/cache", data=secret)
     done = publish(run, dry_run=True)
     text = done["card"] + "".join(one["path"] for one in done["files"])
-    assert [word for word in ("bob", "carol", "dave", "/tmp", str(tmp_path), ".mp4/") if word in text] == []
+    assert [
+        word
+        for word in ("bob", "carol", "dave", "/tmp", str(tmp_path), ".mp4/")
+        if word in text
+    ] == []
 
 
 def test_what_is_published_is_what_was_exported_and_is_sent_once(run: Path, hub: Any) -> None:
@@ -93,8 +122,12 @@ def test_what_is_published_is_what_was_exported_and_is_sent_once(run: Path, hub:
     assert hub.asked == []
     assert publish(run)["url"] == f"{hub.url}/user/run"
     assert hub.private is True
-    expected = {Path(line["path"]).name: run / line["path"] for line in read_json(run / "exports.json")}
-    expected |= {f"samples/{path.name}": path for path in (run / "samples").glob("step-000002*")}
+    expected = {
+        Path(line["path"]).name: run / line["path"] for line in read_json(run / "exports.json")
+    }
+    expected |= {
+        f"samples/{path.name}": path for path in (run / "samples").glob("step-000002*")
+    }
     contents = {name: path.read_bytes() for name, path in expected.items()}
     assert hub.files == contents | {"README.md": card(run)["card"].encode()}
     assert {token for *_, token in hub.asked} == {f"Bearer {TOKEN}", ""}
@@ -109,9 +142,15 @@ def test_what_is_published_is_what_was_exported_and_is_sent_once(run: Path, hub:
 
 @pytest.mark.parametrize(
     ("where", "code", "said"),
-    [("create", 401, "HF_TOKEN"), ("create", 500, "could not be sent"), ("commit", 403, "write to this repository")],
+    [
+        ("create", 401, "HF_TOKEN"),
+        ("create", 500, "could not be sent"),
+        ("commit", 403, "write to this repository"),
+    ],
 )
-def test_what_the_hub_refuses_is_a_sentence(where: str, code: int, said: str, run: Path, hub: Any) -> None:
+def test_what_the_hub_refuses_is_a_sentence(
+    where: str, code: int, said: str, run: Path, hub: Any
+) -> None:
     hub.status = {where: code}
     with pytest.raises(VideotuneError, match=said) as error:
         publish(run, "user/run")
@@ -119,7 +158,9 @@ def test_what_the_hub_refuses_is_a_sentence(where: str, code: int, said: str, ru
     assert hub.files == {}
 
 
-def test_without_a_token_a_network_or_exports_it_is_a_sentence(run: Path, hub: Any, monkeypatch: Patch) -> None:
+def test_without_a_token_a_network_or_exports_it_is_a_sentence(
+    run: Path, hub: Any, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(VideotuneError, match="HF_HUB_OFFLINE"):
         publish(run, "user/run")
@@ -141,7 +182,12 @@ def test_an_upload_that_broke_or_was_killed_goes_on(run: Path, hub: Any, work: W
     """A connection that drops is tried again; of a process that was killed the files that had come are not sent again."""
     hub.cut, hub.hold = 1, 3
     command = [sys.executable, "-m", "videotune", "publish", str(run), "--repo", "user/run"]
-    env = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"}
+    env = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": TOKEN,
+        "PATH": "/usr/bin:/bin",
+    }
 
     process = subprocess.Popen(command, env=os.environ | env, stderr=subprocess.DEVNULL)
     until(lambda: len(hub.stored) > 1 or process.poll() is not None)

@@ -20,7 +20,17 @@ from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
 from videotune.queue import jobs
-from videotune.queue.entries import CARD, add, entries, hold, named, remove, reorder, requeue, work
+from videotune.queue.entries import (
+    CARD,
+    add,
+    entries,
+    hold,
+    named,
+    remove,
+    reorder,
+    requeue,
+    work,
+)
 from videotune.queue.sweep import combinations
 
 Queue = Callable[..., Path]
@@ -32,19 +42,35 @@ def filled(tmp_path: Path) -> Queue:
 
     def make(**priorities: int) -> Path:
         for name, priority in priorities.items():
-            add(tmp_path / "queue", name, {"steps": 1}, tmp_path / f"run {name}", priority, "all")
+            add(
+                tmp_path / "queue",
+                name,
+                {"steps": 1},
+                tmp_path / f"run {name}",
+                priority,
+                "all",
+            )
         return tmp_path / "queue"
 
     return make
 
 
-def ended(home: Path, name: str, code: int | None, started: float | None = None, **env: str) -> None:
+def ended(
+    home: Path, name: str, code: int | None, started: float | None = None, **env: str
+) -> None:
     """A process of an entry as the runner leaves it; without a code the machine went off under it."""
     number = len(list((home / "jobs").glob("*"))) + 1 if (home / "jobs").is_dir() else 1
     folder = home / "jobs" / f"{number:06d}-train"
     folder.mkdir(parents=True)
     begun = time.time() - 100 if started is None else started
-    facts = {"kind": "train", "about": name, "words": [], "cwd": ".", "started": begun, "env": env}
+    facts = {
+        "kind": "train",
+        "about": name,
+        "words": [],
+        "cwd": ".",
+        "started": begun,
+        "env": env,
+    }
     write_json(folder / "job.json", facts)
     if code is not None:
         write_json(folder / "rc.json", {"code": code, "ended": begun + 1})
@@ -56,7 +82,9 @@ def states(home: Path) -> dict[str, str]:
 
 def test_the_highest_priority_is_first_and_then_what_was_added_first(filled: Queue) -> None:
     home = filled(a=0, b=5, c=0)
-    (home / "by-hand.yaml").write_text("steps: 1  # a file that was put there is an entry too\n")
+    (home / "by-hand.yaml").write_text(
+        "steps: 1  # a file that was put there is an entry too\n"
+    )
     assert [one.name for one in entries(home)] == ["b", "a", "c", "by-hand"]
 
 
@@ -78,7 +106,9 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
 
 def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     home, started = filled(a=3, b=2, c=1), []
-    monkeypatch.setattr(queue, "start", lambda _, entry, card: started.append((entry.name, card)))
+    monkeypatch.setattr(
+        queue, "start", lambda _, entry, card: started.append((entry.name, card))
+    )
     assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
@@ -111,14 +141,23 @@ def test_a_taken_name_and_a_damaged_list_are_refused(filled: Queue) -> None:
 
 
 DAMAGED = {
-    "job.json": ["{", "[]", '{"kind": "train"}', '{"kind": "train", "about": "a", "words": [], "started": "x"}'],
+    "job.json": [
+        "{",
+        "[]",
+        '{"kind": "train"}',
+        '{"kind": "train", "about": "a", "words": [], "started": "x"}',
+    ],
     "rc.json": ['{"code": "x", "ended": 1}', "{", "null"],
     "pid.json": ['{"runner": "x"}', "[1]"],
 }
 
 
-@pytest.mark.parametrize(("file", "content"), [(file, one) for file, many in DAMAGED.items() for one in many])
-def test_a_damaged_file_of_a_process_stops_nothing(filled: Queue, file: str, content: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "content"), [(file, one) for file, many in DAMAGED.items() for one in many]
+)
+def test_a_damaged_file_of_a_process_stops_nothing(
+    filled: Queue, file: str, content: str
+) -> None:
     home = filled(a=0)
     ended(home, "a", None if file == "pid.json" else 1)
     (home / "jobs" / "000001-train" / file).write_text(content)
@@ -160,11 +199,19 @@ def test_gpus_that_are_no_numbers_are_refused(gpus: str, filled: Queue) -> None:
 def test_a_wrong_setting_is_refused_when_it_is_added(overrides: Make, tmp_path: Path) -> None:
     words = options_of(overrides("steps=2"))
     with pytest.raises(VideotuneError):
-        run("queue", "add", **words | {"set": [*words["set"], "stepz=3"]}, name="a", queue=tmp_path / "queue")
+        run(
+            "queue",
+            "add",
+            **words | {"set": [*words["set"], "stepz=3"]},
+            name="a",
+            queue=tmp_path / "queue",
+        )
     assert entries(tmp_path / "queue") == []
 
 
-def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(filled: Queue) -> None:
+def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(
+    filled: Queue,
+) -> None:
     home = filled(a=0, b=5, c=0, d=0)
     reorder(home, ["d", "a", "b", "nothing"])
     assert [one.name for one in entries(home)] == ["d", "a", "c", "b"], "c keeps its place"
@@ -184,7 +231,9 @@ def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: 
     assert named(home, "a--sample-1").kind == "sample"
     assert work(home, tell=lambda _: None) == FAILED
     assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
-    assert [one[0] for one in ran(home)] == ["sample"] * 2, "what failed before it began is not tried again"
+    assert [one[0] for one in ran(home)] == ["sample"] * 2, (
+        "what failed before it began is not tried again"
+    )
     assert remove(home, "a--sample-1") == run_folder
     assert [job.about for job in jobs.all_jobs(home)] == ["a--sample-2"]
 
@@ -197,7 +246,11 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
     ended(home, "a", 1)
     ended(home, "a", 1)
     write_json(tmp_path / "run a" / "config.json", {})
-    requeue(home, "a", resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"])
+    requeue(
+        home,
+        "a",
+        resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"],
+    )
     entry = named(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
     queue.start(home, entry, None)
@@ -222,7 +275,9 @@ def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(filled: Que
     assert states(home) == {"a": "stopped", "b": "waiting", "c": "waiting"}
 
 
-def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(tmp_path: Path) -> None:
+def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "queue").mkdir()
     job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
     until(lambda: (job.folder / "pid.json").is_file())
@@ -269,7 +324,9 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
 
 
 @pytest.mark.slow
-def test_an_interrupt_saves_and_the_next_worker_resumes(overrides: Make, tmp_path: Path) -> None:
+def test_an_interrupt_saves_and_the_next_worker_resumes(
+    overrides: Make, tmp_path: Path
+) -> None:
     home = tmp_path / "queue"
     run("queue", "add", **options_of(overrides("steps=400")), name="a", queue=home)
     worker = command("queue", "run", "--queue", home)
@@ -295,14 +352,29 @@ def test_combinations_of_values() -> None:
     assert combinations(["learning_rate=1e-4,3e-4", "seed=0"]) == [
         {"learning_rate": "1e-4", "seed": "0"}, {"learning_rate": "3e-4", "seed": "0"},
     ]  # fmt: skip
-    assert [one["a"] for one in combinations(['a=[1,2],{"b":3,"c":4},5'])] == ["[1,2]", '{"b":3,"c":4}', "5"]
-    for wrong in (["a"], ["a="], ["a=1,,2"], ["a=1", "a=2"], ["=1"], ["a=" + ",".join(map(str, range(300)))]):
+    assert [one["a"] for one in combinations(['a=[1,2],{"b":3,"c":4},5'])] == [
+        "[1,2]",
+        '{"b":3,"c":4}',
+        "5",
+    ]
+    for wrong in (
+        ["a"],
+        ["a="],
+        ["a=1,,2"],
+        ["a=1", "a=2"],
+        ["=1"],
+        ["a=" + ",".join(map(str, range(300)))],
+    ):
         with pytest.raises(VideotuneError):
             combinations(wrong)
 
 
 def test_a_sweep_trains_each_value_and_compares_them(overrides: Make, tmp_path: Path) -> None:
-    words = options_of(overrides("steps=2", "validation_fraction=0.3", "validate_every=1", "validation_windows=3"))
+    words = options_of(
+        overrides(
+            "steps=2", "validation_fraction=0.3", "validate_every=1", "validation_windows=3"
+        )
+    )
     out = tmp_path / "sweep"
     assert run("sweep", **words, vary=["learning_rate=0.001,0.1"], out=out) == DONE
     runs = [out / "runs" / f"learning_rate={rate}" for rate in ("0.001", "0.1")]

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from tests.commands.safety_kit import Finished, Make, Work, refusal, resume, start
-from tests.read_runs import assert_same_run, complete, equal, facts_of, furthest, of_kind, state, steps_of, warnings_of
+from tests.read_runs import (
+    assert_same_run,
+    complete,
+    equal,
+    facts_of,
+    furthest,
+    of_kind,
+    state,
+    steps_of,
+    warnings_of,
+)
 from tests.runs import open_run
 from tests.shell import Printed, train
 from videotune.errors import DONE, FAILED, VideotuneError
@@ -45,16 +55,24 @@ def begun(work: Work) -> Callable[..., Path]:
 # ---- keys
 
 
-def test_safe_keys_apply_at_once_and_are_reported(begun: Begun, finished: Finished, capfd: Printed) -> None:
+def test_safe_keys_apply_at_once_and_are_reported(
+    begun: Begun, finished: Finished, capfd: Printed
+) -> None:
     run = begun()
     assert resume(run, "steps=8", "save_every=3") == DONE
     assert complete(run) == [2, 4, 6, 8]
-    assert [line["step"] for line in of_kind(run, "save")] == [2, 4, 6, 8], "each third step from now on, and the last"
+    assert [line["step"] for line in of_kind(run, "save")] == [2, 4, 6, 8], (
+        "each third step from now on, and the last"
+    )
     assert_same_run(run, finished("steps=8", "save_every=2"), 8)
     (line,) = of_kind(run, "resume")
     assert line["changes"] == ["steps: 4 -> 8 (the rate is constant)", "save_every: 2 -> 3"]
     kept = read_run_config(run)
-    assert (kept["settings"]["save_every"], kept["steps"], kept["origins"]["save_every"]) == (3, 8, "user")
+    assert (kept["settings"]["save_every"], kept["steps"], kept["origins"]["save_every"]) == (
+        3,
+        8,
+        "user",
+    )
     before = read_json(run / "before" / "config-until-step-4.json")
     assert (before["settings"]["save_every"], before["steps"]) == (2, 4)
     assert resume(run) == DONE, "and a plain resume keeps them"
@@ -72,18 +90,38 @@ ALLOWED = {"override": True, "data_change": True}
         (
             ("learning_rate=0.02", "optimizer.weight_decay=0.5", "save_every=1"),
             {},
-            ("learning_rate: 0.01 -> 0.02", "optimizer.weight_decay: 0.01 -> 0.5", "add --override"),
+            (
+                "learning_rate: 0.01 -> 0.02",
+                "optimizer.weight_decay: 0.01 -> 0.5",
+                "add --override",
+            ),
         ),
-        (("steps=3",), {}, ("cannot end at step 3; ", "steps 2, 4")),  # its export would hold weights of later ones
+        (
+            ("steps=3",),
+            {},
+            ("cannot end at step 3; ", "steps 2, 4"),
+        ),  # its export would hold weights of later ones
         (("lora.rank=4",), ALLOWED, ("lora.rank: 2 -> 4", LEAVE)),
         (("lora.variant=LOHA",), ALLOWED, ("lora.variant: 'LORA' -> 'LOHA'", LEAVE)),
         (("lora.alpha=1.0",), ALLOWED, ("lora.alpha: None -> 1.0", LEAVE)),
-        (("optimizer=ADAMW_8BIT",), ALLOWED, ("optimizer.name: 'ADAMW' -> 'ADAMW_8BIT'", LEAVE)),
+        (
+            ("optimizer=ADAMW_8BIT",),
+            ALLOWED,
+            ("optimizer.name: 'ADAMW' -> 'ADAMW_8BIT'", LEAVE),
+        ),
         (("seed=1",), ALLOWED, ("seed: 0 -> 1", LEAVE)),
         (("shuffle=false",), ALLOWED, ("shuffle: True -> False", LEAVE)),
-        (("training_method=FINE_TUNE",), ALLOWED, ("training_method: 'LORA' -> 'FINE_TUNE'", LEAVE)),
+        (
+            ("training_method=FINE_TUNE",),
+            ALLOWED,
+            ("training_method: 'LORA' -> 'FINE_TUNE'", LEAVE),
+        ),
         (("batch_size=2",), ALLOWED, ("a step would have 2 samples instead of 1", LEAVE)),
-        (("train_dtype=BFLOAT_16",), ALLOWED, ("train_dtype: 'FLOAT_32' -> 'BFLOAT_16'", LEAVE)),
+        (
+            ("train_dtype=BFLOAT_16",),
+            ALLOWED,
+            ("train_dtype: 'FLOAT_32' -> 'BFLOAT_16'", LEAVE),
+        ),
     ],
 )
 def test_what_the_saved_state_does_not_fit_is_refused_with_the_reason(
@@ -102,19 +140,30 @@ def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finis
     assert rates(run) == [0.01] * 4 + [0.02] * 2
     assert facts_of(run, 4) == facts_of(straight, 4)
     assert all(equal(state(run, step), saved[step]) for step in (2, 4))
-    assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
+    assert [line["window_ids"] for line in steps_of(run)] == [
+        line["window_ids"] for line in steps_of(straight)
+    ]
     # AdamW's update is the rate times what the moments say, which are those of the checkpoint
-    ours, theirs, before = (state(folder, step) for folder, step in ((run, 6), (straight, 6), (run, 4)))
+    ours, theirs, before = (
+        state(folder, step) for folder, step in ((run, 6), (straight, 6), (run, 4))
+    )
     name = next(name for name in ours if name.startswith("weights/") and "lora_B" in name)
     moved = [float((after[name] - before[name]).abs().mean()) for after in (ours, theirs)]
     assert moved[0] / moved[1] == pytest.approx(2, rel=0.2)
 
 
-OTHER = ("optimizer.weight_decay=0.9", "optimizer.beta1=0.1", "max_grad_norm=0.001", "caption_dropout=1")
+OTHER = (
+    "optimizer.weight_decay=0.9",
+    "optimizer.beta1=0.1",
+    "max_grad_norm=0.001",
+    "caption_dropout=1",
+)
 
 
 @pytest.mark.parametrize("change", OTHER)
-def test_each_kind_of_override_has_an_effect(change: str, begun: Begun, finished: Finished) -> None:
+def test_each_kind_of_override_has_an_effect(
+    change: str, begun: Begun, finished: Finished
+) -> None:
     """An optimizer's numbers too, which a restored state must not bring back."""
     run, plain = begun(), finished("steps=6", "save_every=2")
     assert resume(run, change, "steps=6", override=True) == DONE
@@ -137,7 +186,10 @@ def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun:
 
 def test_more_steps_under_a_falling_rate_need_the_override(begun: Begun) -> None:
     run = begun("learning_rate_scheduler=COSINE")
-    assert "steps: 4 -> 8 (the rate of a COSINE schedule depends on the number of steps)" in refusal(run, "steps=8")
+    assert (
+        "steps: 4 -> 8 (the rate of a COSINE schedule depends on the number of steps)"
+        in refusal(run, "steps=8")
+    )
     assert resume(run, "steps=8", override=True) == DONE
     assert rates(run)[4] == pytest.approx(0.005), "half way of eight"
     assert rates(run)[:2] == pytest.approx([0.01, 0.01 * 0.8535534])
@@ -147,16 +199,23 @@ def test_epochs_may_be_given_instead_of_steps(begun: Begun) -> None:
     run = begun()
     assert resume(run, "epochs=1") == DONE
     assert len(steps_of(run)) == 6, "six windows, one a step"
-    assert of_kind(run, "resume")[0]["changes"] == ["epochs: None -> 1.0 (the rate is constant)"]
+    assert of_kind(run, "resume")[0]["changes"] == [
+        "epochs: None -> 1.0 (the rate is constant)"
+    ]
     assert read_run_config(run)["settings"]["steps"] == 6
 
 
 def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
     settings = ("save_every=3", "batch_size=4")
-    run, straight = shutil.copytree(work.finished("steps=3", *settings), work.run), work.finished("steps=6", *settings)
+    run, straight = (
+        shutil.copytree(work.finished("steps=3", *settings), work.run),
+        work.finished("steps=6", *settings),
+    )
     assert resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
     assert 0 <= furthest(state(run, 6), state(straight, 6)) < 1e-3
-    assert [line["window_ids"] for line in steps_of(run)] == [line["window_ids"] for line in steps_of(straight)]
+    assert [line["window_ids"] for line in steps_of(run)] == [
+        line["window_ids"] for line in steps_of(straight)
+    ]
 
 
 def test_a_key_that_the_run_did_not_know_yet_is_no_change(begun: Begun) -> None:
@@ -178,12 +237,16 @@ def test_a_changed_validation_set_is_reported_once_and_measured_at_once(begun: B
     assert warnings_of(run) == []
     assert resume(run, "timestep_shift=1.5", "steps=8", override=True) == DONE
     losses = of_kind(run, "validation")
-    assert [line["step"] for line in losses] == [0, 2, 4, 6, 6, 8], "again at 6: the next one compares with it"
+    assert [line["step"] for line in losses] == [0, 2, 4, 6, 6, 8], (
+        "again at 6: the next one compares with it"
+    )
     assert losses[-1]["validation"] == losses[-2]["validation"] != names[0]
     assert [line["validation"] for line in losses[:4]] == names[:1] * 4
     assert losses[4]["train"]["normalised"] == 1.0
     (warning,) = warnings_of(run)
-    assert warning.startswith("the validation set changed (its noise levels differ): validation losses from step 6 on")
+    assert warning.startswith(
+        "the validation set changed (its noise levels differ): validation losses from step 6 on"
+    )
     assert resume(run, "steps=10") == DONE
     assert warnings_of(run) == [warning]
 
@@ -196,7 +259,9 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
     assert train(work.overrides("steps=2", "validate_every=2", data=clips), run) == DONE
     rename_clip(clips, stems(clips)[0], held)
     rows = json.dumps([{"path": str(clips)}, {"path": str(held), "kind": "validation"}])
-    assert "1 clip trained on before, now held out" in refusal(run, f"datasets={rows}", "steps=3")
+    assert "1 clip trained on before, now held out" in refusal(
+        run, f"datasets={rows}", "steps=3"
+    )
     assert "the validation set changed" not in capfd.readouterr().err
     assert resume(run, f"datasets={rows}", "steps=4", data_change=True) == DONE
     ((step, text),) = [(line["step"], line["text"]) for line in of_kind(run, "warning")]
@@ -213,10 +278,18 @@ def test_a_clip_held_out_later_is_refused_or_changes_the_validation_set(
 
 
 def test_a_base_model_may_move_and_not_change(work: Work) -> None:
-    settings, straight = work.overrides("steps=2", "save_every=2"), work.finished("steps=4", "save_every=2")
+    settings, straight = (
+        work.overrides("steps=2", "save_every=2"),
+        work.finished("steps=4", "save_every=2"),
+    )
     here, there, run = work.tmp / "here", work.tmp / "there", work.run
     shutil.copytree(read_run_config(straight)["settings"]["base_model_name"], here)
-    assert train(Overrides(data=settings.data, sets=(*settings.sets, f"base_model_name={here}")), run) == DONE
+    assert (
+        train(
+            Overrides(data=settings.data, sets=(*settings.sets, f"base_model_name={here}")), run
+        )
+        == DONE
+    )
     here.rename(there)
     assert "here" in refusal(run, "steps=4")
     assert resume(run, f"base_model_name={there}", "steps=4") == DONE
@@ -243,7 +316,9 @@ def edit(data: Path, what: str) -> str:
     match what:
         case "added":
             film = (data / "videos" / f"{other}.mp4").read_bytes()
-            (data / "videos" / "zz-new.mp4").write_bytes(film + b"\0")  # other bytes, the same pictures
+            (data / "videos" / "zz-new.mp4").write_bytes(
+                film + b"\0"
+            )  # other bytes, the same pictures
             (data / "captions" / "zz-new.txt").write_text("a new one")
             return "1 clip added (zz-new.mp4)"
         case "removed":
@@ -264,14 +339,27 @@ def edit(data: Path, what: str) -> str:
 def nine(small_clips: Path, overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of nine steps, on clips that lie beside it."""
     home = tmp_path_factory.mktemp("nine")
-    data = shutil.copytree(small_clips, home / "data", ignore=shutil.ignore_patterns(".videotune-cache"))
-    assert train(overrides("steps=9", "save_every=3", "caption_dropout=0", data=data), home / "run") == DONE
+    data = shutil.copytree(
+        small_clips, home / "data", ignore=shutil.ignore_patterns(".videotune-cache")
+    )
+    assert (
+        train(
+            overrides("steps=9", "save_every=3", "caption_dropout=0", data=data), home / "run"
+        )
+        == DONE
+    )
     return home
 
 
 @pytest.mark.parametrize("what", ["added", "removed", "caption", "bytes", "renamed"])
-def test_changed_clips_are_named_and_refused_unless_allowed(what: str, nine: Path, tmp_path: Path) -> None:
-    run, data, clips = shutil.copytree(nine / "run", tmp_path / "run"), nine / "data", tmp_path / "clips"
+def test_changed_clips_are_named_and_refused_unless_allowed(
+    what: str, nine: Path, tmp_path: Path
+) -> None:
+    run, data, clips = (
+        shutil.copytree(nine / "run", tmp_path / "run"),
+        nine / "data",
+        tmp_path / "clips",
+    )
     shutil.copytree(data, clips)
     saved, facts, named = state(run, 9), facts_of(run), edit(data, what)
     text = refusal(run, "steps=21", override=True)
@@ -283,7 +371,11 @@ def test_changed_clips_are_named_and_refused_unless_allowed(what: str, nine: Pat
     assert any(named in text for text in of_kind(run, "resume")[0]["changes"])
     counts_agree(run, 21)
     if what == "added":
-        new = next(clip for clip in read_json(run / "check.json")["clips"] if clip["path"].endswith("zz-new.mp4"))
+        new = next(
+            clip
+            for clip in read_json(run / "check.json")["clips"]
+            if clip["path"].endswith("zz-new.mp4")
+        )
         assert new["views"] > 0
     for name in ("config", "check", "plan"):
         assert (run / "before" / f"{name}-until-step-9.json").is_file()
@@ -301,14 +393,22 @@ def counts_agree(run: Path, steps: int) -> None:
     now = {window.id for window in job.library.windows}
     views = {name: count for name, count in shown.items() if name in now}
     assert views == {name: count for name, count in promised.windows.items() if count}
-    by_clip = {clip["id"]: clip["views"] for clip in read_json(run / "check.json")["clips"] if clip["used"]}
+    by_clip = {
+        clip["id"]: clip["views"]
+        for clip in read_json(run / "check.json")["clips"]
+        if clip["used"]
+    }
     assert by_clip == dict(promised.clips)
     planned = read_json(run / "plan.json")["views"]
     assert planned["per_window"]["max"] == max(promised.windows.values())
-    assert min(planned["steps_for"].values()) >= job.past.step, "no step of which nothing is known any more"
+    assert min(planned["steps_for"].values()) >= job.past.step, (
+        "no step of which nothing is known any more"
+    )
     assert job.views_at(steps) == pytest.approx(sum(views.values()) / len(now), abs=1)
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert all(Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"])
+    assert all(
+        Path(clip["path"]).name in page for clip in read_json(run / "check.json")["clips"]
+    )
 
 
 def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work: Work) -> None:
@@ -329,8 +429,12 @@ def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work:
 def test_a_key_of_the_data_is_judged_by_what_it_changes(clips: Path, work: Work) -> None:
     head = ("video_config.windows=head", "video_config.frames=9")
     run = work.train("steps=2", data=clips)
-    assert "clips, their windows or how they are shown differ" in refusal(run, "steps=3", *head, override=True)
-    assert resume(run, "steps=3", "missing_caption=skip") == DONE, "every clip has a caption: nothing differs"
+    assert "clips, their windows or how they are shown differ" in refusal(
+        run, "steps=3", *head, override=True
+    )
+    assert resume(run, "steps=3", "missing_caption=skip") == DONE, (
+        "every clip has a caption: nothing differs"
+    )
     assert resume(run, "steps=12", *head, data_change=True) == DONE
     assert "+9x32x32" in steps_of(run)[-1]["window_ids"][0]
     counts_agree(run, 12)
@@ -350,11 +454,21 @@ def test_data_that_changes_twice_with_a_rollback_between(clips: Path, work: Work
     counts_agree(run, 15)
 
 
-def test_the_first_command_with_resume_added_changes_nothing(work: Work, capsys: Printed) -> None:
+def test_the_first_command_with_resume_added_changes_nothing(
+    work: Work, capsys: Printed
+) -> None:
     """A preset, clips and settings that are the run's own are no change, also where they were left open and then frozen."""
     run, plain = work.run, work.overrides("steps=2")
-    sets = (*(text for text in plain.sets if not text.startswith("base_model_name")), "epochs=2", "steps=null")
-    command = Overrides(preset="toy", data=plain.data, sets=(*sets, "save_every=2", "sample.steps=1", "batch_size=2"))
+    sets = (
+        *(text for text in plain.sets if not text.startswith("base_model_name")),
+        "epochs=2",
+        "steps=null",
+    )
+    command = Overrides(
+        preset="toy",
+        data=plain.data,
+        sets=(*sets, "save_every=2", "sample.steps=1", "batch_size=2"),
+    )
     assert train(command, run) == DONE
     before = (run / "config.json").read_bytes()
     capsys.readouterr()
@@ -367,7 +481,9 @@ def test_the_first_command_with_resume_added_changes_nothing(work: Work, capsys:
 
 @pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("there", [True, False])
-def test_the_first_command_resumes_also_when_it_began_with_a_file(there: bool, work: Work) -> None:
+def test_the_first_command_resumes_also_when_it_began_with_a_file(
+    there: bool, work: Work
+) -> None:
     """The file is not read again, so it need not be there; another one is refused."""
     file, settings = work.tmp / "file.safetensors", work.overrides("steps=2")
     shutil.copy(work.finished("steps=3") / "export" / "run-step-3.safetensors", file)
@@ -381,5 +497,7 @@ def test_the_first_command_resumes_also_when_it_began_with_a_file(there: bool, w
     assert "init_from is not read again" in running.stderr
     assert "changed:" not in running.stderr
     assert equal(state(work.run, 2), before)
-    other = start(settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume")
+    other = start(
+        settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume"
+    )
     assert other.ended() == FAILED

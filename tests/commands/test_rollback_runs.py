@@ -57,7 +57,11 @@ def made(run: Path) -> Path:
         for step in (6, 12):
             (place / f"run-step-{step}.safetensors").write_bytes(b"%d" % step)
     lines = [entry(f"export/run-step-{step}.safetensors") for step in (6, 12)]
-    write_json(run / "exports.json", [*lines, entry(str(elsewhere / "run-step-12.safetensors"))], durable=False)
+    write_json(
+        run / "exports.json",
+        [*lines, entry(str(elsewhere / "run-step-12.safetensors"))],
+        durable=False,
+    )
     with (run / "journal.jsonl").open("ab") as file:
         file.write('{"kind": "sample", "prompt": "Würf'.encode()[:-1])  # torn inside a letter
     return run
@@ -74,25 +78,39 @@ def nothing_is_lost(run: Path) -> None:
     for step in (6, 12):
         assert next(run.rglob(f"run-step-{step}.safetensors")).read_bytes() == b"%d" % step
     assert max(len(steps_of(path.parent)) for path in run.rglob("journal.jsonl")) == 12
-    found = {read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(NAMES)}
-    assert found >= {f"{name} {when}" for name in NAMES for when in ("now", "until 3", "until 9", "until 11")}
+    found = {
+        read_json(path)["what"] for path in run.rglob("*.json") if path.name.startswith(NAMES)
+    }
+    assert found >= {
+        f"{name} {when}" for name in NAMES for when in ("now", "until 3", "until 9", "until 11")
+    }
 
 
 def is_set_aside(run: Path) -> None:
     """It is at step 6, and what came after it lies in one folder."""
     nothing_is_lost(run)
-    (branch,) = [path for path in (run / "branches").iterdir() if (path / "journal.jsonl").is_file()]
+    (branch,) = [
+        path for path in (run / "branches").iterdir() if (path / "journal.jsonl").is_file()
+    ]
     assert {path.name for path in (branch / "checkpoints").iterdir()} == LATER
     assert complete(run) == [3, 6]
     assert complete(branch) == [9, 12]
     assert len(steps_of(branch)) == 12
     for name in NAMES:
-        assert read_json(run / f"{name}.json") == {"what": f"{name} until 9"}, "as it was when step 7 was made"
+        assert read_json(run / f"{name}.json") == {"what": f"{name} until 9"}, (
+            "as it was when step 7 was made"
+        )
         assert read_json(branch / f"{name}.json") == {"what": f"{name} now"}
         for step in (9, 11):
-            assert read_json(branch / "before" / f"{name}-until-step-{step}.json") == {"what": f"{name} until {step}"}
-    assert {path.name for path in (run / "before").iterdir()} == {f"{name}-until-step-3.json" for name in NAMES}
-    assert [line["path"] for line in read_json(run / "exports.json")] == ["export/run-step-6.safetensors"]
+            assert read_json(branch / "before" / f"{name}-until-step-{step}.json") == {
+                "what": f"{name} until {step}"
+            }
+    assert {path.name for path in (run / "before").iterdir()} == {
+        f"{name}-until-step-3.json" for name in NAMES
+    }
+    assert [line["path"] for line in read_json(run / "exports.json")] == [
+        "export/run-step-6.safetensors"
+    ]
     assert len(read_json(branch / "exports.json")) == 3
     assert (branch / "export" / "run-step-12.safetensors").read_bytes() == b"12"
 
@@ -117,7 +135,9 @@ def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert read_json(run / "config.json") == {"what": "config until 3"}
 
 
-def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(tmp_path: Path) -> None:
+def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(
+    tmp_path: Path,
+) -> None:
     run = made(tmp_path / "run")
     (run / "export" / "run-step-12.safetensors").unlink()
     set_aside(run, 6, History(run).newest)
@@ -125,7 +145,9 @@ def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(t
     assert (tmp_path / "run-elsewhere" / "run-step-12.safetensors").is_file()
 
 
-def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_again_finishes(tmp_path: Path) -> None:
+def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_again_finishes(
+    tmp_path: Path,
+) -> None:
     run, before = tmp_path / "run", made(tmp_path / "before")
 
     def again() -> None:
@@ -141,17 +163,25 @@ def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_a
     assert {"copyfile", "rename", "replace", "mkdir"} <= set(names)
 
 
-def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finishes(tmp_path: Path) -> None:
+def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finishes(
+    tmp_path: Path,
+) -> None:
     made(tmp_path / "before")
-    points = kill_points(roll_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING)
+    points = kill_points(
+        roll_back, shutil.copytree(tmp_path / "before", tmp_path / "dry"), SAVING
+    )
     assert len(points) > 25
     for number, point in enumerate(points):
         run = shutil.copytree(tmp_path / "before", tmp_path / str(number))
         assert killed_at(point, roll_back, run, SAVING)
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
-            with pytest.raises(VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"):
-                checkpoint_of(run, None, History(run))  # a plain resume does not go on as if nothing were missing
+            with pytest.raises(
+                VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"
+            ):
+                checkpoint_of(
+                    run, None, History(run)
+                )  # a plain resume does not go on as if nothing were missing
         set_aside(run, 6, History(run).newest)
         is_set_aside(run)
         shutil.rmtree(run)
@@ -160,20 +190,30 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
 # ---- on real runs
 
 
-def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(work: Work, capfd: Printed) -> None:
+def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
+    work: Work, capfd: Printed
+) -> None:
     """Bit for bit: weights, moments, average, losses and windows; and the first run can itself be resumed."""
     preview = ("sample_after=6", "samples=1", "sample.steps=1", "sample.frames=5")
     run = work.train("steps=6", "save_every=2", "lora.dropout=0.1", "ema.decay=0.9", *preview)
     first = {step: state(run, step) for step in (2, 4, 6)}
     facts, journal = facts_of(run), (run / "journal.jsonl").read_bytes()
-    files = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (run / folder).iterdir()}
+    files = {
+        path.name: path.read_bytes()
+        for folder in ("samples", "export")
+        for path in (run / folder).iterdir()
+    }
     assert resume(run, step=2) == DONE
     assert "resuming from step 2" in capfd.readouterr().err
     branch = run / "branches" / "1"
     assert (branch / "journal.jsonl").read_bytes() == journal
     assert complete(branch) == [4, 6]
     assert all(equal(state(branch, step), first[step]) for step in (4, 6))
-    later = {path.name: path.read_bytes() for folder in ("samples", "export") for path in (branch / folder).iterdir()}
+    later = {
+        path.name: path.read_bytes()
+        for folder in ("samples", "export")
+        for path in (branch / folder).iterdir()
+    }
     assert {name for name in files if "step-000006" in name or "step-6" in name} == set(later)
     assert len(later) == 2
     assert all(later[name] == files[name] for name in later)
@@ -182,7 +222,11 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(work: Work, capfd: 
     assert [line["from_step"] for line in of_kind(run, "resume")] == [2]
     assert "changes" not in of_kind(run, "resume")[0]
     (branch / "checkpoints" / "step-6").rename(work.tmp / "step-6")
-    lines = [line for line in read_journal(branch) if not (line["kind"] == "save" and line["step"] == 6)]
+    lines = [
+        line
+        for line in read_journal(branch)
+        if not (line["kind"] == "save" and line["step"] == 6)
+    ]
     (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert resume(branch) == DONE
     assert equal(state(branch, 6), first[6])
@@ -201,8 +245,13 @@ def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -
     assert read_json(branch / "config.json")["settings"]["learning_rate"] == 0.02
     for rate in (0.03, 0.04):
         assert resume(run, f"learning_rate={rate}", "steps=4", step=2, override=True) == DONE
-    assert read_json(run / "before" / "config-until-step-2.json")["settings"]["learning_rate"] == 0.01
-    assert read_json(run / "branches" / "3" / "config.json")["settings"]["learning_rate"] == 0.03
+    assert (
+        read_json(run / "before" / "config-until-step-2.json")["settings"]["learning_rate"]
+        == 0.01
+    )
+    assert (
+        read_json(run / "branches" / "3" / "config.json")["settings"]["learning_rate"] == 0.03
+    )
     assert [line["lr"]["transformer"] for line in steps_of(run)] == [0.01, 0.01, 0.04, 0.04]
 
 
@@ -210,18 +259,26 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(work: Wor
     run = work.copy("steps=6", "save_every=2")
     before = sorted(str(path) for path in run.rglob("*"))
     for step in (3, 7):
-        with pytest.raises(VideotuneError, match=rf"no complete checkpoint of step {step}; complete are .* 2, 4, 6"):
+        with pytest.raises(
+            VideotuneError,
+            match=rf"no complete checkpoint of step {step}; complete are .* 2, 4, 6",
+        ):
             resume(run, step=step)
     assert sorted(str(path) for path in run.rglob("*")) == before
     shutil.rmtree(run / "checkpoints" / "step-6")
-    with pytest.raises(VideotuneError, match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4",
+    ):
         resume(run)
     assert resume(run, step=2) == DONE
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", ["weights", "optimizer"])
-def test_simpletuner_2613_a_damaged_checkpoint_is_named_and_never_loaded(name: str, work: Work) -> None:
+def test_simpletuner_2613_a_damaged_checkpoint_is_named_and_never_loaded(
+    name: str, work: Work
+) -> None:
     """It does not count as one; an older one is taken when the person says so."""
     run = work.copy("steps=6", "save_every=2")
     path = run / "checkpoints" / "step-6" / f"{name}.safetensors"

@@ -15,7 +15,16 @@ import pytest
 
 from tests.commands.safety_kit import Make, Work, refusal, resume
 from tests.kills import kill_points, killed_at
-from tests.read_runs import assert_same_run, complete, equal, listing, of_kind, state, steps_of, warnings_of
+from tests.read_runs import (
+    assert_same_run,
+    complete,
+    equal,
+    listing,
+    of_kind,
+    state,
+    steps_of,
+    warnings_of,
+)
 from tests.runs import open_run
 from tests.shell import Bases, Patch, Printed, check, compare, export, train
 from videotune.commands.export import exported
@@ -36,7 +45,9 @@ from videotune.trainer.run_dir import OWN, SCHEDULER, begin, only_process, poll_
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, work: Work) -> None:
+def test_a_folder_that_holds_something_a_run_would_write_is_refused(
+    name: str, work: Work
+) -> None:
     run = work.run
     mine = run / name if "." in name else run / name / "mine.txt"
     mine.parent.mkdir(parents=True)
@@ -49,7 +60,10 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(name: str, w
 
 def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
     often = ("save_every=1", "validate_every=2", "sample_after=2", "sample.steps=1")
-    there = {path.name for path in work.train("steps=2", *often, 'trackers=["tensorboard","mlflow"]').iterdir()}
+    there = {
+        path.name
+        for path in work.train("steps=2", *often, 'trackers=["tensorboard","mlflow"]').iterdir()
+    }
     assert there - {".lock", "heartbeat.json"} <= set(OWN)
 
 
@@ -89,14 +103,21 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
 
 def test_an_out_that_cannot_be_used_is_refused_before_any_clip_is_read(work: Work) -> None:
     (work.tmp / "file").write_text("")
-    for out in (work.tmp / ("x" * 255), work.tmp / ("x" * 400), work.tmp / "file" / "run", Path("/proc/run")):
+    for out in (
+        work.tmp / ("x" * 255),
+        work.tmp / ("x" * 400),
+        work.tmp / "file" / "run",
+        Path("/proc/run"),
+    ):
         with pytest.raises(VideotuneError, match="--out"):
             train(Overrides(sets=("base_model_name=nowhere",)), out)
     assert [path.name for path in work.tmp.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("place", [".", "run", "deep/run", "..", "link"])
-def test_a_run_and_its_dataset_do_not_lie_in_one_another(place: str, clips: Path, work: Work) -> None:
+def test_a_run_and_its_dataset_do_not_lie_in_one_another(
+    place: str, clips: Path, work: Work
+) -> None:
     os.symlink(clips, work.tmp / "link")
     out = work.tmp / "link" / "run" if place == "link" else clips / place
     before = listing(work.tmp)
@@ -105,8 +126,12 @@ def test_a_run_and_its_dataset_do_not_lie_in_one_another(place: str, clips: Path
     assert listing(work.tmp) == before
 
 
-def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(clips: Path, work: Work, capsys: Printed) -> None:
-    words = work.overrides("steps=2", "sample_after=2", "sample.steps=1", "samples=1", data=clips)
+def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
+    clips: Path, work: Work, capsys: Printed
+) -> None:
+    words = work.overrides(
+        "steps=2", "sample_after=2", "sample.steps=1", "samples=1", data=clips
+    )
     assert train(words, work.run) == DONE
     shutil.move(work.run, clips / "deep" / "run")
     capsys.readouterr()
@@ -118,7 +143,9 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(clips: Path, work: Work
         check(work.overrides(data=clips / "deep" / "run"))
 
 
-def test_skipped_clips_stop_a_run_unless_allowed(clips: Path, work: Work, capsys: Printed) -> None:
+def test_skipped_clips_stop_a_run_unless_allowed(
+    clips: Path, work: Work, capsys: Printed
+) -> None:
     """A broken video, and a clip without a caption."""
     run, settings = work.run, work.overrides("steps=1", data=clips)
     (clips / "videos" / "broken.mp4").write_bytes(b"not a video")
@@ -131,7 +158,11 @@ def test_skipped_clips_stop_a_run_unless_allowed(clips: Path, work: Work, capsys
     with pytest.raises(DoesNotFit, match="2 of the clips would be skipped"):
         train(settings, run, allow_skips="1")
     with pytest.raises(VideotuneError, match="caption"):
-        train(work.overrides("steps=1", "missing_caption=error", data=clips), run, allow_skips="all")
+        train(
+            work.overrides("steps=1", "missing_caption=error", data=clips),
+            run,
+            allow_skips="all",
+        )
     assert not run.exists()
     assert train(settings, run, allow_skips="all") == DONE
     assert "2 clips are left out, 1 of them without a usable caption" in capsys.readouterr().err
@@ -150,7 +181,9 @@ def test_a_failing_preview_ends_no_run(work: Work, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> None:
-    (tmp_path / "control.json").write_text('{"save": true, "stop": false, "other": 1}', encoding=encoding)
+    (tmp_path / "control.json").write_text(
+        '{"save": true, "stop": false, "other": 1}', encoding=encoding
+    )
     assert poll_control(tmp_path) == {"save"}
     assert poll_control(tmp_path) == set()
     (tmp_path / "control.json").write_bytes(b"\xff\xfe\x00")
@@ -158,11 +191,16 @@ def test_a_request_may_come_from_any_editor(encoding: str, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def straight(overrides: Make, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(
+    overrides: Make, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run of eight steps with checkpoints at 4 and 8, on its own copy of the base model."""
     home = tmp_path_factory.mktemp("straight")
     base = shutil.copytree(tiny_bases("wan"), home / "base")
-    assert train(overrides("steps=8", "save_every=4", f"base_model_name={base}"), home / "run") == DONE
+    assert (
+        train(overrides("steps=8", "save_every=4", f"base_model_name={base}"), home / "run")
+        == DONE
+    )
     return home / "run"
 
 
@@ -170,7 +208,11 @@ def straight(overrides: Make, tiny_bases: Bases, tmp_path_factory: pytest.TempPa
 def run(straight: Path, tmp_path: Path) -> Path:
     """A copy of it that was interrupted before its end."""
     copy = Path(shutil.copytree(straight, tmp_path / "run"))
-    lines = [line for line in (copy / "journal.jsonl").read_text().splitlines() if '"kind": "end"' not in line]
+    lines = [
+        line
+        for line in (copy / "journal.jsonl").read_text().splitlines()
+        if '"kind": "end"' not in line
+    ]
     (copy / "journal.jsonl").write_text("\n".join(lines) + "\n")
     return copy
 
@@ -191,10 +233,16 @@ def refused(run: Path, text: str) -> None:
 
 
 def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: Path) -> None:
-    renamed, copied = (Path(shutil.copytree(run, tmp_path / name)) / "checkpoints" for name in ("renamed", "copied"))
+    renamed, copied = (
+        Path(shutil.copytree(run, tmp_path / name)) / "checkpoints"
+        for name in ("renamed", "copied")
+    )
     shutil.rmtree(renamed / "step-8")
     (renamed / "step-4").rename(renamed / "step-8")
-    refused(renamed.parent, "step 8, is not whole: it is the checkpoint of step 4 under another name")
+    refused(
+        renamed.parent,
+        "step 8, is not whole: it is the checkpoint of step 4 under another name",
+    )
     with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
         export(renamed.parent)
     shutil.copytree(copied / "step-8", copied / "step-12")
@@ -202,8 +250,12 @@ def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: 
     assert resume(copied.parent, step=8) == DONE
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json", "another step's"])
-def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(name: str, run: Path, straight: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["weights.safetensors", "optimizer.safetensors", "state.json", "another step's"]
+)
+def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(
+    name: str, run: Path, straight: Path
+) -> None:
     checkpoint = run / "checkpoints" / "step-8"
     if name == "another step's":
         name = "optimizer.safetensors"
@@ -212,7 +264,10 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(name: str, run
         flip(checkpoint / name)
     refused(run, rf"{name} is damaged.*--from 4")
     if name == "weights.safetensors":
-        for reader in (lambda: export(run), lambda: open_sampler(SampleOptions(("x",), 0, run, None))):
+        for reader in (
+            lambda: export(run),
+            lambda: open_sampler(SampleOptions(("x",), 0, run, None)),
+        ):
             with pytest.raises(VideotuneError, match="is damaged"):
                 reader()
     assert resume(run, step=4) == DONE
@@ -244,7 +299,11 @@ DAMAGED: dict[str, Callable[[str], bytes]] = {
     ("name", "how"),
     [
         *[("config.json", how) for how in DAMAGED],
-        *[(f"{name}.json", how) for name in ("plan", "check", "exports") for how in ("torn", "object", "types")],
+        *[
+            (f"{name}.json", how)
+            for name in ("plan", "check", "exports")
+            for how in ("torn", "object", "types")
+        ],
     ],
 )
 def test_damaged_json_is_one_sentence_everywhere(name: str, how: str, run: Path) -> None:
@@ -325,7 +384,9 @@ def test_a_damaged_line_of_the_journal_is_refused_by_number_and_can_be_removed(
 
 
 @pytest.mark.parametrize("how", ["emptied", "missing", "cut short"])
-def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how: str, run: Path) -> None:
+def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(
+    how: str, run: Path
+) -> None:
     path = run / "journal.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]) if how == "cut short" else "")
@@ -339,9 +400,13 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(how:
 def test_the_journal_is_parsed_once_in_a_resume(run: Path, monkeypatch: Patch) -> None:
     parsed: list[bytes] = []
     parse, there = journal.parse_line, len(read_journal(run))
-    monkeypatch.setattr(journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1])
+    monkeypatch.setattr(
+        journal, "parse_line", lambda line: (parsed.append(line), parse(line))[1]
+    )
     assert resume(run, "steps=12") == DONE
-    assert len(parsed) == there, "each line of before once; none of those that the process itself wrote"
+    assert len(parsed) == there, (
+        "each line of before once; none of those that the process itself wrote"
+    )
 
 
 def test_steps_go_on_while_a_checkpoint_is_written(work: Work, monkeypatch: Patch) -> None:
@@ -381,7 +446,9 @@ def test_what_the_thread_meets_ends_the_run(work: Work, monkeypatch: Patch) -> N
     assert complete(work.run) == []
 
 
-def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(work: Work, monkeypatch: Patch) -> None:
+def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(
+    work: Work, monkeypatch: Patch
+) -> None:
     straight, threads = work.finished("steps=4", "save_every=2"), list[str]()
     write = saving.save_checkpoint
 
@@ -390,7 +457,9 @@ def test_without_room_for_a_copy_a_checkpoint_is_written_at_once(work: Work, mon
         return write(*given)
 
     monkeypatch.setattr(saving, "save_checkpoint", noted)
-    monkeypatch.setattr(saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(
+        saving.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)
+    )
     work.train("steps=4", "save_every=2")
     assert threads == ["MainThread"] * 2
     assert_same_run(work.run, straight, 2, 4)

@@ -54,7 +54,9 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
     state = last_checkpoint(a_run).load("weights")
     file = export_lora(family, "comfyui", state, 1.0, tmp_path / "lora.safetensors", {}).path
     from_run = sampled(SampleOptions(prompts, 3, run=a_run), tmp_path / "a")
-    from_file = sampled(SampleOptions(prompts, 3, base=base, loras=(file,), sets=SIZE), tmp_path / "b")
+    from_file = sampled(
+        SampleOptions(prompts, 3, base=base, loras=(file,), sets=SIZE), tmp_path / "b"
+    )
     alone = sampled(SampleOptions(prompts, 3, base=base, sets=SIZE), tmp_path / "c")
     off = sampled(SampleOptions(prompts, 3, run=a_run, strength=0.0), tmp_path / "d")
     half = sampled(SampleOptions(prompts, 3, run=a_run, strength=0.5), tmp_path / "e")
@@ -69,14 +71,25 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
     ("options", "named"),
     [
         ({"prompts": ("a",)}, "sample needs a RUN folder"),
-        ({"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)}, "no such LoRA file"),
-        *[({"prompts": ("a",), "base": "asset:toy", "seed": seed}, "seed") for seed in (2**63, 10**30, -1)],
-        *[({"prompts": ("a",), "base": "asset:toy", "sets": (f"sample.seed={seed}",)}, "seed") for seed in (2**63, -1)],
+        (
+            {"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)},
+            "no such LoRA file",
+        ),
+        *[
+            ({"prompts": ("a",), "base": "asset:toy", "seed": seed}, "seed")
+            for seed in (2**63, 10**30, -1)
+        ],
+        *[
+            ({"prompts": ("a",), "base": "asset:toy", "sets": (f"sample.seed={seed}",)}, "seed")
+            for seed in (2**63, -1)
+        ],
         *[({"prompts": (text,), "base": "asset:toy"}, "--prompt") for text in NO_TEXT],
     ],
     ids=lambda value: str(value)[:60].encode("unicode_escape").decode(),
 )
-def test_options_that_make_no_sample_are_refused(options: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_options_that_make_no_sample_are_refused(
+    options: dict[str, Any], named: str, tmp_path: Path
+) -> None:
     """A seed of more than 63 bits, a prompt that is no text."""
     with pytest.raises(VideotuneError, match=named):
         sample(SampleOptions(**options), tmp_path)
@@ -84,7 +97,10 @@ def test_options_that_make_no_sample_are_refused(options: dict[str, Any], named:
 
 def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: Path) -> None:
     """They would be clips of it; a folder above the dataset is none of it."""
-    for write in (lambda out: sample(SampleOptions(("a",), run=a_run), out), lambda out: compare(a_run, "a", 1, out)):
+    for write in (
+        lambda out: sample(SampleOptions(("a",), run=a_run), out),
+        lambda out: compare(a_run, "a", 1, out),
+    ):
         with pytest.raises(VideotuneError, match="lies in the dataset"):
             write(small_clips / "videos" / "more")
     refuse_samples_in_data(a_run, small_clips.parent)
@@ -94,7 +110,10 @@ def test_options_that_contradict_a_run_are_refused(a_run: Path, tmp_path: Path) 
     for options in (SampleOptions((), run=a_run), SampleOptions(("a",), run=a_run, base="x")):
         with pytest.raises(VideotuneError):
             sample(options, tmp_path)
-    with pytest.raises(VideotuneError, match="no complete checkpoint of step 7; complete are those of the steps 20"):
+    with pytest.raises(
+        VideotuneError,
+        match="no complete checkpoint of step 7; complete are those of the steps 20",
+    ):
         sample(SampleOptions(("a",), run=a_run, step=7), tmp_path)
 
 
@@ -104,25 +123,36 @@ def test_of_two_experts_files_a_sample_is_named_by_what_both_begin_with() -> Non
     files = (Path("mine_high_noise.safetensors"), Path("mine_low_noise.safetensors"))
     assert adapter_name(SampleOptions(("a",), base="x", loras=files)) == "mine-"
     assert adapter_name(SampleOptions(("a",), base="x", loras=files[:1])) == "mine_high_noise-"
-    assert adapter_name(SampleOptions(("a",), base="x", loras=files, strength=0.5)) == "mine-strength-0.5-"
+    assert (
+        adapter_name(SampleOptions(("a",), base="x", loras=files, strength=0.5))
+        == "mine-strength-0.5-"
+    )
     assert adapter_name(SampleOptions(("a",), base="x")) == "base-"
 
 
 def test_a_sample_is_named_by_its_prompt_too() -> None:
     name = "step-000004-0123-seed42"
-    assert named_by(f"{name}.mp4", "A cat, in the rain/..\n日本!") == f"{name}-a-cat-in-the-rain.mp4"
+    assert (
+        named_by(f"{name}.mp4", "A cat, in the rain/..\n日本!")
+        == f"{name}-a-cat-in-the-rain.mp4"
+    )
     assert named_by(f"{name}.mp4", "日本") == f"{name}.mp4"
     assert len(named_by("x.mp4", "a" * 1000)) < 60
 
 
-def test_a_lora_of_another_base_is_reported(a_run: Path, tiny_bases: Bases, tmp_path: Path, capsys: Printed) -> None:
+def test_a_lora_of_another_base_is_reported(
+    a_run: Path, tiny_bases: Bases, tmp_path: Path, capsys: Printed
+) -> None:
     """By the fingerprints in its header; nothing is said over the base that it was trained on."""
     assert export(a_run, ["diffusers"], out=tmp_path) == DONE
     (file,) = tmp_path.glob("*.safetensors")
     other = find("wan").tiny(tmp_path / "other", seed=5)
     for base, warns in ((tiny_bases("wan"), False), (other, True)):
         capsys.readouterr()
-        sample(SampleOptions(("a cat",), base=str(base), loras=(file,), sets=SIZE), tmp_path / "out")
+        sample(
+            SampleOptions(("a cat",), base=str(base), loras=(file,), sets=SIZE),
+            tmp_path / "out",
+        )
         assert ("was trained on" in capsys.readouterr().err) == warns
 
 
@@ -134,7 +164,13 @@ SMALL = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=2", "sample
 def compared(overrides: Make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints at steps 10 and 20; made in two processes, as far as its time is concerned."""
     folder = tmp_path_factory.mktemp("compared")
-    settings = overrides("steps=10", "save_every=10", "learning_rate=0.03", f"cache_dir={folder / 'cache'}", *SMALL)
+    settings = overrides(
+        "steps=10",
+        "save_every=10",
+        "learning_rate=0.03",
+        f"cache_dir={folder / 'cache'}",
+        *SMALL,
+    )
     begun = time.perf_counter()
     assert train(settings, folder / "run") == DONE
     assert resume(folder / "run", "steps=20") == DONE
@@ -163,14 +199,18 @@ def test_a_comparison_shows_the_base_and_every_checkpoint_side_by_side(
         assert path.read_bytes() == next((tmp_path / str(step)).glob("*.mp4")).read_bytes()
         kept = read_video(path, 512)[0][2].astype(int)
         left = 36 * (0, 2)[place]
-        assert np.abs(frames[2][18:, left : left + 32].astype(int) - kept).mean() < 8  # encoded twice
+        assert (
+            np.abs(frames[2][18:, left : left + 32].astype(int) - kept).mean() < 8
+        )  # encoded twice
         shown.append(kept)
     assert np.abs(shown[0] - shown[1]).mean() > 4
     page = (compared / "report.html").read_text(encoding="utf-8")
     assert "In rows, from the left: base, step 10, step 20." in re.sub(r"<[^>]+>", "", page)
 
 
-def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_samples_that_exist_are_not_made_again(
+    compared: Path, tmp_path: Path, capsys: Printed
+) -> None:
     """But for one of a checkpoint that is newer."""
     assert compare(compared, PROMPT, 4, tmp_path) == DONE
     videos = sorted(tmp_path.glob("*-step-*.mp4"))
@@ -184,7 +224,10 @@ def test_samples_that_exist_are_not_made_again(compared: Path, tmp_path: Path, c
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
     assert len(read_json(tmp_path / "compare.json")) == 1
     assert compare(compared, "another", 4, tmp_path) == DONE
-    assert [line["prompt"] for line in read_json(tmp_path / "compare.json")] == [PROMPT, "another"]
+    assert [line["prompt"] for line in read_json(tmp_path / "compare.json")] == [
+        PROMPT,
+        "another",
+    ]
     checkpoint = complete_checkpoints(compared)[0]
     assert is_drawn(videos[1], checkpoint)
     os.utime(videos[1], (1, 1))
@@ -196,7 +239,11 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
     other.mkdir()
     for name in ("config.json", "plan.json"):
         shutil.copy(compared / name, other)
-    cases = ((compared, None, "which prompt"), (tmp_path, PROMPT, "holds no run"), (other, PROMPT, "no checkpoint yet"))
+    cases = (
+        (compared, None, "which prompt"),
+        (tmp_path, PROMPT, "holds no run"),
+        (other, PROMPT, "no checkpoint yet"),
+    )
     for folder, prompt, named in cases:
         with pytest.raises(VideotuneError, match=named):
             compare(folder, prompt, None, None)
@@ -206,7 +253,14 @@ def test_the_phases_sum_to_the_wall_time_over_all_processes(compared: Path) -> N
     """What is left over is the report, and the process's own end."""
     wall = float((compared.parent / "wall").read_text())
     seconds = read_json(compared / "heartbeat.json")["seconds"]
-    assert seconds.keys() >= {"starting", "encoding", "loading", "training", "saving", "exporting"}
+    assert seconds.keys() >= {
+        "starting",
+        "encoding",
+        "loading",
+        "training",
+        "saving",
+        "exporting",
+    }
     assert "ended" not in seconds
     assert 0.8 * wall < sum(seconds.values()) <= wall + 0.01  # rounded to milliseconds
     end = read_journal(compared)[-1]
@@ -239,7 +293,9 @@ def test_of_many_clips_the_first_have_thumbnails(work: Work, monkeypatch: Patch)
     monkeypatch.setattr(contact_sheet, "MOST", 2)
     job = open_job(*resolve_config(work.overrides(f"cache_dir={work.tmp / 'cache'}")))
     contact_sheet.keep_pictures(job)
-    made = {path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()}
+    made = {
+        path: path.stat().st_mtime_ns for path in (work.tmp / "cache" / "pictures").iterdir()
+    }
     assert len(made) == 2
     contact_sheet.keep_pictures(job)
     assert made == {path: path.stat().st_mtime_ns for path in made}

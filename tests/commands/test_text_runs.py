@@ -25,7 +25,12 @@ from videotune.types import Batch
 
 TOKEN = "<zorble>"
 NAME = "weights/embedding.text_encoder"
-TOKENS = ("training_method=EMBEDDING", f"embedding.token={TOKEN}", "embedding.vectors=2", "learning_rate=0.05")
+TOKENS = (
+    "training_method=EMBEDDING",
+    f"embedding.token={TOKEN}",
+    "embedding.vectors=2",
+    "learning_rate=0.05",
+)
 RATES = ("learning_rate=0.001", "text_encoder.learning_rate=0.01")
 TEXT = ("training_method=FINE_TUNE", "text_encoder.train=true", *RATES)
 
@@ -70,7 +75,9 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
 
     file, comfy = exported(run)
     rows = load_file(file)[TOKEN]
-    assert torch.equal(rows, state(run, 3)["ema/embedding.text_encoder"]), "averages are exported where they are kept"
+    assert torch.equal(rows, state(run, 3)["ema/embedding.text_encoder"]), (
+        "averages are exported where they are kept"
+    )
     family = tiny_family("wan")
     settings = Embedding(token=TOKEN, vectors=2)
     (ours,) = add_rows(family.text_parts(), settings, seed=0).values()
@@ -88,9 +95,14 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
     table = by_hand.text_encoder.get_input_embeddings().weight
     with torch.no_grad():
         table[by_hand.tokenizer.convert_tokens_to_ids(list(names))] = rows
-        texts = theirs.maybe_convert_prompt(prompt, theirs.tokenizer), prompt.replace(TOKEN, " ".join(names))
+        texts = (
+            theirs.maybe_convert_prompt(prompt, theirs.tokenizer),
+            prompt.replace(TOKEN, " ".join(names)),
+        )
         for pipe, text in zip((theirs, by_hand), texts, strict=True):
-            found, _ = pipe.encode_prompt(text, do_classifier_free_guidance=False, max_sequence_length=512)
+            found, _ = pipe.encode_prompt(
+                text, do_classifier_free_guidance=False, max_sequence_length=512
+            )
             assert torch.equal(found, wanted)
     assert set(load_file(comfy)) == {"umt5xxl"}
     assert torch.equal(load_file(comfy)["umt5xxl"], rows)
@@ -98,7 +110,12 @@ def test_diffusers_reads_the_file_to_the_very_prompt_embeddings(
 
 def film(path: Path) -> torch.Tensor:
     with av.open(str(path)) as container:
-        return torch.stack([torch.from_numpy(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)])
+        return torch.stack(
+            [
+                torch.from_numpy(frame.to_ndarray(format="rgb24"))
+                for frame in container.decode(video=0)
+            ]
+        )
 
 
 def sampled(out: Path, **words: Any) -> torch.Tensor:
@@ -116,17 +133,23 @@ def test_a_run_and_its_files_sample_alike(run: Path, tiny_bases: Bases, tmp_path
     save_file({"emb_params": load_file(file)[TOKEN]}, plain)
     own = sampled(tmp_path / "run", run=run)
     for number, path in enumerate((file, comfy, plain)):
-        assert torch.equal(sampled(tmp_path / str(number), base=base, embeddings=(path,)), own), path
+        assert torch.equal(
+            sampled(tmp_path / str(number), base=base, embeddings=(path,)), own
+        ), path
     assert not torch.equal(sampled(tmp_path / "base", base=base), own)
     with pytest.raises(VideotuneError, match=r"--lora and --embedding need --base"):
         sampled(tmp_path / "no", run=run, embeddings=(file,))
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "odd.safetensors")
-    with pytest.raises(VideotuneError, match=r"odd.safetensors holds no new tokens of Wan.*keys a, b"):
+    with pytest.raises(
+        VideotuneError, match=r"odd.safetensors holds no new tokens of Wan.*keys a, b"
+    ):
         sampled(tmp_path / "odd", base=base, embeddings=(tmp_path / "odd.safetensors",))
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "checkpoint"])
-def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, work: Work) -> None:
+def test_a_run_begins_with_the_tokens_of_another(
+    from_file: bool, run: Path, work: Work
+) -> None:
     """Under another name too; a fresh optimizer."""
     source = exported(run)[0] if from_file else run / "checkpoints" / "step-3"
     wanted = load_file(source)[TOKEN] if from_file else state(run, 3)[NAME]
@@ -134,7 +157,9 @@ def test_a_run_begins_with_the_tokens_of_another(from_file: bool, run: Path, wor
     sets = (*TOKENS, "embedding.token=<other>", f"init_from={source}", *still)
     work.train(*SHORT, *sets)
     assert torch.equal(state(work.run, 3)[NAME], wanted)
-    with pytest.raises(VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"):
+    with pytest.raises(
+        VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"
+    ):
         train(work.overrides(*SHORT, *sets, "embedding.vectors=3"), work.tmp / "three")
 
 
@@ -156,7 +181,9 @@ def test_a_model_conditioned_on_images_trains_new_tokens_too(finished: Finished)
     assert load_file(exported(run)[0])[TOKEN].shape == (2, 16)
 
 
-def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(finished: Finished, tiny_bases: Bases) -> None:
+def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(
+    finished: Finished, tiny_bases: Bases
+) -> None:
     from diffusers import WanPipeline
     from transformers import UMT5EncoderModel
 
@@ -164,9 +191,15 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(finished: 
     weights = state(run, 3)
     (folder,) = exported(run)
     pipe = WanPipeline.from_pretrained(folder)
-    trained = {name: value for name, value in weights.items() if name.startswith("weights/text_encoder.")}
+    trained = {
+        name: value
+        for name, value in weights.items()
+        if name.startswith("weights/text_encoder.")
+    }
     held = dict(UMT5EncoderModel.from_pretrained(folder / "text_encoder").named_parameters())
-    base = dict(UMT5EncoderModel.from_pretrained(tiny_bases("wan") / "text_encoder").named_parameters())
+    base = dict(
+        UMT5EncoderModel.from_pretrained(tiny_bases("wan") / "text_encoder").named_parameters()
+    )
     assert set(trained) == {f"weights/text_encoder.{name}" for name in held}
     for name, value in held.items():
         assert torch.equal(value, trained[f"weights/text_encoder.{name}"])
@@ -178,15 +211,21 @@ def test_a_trained_text_encoder_is_in_the_folder_that_diffusers_opens(finished: 
     assert not any("text_encoder" in str(line.get("text")) for line in of_kind(run, "warning"))
 
 
-def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(work: Work, tiny_bases: Bases) -> None:
-    run = work.finished(*SHORT, *TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]')
+def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(
+    work: Work, tiny_bases: Bases
+) -> None:
+    run = work.finished(
+        *SHORT, *TEXT, "transformer.train=false", 'text_encoder.layers=["block.0"]'
+    )
     names = {name for name in state(run, 3) if name.startswith("weights/")}
     assert names
     assert all(name.startswith("weights/text_encoder.encoder.block.0.") for name in names)
     (folder,) = exported(run)
     before = {path: path.stat().st_ino for path in folder.rglob("*.safetensors")}
     assert before[folder / "transformer" / "diffusion_pytorch_model.safetensors"] == (
-        (tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors").stat().st_ino
+        (tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors")
+        .stat()
+        .st_ino
     ), "what did not train is the base's own file"
     own = sampled(work.run, run=run)
     assert torch.equal(sampled(work.tmp / "folder", base=str(folder)), own)
@@ -194,13 +233,20 @@ def test_the_text_encoder_alone_can_train_and_is_sampled_and_exported_again(work
     assert export(run, out=work.tmp / "again") == DONE
     (again,) = (work.tmp / "again").iterdir()
     for name, value in load_file(again / "text_encoder" / "model.safetensors").items():
-        assert torch.equal(value, load_file(folder / "text_encoder" / "model.safetensors")[name])
+        assert torch.equal(
+            value, load_file(folder / "text_encoder" / "model.safetensors")[name]
+        )
 
 
-def test_a_planted_row_is_found_again_through_the_frozen_denoiser(tiny_family: Callable[..., Any]) -> None:
+def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
+    tiny_family: Callable[..., Any],
+) -> None:
     """What the denoiser says under a planted row is the target; from another beginning the row is found again."""
     family, settings, spell = tiny_family("wan"), Embedding(token="<x>"), LiveText(("<x>",))
-    net, family.spec = family.denoiser(), replace(family.spec, text_tokens=16)  # padding to 512 takes most of the time
+    net, family.spec = (
+        family.denoiser(),
+        replace(family.spec, text_tokens=16),
+    )  # padding to 512 takes most of the time
     (rows,) = add_rows(family.text_parts(), settings, seed=5).values()
     generator = torch.Generator().manual_seed(0)
     x_t, t = torch.randn(3, 4, 1, 4, 4, generator=generator), torch.tensor([0.2, 0.5, 0.9])

@@ -28,7 +28,13 @@ from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
-from videotune.trainer.progress import announce, progress_parts, seconds_left, steps_left, tokens_of_buckets
+from videotune.trainer.progress import (
+    announce,
+    progress_parts,
+    seconds_left,
+    steps_left,
+    tokens_of_buckets,
+)
 from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
 from videotune.trainer.run_dir import begin, run_settings
@@ -42,7 +48,10 @@ from videotune.validation.selection import metric_prompts, metric_shape, sample_
 
 
 def without_times(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key not in ("time", "seconds")} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in ("time", "seconds")}
+        for line in lines
+    ]
 
 
 @pytest.fixture
@@ -55,46 +64,76 @@ def settings(work: Work, small_clips: Path) -> Make:
             shutil.copy(path, place)
 
     def make(*sets: str) -> Overrides:
-        data = [{"path": str(work.tmp / "own")}, {"path": str(work.tmp / "others"), "kind": "validation"}]
-        often = ("steps=4", "validate_every=1", "save_every=2", "ema.decay=0.5", f"datasets={json.dumps(data)}")
+        data = [
+            {"path": str(work.tmp / "own")},
+            {"path": str(work.tmp / "others"), "kind": "validation"},
+        ]
+        often = (
+            "steps=4",
+            "validate_every=1",
+            "save_every=2",
+            "ema.decay=0.5",
+            f"datasets={json.dumps(data)}",
+        )
         return Overrides(sets=(*work.overrides().sets, *often, *sets))
 
     return make
 
 
-def test_a_killed_and_resumed_run_measures_the_same_bits(settings: Make, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_measures_the_same_bits(
+    settings: Make, tmp_path: Path
+) -> None:
     """Readings, views and verdicts, of the average and of the weights; the first half ends as a kill would leave it."""
     straight, run = tmp_path / "straight", tmp_path / "run"
     assert train(settings(), straight) == DONE
     assert train(settings("steps=2"), run) == DONE
-    ended = [line for line in (run / "journal.jsonl").read_text().splitlines() if json.loads(line)["kind"] != "end"]
+    ended = [
+        line
+        for line in (run / "journal.jsonl").read_text().splitlines()
+        if json.loads(line)["kind"] != "end"
+    ]
     (run / "journal.jsonl").write_text("\n".join(ended) + "\n")
     assert resume(run, "steps=4") == DONE
-    assert without_times(of_kind(run, "validation")) == without_times(of_kind(straight, "validation"))
+    assert without_times(of_kind(run, "validation")) == without_times(
+        of_kind(straight, "validation")
+    )
     seen, wanted = (without_times(of_kind(folder, "views")) for folder in (run, straight))
     plans = [[line.pop("by_the_end")["max"] for line in lines] for lines in (seen, wanted)]
     assert seen == wanted
-    most = [read_json(folder / "plan.json")["views"]["per_window"]["max"] for folder in (run, straight)]
+    most = [
+        read_json(folder / "plan.json")["views"]["per_window"]["max"]
+        for folder in (run, straight)
+    ]
     assert plans[1] == [most[1]] * 5
-    assert plans[0][3:] == [most[0]] * 2 == [most[1]] * 2, "planned for two steps at first, and for four since"
+    assert plans[0][3:] == [most[0]] * 2 == [most[1]] * 2, (
+        "planned for two steps at first, and for four since"
+    )
     assert read_json(run / "validation.json") == read_json(straight / "validation.json")
 
     readings = of_kind(run, "validation")
     assert [line["step"] for line in readings] == [0, 1, 2, 3, 4]
     first, last = readings[0], readings[-1]
-    assert first["live"] == {part: first[part] for part in ("held_out", "train")}, "nothing is averaged yet"
+    assert first["live"] == {part: first[part] for part in ("held_out", "train")}, (
+        "nothing is averaged yet"
+    )
     assert last["live"]["train"]["mean"] != last["train"]["mean"]
     assert len(last["held_out"]["clips"]) == 2
-    assert sum(last["held_out"]["clips"].values()) / 2 == pytest.approx(last["held_out"]["normalised"])
+    assert sum(last["held_out"]["clips"].values()) / 2 == pytest.approx(
+        last["held_out"]["normalised"]
+    )
     views = of_kind(run, "views")
     shown = [name[:12] for line in of_kind(run, "step") for name in line["window_ids"]]
-    assert [line["step"] for line in views] == [0, 1, 2, 3, 4], "once, where a reading and a save meet"
+    assert [line["step"] for line in views] == [0, 1, 2, 3, 4], (
+        "once, where a reading and a save meet"
+    )
     assert views[-1]["clips"] == {name: shown.count(name) for name in views[-1]["clips"]}
     assert of_kind(run, "verdict")[-1]["step"] == 4
     assert of_kind(run, "end")[-1]["take"]["step"] in (2, 4)
 
 
-def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Make, tmp_path: Path) -> None:
+def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(
+    settings: Make, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     assert train(settings("steps=1"), run) == DONE
     frozen = read_json(run / "validation.json")
@@ -107,13 +146,19 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Ma
     (warning,) = [text for text in warnings_of(run) if "the validation set changed" in text]
     assert "the text of its held-out clips differ" in warning
     assert frozen["mean"] == "clips, each at a third of the levels"
-    assert read_json(run / "validation.json")["name"] == of_kind(run, "validation")[-1]["validation"] != frozen["name"]
+    assert (
+        read_json(run / "validation.json")["name"]
+        == of_kind(run, "validation")[-1]["validation"]
+        != frozen["name"]
+    )
     kept = read_json(run / "validation.json")
     write_json(run / "validation.json", kept | {"seed": 5})
     assert resume(run, "steps=3") == DONE
     assert read_json(run / "validation.json") == kept, "a file that was changed gives way"
     assert len([text for text in warnings_of(run) if "the validation set changed" in text]) == 1
-    older = {key: value for key, value in kept.items() if key not in ("name", "mean")}  # it averaged over windows
+    older = {
+        key: value for key, value in kept.items() if key not in ("name", "mean")
+    }  # it averaged over windows
     write_json(run / "validation.json", {"name": digest(older)[:8], **older})
     text = (run / "journal.jsonl").read_text().replace(kept["name"], digest(older)[:8])
     (run / "journal.jsonl").write_text(text)
@@ -121,12 +166,19 @@ def test_the_validation_set_is_frozen_and_a_changed_one_is_reported(settings: Ma
     assert "its averaging differ" in warnings_of(run)[-1]
 
 
-def test_the_plan_has_the_steps_for_a_number_of_times_seen(overrides: Make, capsys: Printed) -> None:
+def test_the_plan_has_the_steps_for_a_number_of_times_seen(
+    overrides: Make, capsys: Printed
+) -> None:
     """Two samples a step."""
 
     def planned(*sets: str, **more: Any) -> dict[str, Any]:
         capsys.readouterr()
-        assert plan(overrides("batch_size=2", "video_config.frames=9", *sets), as_json=True, **more) == DONE
+        assert (
+            plan(
+                overrides("batch_size=2", "video_config.frames=9", *sets), as_json=True, **more
+            )
+            == DONE
+        )
         return json.loads(capsys.readouterr().out)
 
     found = planned("steps=9")
@@ -141,7 +193,9 @@ def test_the_plan_has_the_steps_for_a_number_of_times_seen(overrides: Make, caps
 def test_without_held_out_clips_the_verdict_says_so(finished: Finished) -> None:
     run = finished("steps=3", "validate_every=1", "early_stopping=1")
     verdicts = of_kind(run, "verdict")
-    assert [(line["step"], line["verdict"]) for line in verdicts] == [(step, None) for step in range(4)]
+    assert [(line["step"], line["verdict"]) for line in verdicts] == [
+        (step, None) for step in range(4)
+    ]
     reason = verdicts[-1]["reason"]
     assert reason.startswith("no validation possible")
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3], "and nothing stops it"
@@ -149,11 +203,18 @@ def test_without_held_out_clips_the_verdict_says_so(finished: Finished) -> None:
 
 
 SETS = ("steps=4", "save_every=2", "ema.decay=0.5")
-PROBED = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=4", "sample.guidance=1")
+PROBED = (
+    "sample_metrics.budget=100000",
+    "sample_metrics.steps=1",
+    "sample_metrics.samples=4",
+    "sample.guidance=1",
+)
 
 
 @pytest.fixture(scope="module")
-def two(overrides: Make, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def two(
+    overrides: Make, finished: Finished, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
     """The same run with sample metrics, stopped after its second step and resumed, and without, in one go."""
     run = tmp_path_factory.mktemp("probed") / "run"
     run.mkdir()
@@ -178,7 +239,9 @@ def test_metrics_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, P
     assert warnings_of(run) == []
     assert len({line["sample_metrics"] for line in lines}) == 1
     paths = {sample["path"] for line in lines for sample in line["samples"]}
-    assert paths == {path.relative_to(run).as_posix() for path in (run / "sample_metrics").glob("*.mp4")}
+    assert paths == {
+        path.relative_to(run).as_posix() for path in (run / "sample_metrics").glob("*.mp4")
+    }
     assert len(paths) == 12
     known = {clip["path"] for clip in read_json(run / "check.json")["clips"]}
     assert {sample["clip"] for line in lines for sample in line["samples"]} <= known
@@ -186,14 +249,22 @@ def test_metrics_at_each_checkpoint_and_before_the_first_step(two: tuple[Path, P
     assert first["motion"]["energy"]["to_base"] == first["diversity"]["to_base"] == 1
     assert last["replication"]["base"] == first["replication"]["mean"]
     assert last["motion"]["energy"]["base"] == first["motion"]["energy"]["value"]
-    assert last["motion"]["energy"]["value"] != first["motion"]["energy"]["value"], "what was learnt is seen"
+    assert last["motion"]["energy"]["value"] != first["motion"]["energy"]["value"], (
+        "what was learnt is seen"
+    )
     assert all(line["seconds"] > 0 for line in lines)
 
 
 KINDS = {
     "two experts": ("t2v-a14b", ("expert_period=1", "expert_share=0.5")),
-    "new tokens": ("t2v", ("training_method=EMBEDDING", "embedding.token=<zorble>", "learning_rate=2")),
-    "text encoder": ("t2v", ("training_method=FINE_TUNE", "text_encoder.train=true", "lora.rank=2")),
+    "new tokens": (
+        "t2v",
+        ("training_method=EMBEDDING", "embedding.token=<zorble>", "learning_rate=2"),
+    ),
+    "text encoder": (
+        "t2v",
+        ("training_method=FINE_TUNE", "text_encoder.train=true", "lora.rank=2"),
+    ),
 }
 
 
@@ -212,7 +283,9 @@ def test_whatever_is_trained_is_measured(kind: str, work: Work) -> None:
     assert len({one["value"] for one in energy}) == 3
 
 
-def test_other_settings_than_the_base_s_are_not_measured(two: tuple[Path, Path], tmp_path: Path) -> None:
+def test_other_settings_than_the_base_s_are_not_measured(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
     """The base's samples are made once and kept."""
     run = shutil.copytree(two[0], tmp_path / "run")
     with np.load(run / "sample_metrics" / "base.npz") as file:
@@ -252,7 +325,14 @@ def test_a_failing_measurement_is_a_warning(work: Work, monkeypatch: Patch) -> N
 
 
 def test_samples_have_the_smallest_shape_of_the_model() -> None:
-    rules = VideoRules(frame_step=4, frame_rest=1, side_multiple=16, fps=16, spatial_stride=8, temporal_stride=4)
+    rules = VideoRules(
+        frame_step=4,
+        frame_rest=1,
+        side_multiple=16,
+        fps=16,
+        spatial_stride=8,
+        temporal_stride=4,
+    )
     assert metric_shape(ClipShape(17, 480, 832, 16.0), rules) == ClipShape(5, 240, 416, 16.0)
     assert metric_shape(ClipShape(17, 16, 48, 16.0), rules) == ClipShape(5, 16, 16, 16.0)
     assert metric_shape(ClipShape(1, 64, 64, 16.0), rules) == ClipShape(1, 32, 32, 16.0)
@@ -266,7 +346,9 @@ def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
     def job_of(*sets: str) -> Any:
         return open_job(*resolve_config(overrides("sample_metrics.budget=0.05", *sets)))
 
-    job = job_of("steps=100", "sample_metrics.samples=6", "sample_metrics.steps=3", "sample.guidance=2")
+    job = job_of(
+        "steps=100", "sample_metrics.samples=6", "sample_metrics.steps=3", "sample.guidance=2"
+    )
     plan = sample_metrics_plan(job)
     assert plan is not None
     captions = {caption for clip in job.library.clips for caption in clip.captions}
@@ -276,19 +358,26 @@ def test_what_is_sampled_and_its_share_of_the_run(overrides: Make) -> None:
     assert share_of_run(plan, job_of("steps=200")) == pytest.approx(share_of_run(plan, job) / 2)
     tokens = job.spec.tokens(plan.settings.shape)
     windows = [job.spec.tokens(window.shape) for window in job.training_windows]
-    assert share_of_run(plan, job) == pytest.approx(6 * 3 * 2 * tokens / (3 * 100 * sum(windows) / len(windows)))
+    assert share_of_run(plan, job) == pytest.approx(
+        6 * 3 * 2 * tokens / (3 * 100 * sum(windows) / len(windows))
+    )
     assert metric_prompts(job_of("sample_metrics.budget=0")) == []
 
 
 def test_first_frames_of_samples_are_those_of_clips(overrides: Make) -> None:
     """Where none is held out, of training clips; in the windows' own shape, since that is what is cached."""
-    job = open_job(*resolve_config(overrides("sample_metrics.budget=0.05", base=("wan", "i2v"))))
+    job = open_job(
+        *resolve_config(overrides("sample_metrics.budget=0.05", base=("wan", "i2v")))
+    )
     plan = sample_metrics_plan(job)
     assert plan is not None
     assert len(plan.first) == len(plan.prompts) == 2
     assert all(str(window.shape) == str(plan.settings.shape) for window in plan.first)
     captions = {clip.id: clip.captions for clip in job.library.clips}
-    assert all(prompt in captions[window.clip_id] for prompt, window in zip(plan.prompts, plan.first, strict=True))
+    assert all(
+        prompt in captions[window.clip_id]
+        for prompt, window in zip(plan.prompts, plan.first, strict=True)
+    )
 
 
 # ---- the time that it takes
@@ -304,7 +393,11 @@ def counted(trainer: Trainer) -> Iterator[list[int]]:
     seen: list[int] = []
 
     def count(_: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        tensors = [value for value in (*args, *given.values()) if isinstance(value, torch.Tensor) and value.dim() == 5]
+        tensors = [
+            value
+            for value in (*args, *given.values())
+            if isinstance(value, torch.Tensor) and value.dim() == 5
+        ]
         seen.append(tensors[0].shape[0])
 
     handle = trainer.net.register_forward_pre_hook(count, with_kwargs=True)
@@ -316,7 +409,9 @@ def counted(trainer: Trainer) -> Iterator[list[int]]:
 
 @given(st.integers(0, 12), st.integers(1, 60), st.integers(-1, 60))
 def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) -> None:
-    assert times(every, last, after) == sum(due(step, every, last) for step in range(after + 1, last + 1))
+    assert times(every, last, after) == sum(
+        due(step, every, last) for step in range(after + 1, last + 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +419,9 @@ def test_it_is_counted_as_often_as_it_is_due(every: int, last: int, after: int) 
     [("wan", ("ema.decay=0.5",)), ("hunyuan_video", ("sample.guidance=6",))],
     ids=["guided", "guidance embedded"],
 )
-def test_the_plan_knows_how_often_and_how_many_passes(family: str, more: tuple[str, ...], work: Work) -> None:
+def test_the_plan_knows_how_often_and_how_many_passes(
+    family: str, more: tuple[str, ...], work: Work
+) -> None:
     """Against the calls of the network: what passes through it in a validation and a preview, and how many there were."""
     run = work.run
     job = open_run(work.overrides(*OFTEN, *more, base=(family,)), run).job
@@ -336,8 +433,16 @@ def test_the_plan_knows_how_often_and_how_many_passes(family: str, more: tuple[s
         assert sum(seen) == planned[part]["passes"], part
     assert train_loop(trainer) == "done"
     trainer.journal.close()
-    assert len({line["step"] for line in of_kind(run, "validation")}) == planned["readings"]["count"] == 4
-    assert len({line["step"] for line in of_kind(run, "sample")}) == planned["previews"]["count"] == 3
+    assert (
+        len({line["step"] for line in of_kind(run, "validation")})
+        == planned["readings"]["count"]
+        == 4
+    )
+    assert (
+        len({line["step"] for line in of_kind(run, "sample")})
+        == planned["previews"]["count"]
+        == 3
+    )
 
 
 def test_the_share_is_that_of_the_tokens(work: Work) -> None:
@@ -352,7 +457,9 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
     windows = facts["readings"]["held_out_windows"] + facts["readings"]["training_windows"]
     assert facts["readings"]["passes"] == 9
     assert facts["readings"]["share"] == pytest.approx(4 * 9 / (3 * 2 * 5), rel=0.01)
-    assert facts["previews"]["share"] == pytest.approx(3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01)
+    assert facts["previews"]["share"] == pytest.approx(
+        3 * facts["previews"]["passes"] / (3 * 2 * 5), rel=0.01
+    )
     assert share_of_all(facts) == facts["readings"]["share"] + facts["previews"]["share"]
     printed = overhead_text(facts)
     assert f"4 validations of {windows} windows" in printed
@@ -365,12 +472,16 @@ def test_the_share_is_that_of_the_tokens(work: Work) -> None:
 
 def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     """By the window that is seen most, step by step as the exposure has it."""
-    trainer = prepare(open_run(work.overrides("steps=200", "batch_size=6"), work.run).job, work.run, False)
+    trainer = prepare(
+        open_run(work.overrides("steps=200", "batch_size=6"), work.run).job, work.run, False
+    )
     trainer.journal.close()
     bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(bands.values())) == 4
     assert {step: trainer.band_at(step) for step in bands} == bands
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"views a window, {bands[120]}")
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
+        f"views a window, {bands[120]}"
+    )
 
 
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:
@@ -381,12 +492,23 @@ def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:
     assert train_loop(trainer) == "done"
     trainer.journal.close()
     took = {one: trainer.throughput.took[one] for one in trainer.callbacks}
-    spacing = dict(zip(trainer.callbacks, (2, 2, 3), strict=True))  # saves, validation, previews
+    spacing = dict(
+        zip(trainer.callbacks, (2, 2, 3), strict=True)
+    )  # saves, validation, previews
     for step in range(1, 6):
-        steps = time_left(trainer.throughput.by_bucket, steps_left(trainer.job, step), tokens_of_buckets(trainer.job))
-        left = {one: sum(due(later, every, 5) for later in range(step, 6)) for one, every in spacing.items()}
+        steps = time_left(
+            trainer.throughput.by_bucket,
+            steps_left(trainer.job, step),
+            tokens_of_buckets(trainer.job),
+        )
+        left = {
+            one: sum(due(later, every, 5) for later in range(step, 6))
+            for one, every in spacing.items()
+        }
         wanted = (steps or 0) + sum(took[one] * count for one, count in left.items())
-        assert seconds_left(trainer, step) == pytest.approx(wanted), "asked before what follows the step"
+        assert seconds_left(trainer, step) == pytest.approx(wanted), (
+            "asked before what follows the step"
+        )
 
 
 BIG = ("family=wan", "resolution=480x832", "allow_crop=true")
@@ -403,11 +525,17 @@ def forty_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("key", ["seed=0", "batch_size=4", "ema.decay=0.99", "sample.guidance=1", "save_every=100"])
+@pytest.mark.parametrize(
+    "key", ["seed=0", "batch_size=4", "ema.decay=0.99", "sample.guidance=1", "save_every=100"]
+)
 @pytest.mark.parametrize("family", ["wan", "ltx_video"])
-def test_from_500_steps_on_all_of_it_takes_8_percent(family: str, key: str, forty_clips: Path) -> None:
+def test_from_500_steps_on_all_of_it_takes_8_percent(
+    family: str, key: str, forty_clips: Path
+) -> None:
     for steps in (500, 1100, 4000):
-        found = overhead(open_planned(forty_clips, *BIG, f"family={family}", f"steps={steps}", key))
+        found = overhead(
+            open_planned(forty_clips, *BIG, f"family={family}", f"steps={steps}", key)
+        )
         assert 0.02 < share_of_all(found) <= 0.08, (steps, found)
         assert found["readings"]["count"] >= 2
         assert found["previews"]["count"] >= 2
@@ -418,11 +546,19 @@ def test_from_500_steps_on_all_of_it_takes_8_percent(family: str, key: str, fort
 def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips: Path) -> None:
     named = ("validate_every=10", "sample_after=20", "validation_windows=9")
     job = open_planned(forty_clips, *BIG, "steps=500", *named)
-    assert (job.config.validate_every, job.config.sample_after, job.config.validation_windows) == (10, 20, 9)
+    assert (
+        job.config.validate_every,
+        job.config.sample_after,
+        job.config.validation_windows,
+    ) == (10, 20, 9)
     assert job.config.samples == 2
     assert job.config.sample.steps == job.spec.sample_steps
     short, long = (open_planned(forty_clips, *BIG, f"steps={steps}") for steps in (500, 8000))
-    assert short.resolved.origins["validate_every"] == short.resolved.origins["sample.steps"] == "plan"
+    assert (
+        short.resolved.origins["validate_every"]
+        == short.resolved.origins["sample.steps"]
+        == "plan"
+    )
     counts = [overhead(job)["readings"]["count"] for job in (short, long)]
     assert counts[0] < counts[1]
     assert short.config.sample.steps < long.config.sample.steps == long.spec.sample_steps
@@ -432,7 +568,9 @@ def test_a_number_that_is_named_stays_and_a_longer_run_looks_oftener(forty_clips
 def test_a_run_keeps_its_spacing_when_it_is_prolonged(work: Work) -> None:
     """The spacing stands in config.json; a resume to more steps reads it there."""
     run = work.run
-    first = open_run(work.overrides("steps=4", "validate_every=null", "sample_after=null"), run).job
+    first = open_run(
+        work.overrides("steps=4", "validate_every=null", "sample_after=null"), run
+    ).job
     begin(run, first, {}, make_plan(first), "FLOAT_32")
     later = open_run(Overrides(sets=("steps=400",)), run, Resume()).job
     for key in ("validate_every", "sample_after", "validation_windows"):
@@ -441,4 +579,6 @@ def test_a_run_keeps_its_spacing_when_it_is_prolonged(work: Work) -> None:
     assert overhead(later)["readings"]["count"] > overhead(first)["readings"]["count"]
     assert first.resolved.origins["sample.steps"] == "plan"
     assert first.config.sample.steps < first.spec.sample_steps
-    assert run_settings(run)["sample"]["steps"] is None, "what `videotune sample` takes is the family's own"
+    assert run_settings(run)["sample"]["steps"] is None, (
+        "what `videotune sample` takes is the family's own"
+    )

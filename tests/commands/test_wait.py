@@ -27,11 +27,15 @@ def test_a_folder_without_a_run_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_followed_from_before_it_begins_until_it_is_killed(overrides: Make, tmp_path: Path) -> None:
+def test_a_run_is_followed_from_before_it_begins_until_it_is_killed(
+    overrides: Make, tmp_path: Path
+) -> None:
     run, words = tmp_path / "run", options_of(overrides("steps=10000"))
     sets = [word for one in words.pop("set") for word in ("--set", one)]
     flags = [word for key, value in words.items() for word in (f"--{key}", str(value))]
-    process = subprocess.Popen([sys.executable, "-m", "videotune", "train", *flags, *sets, "--out", str(run)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "videotune", "train", *flags, *sets, "--out", str(run)]
+    )
     try:
         code, found = wait(run, step=2, timeout=60)
         assert (code, found["state"]) == (DONE, "running")

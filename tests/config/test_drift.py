@@ -25,7 +25,13 @@ def changed(key: str, value: Any, before: dict[str, Any] | None = None) -> Chang
 
 
 def test_every_key_has_a_class() -> None:
-    assert {class_of(key) for key in leaves()} == {"safe", "override", "data", "fatal", "checked"}
+    assert {class_of(key) for key in leaves()} == {
+        "safe",
+        "override",
+        "data",
+        "fatal",
+        "checked",
+    }
 
 
 def test_what_is_equal_is_no_change() -> None:
@@ -34,10 +40,26 @@ def test_what_is_equal_is_no_change() -> None:
 
 
 CLASSES: dict[str, dict[str, Any]] = {
-    "safe": {"save_every": 10, "sample.guidance": 3.0, "gradient_checkpointing": "OFF", "samples": ["a cat"]},
-    "override": {"learning_rate": 0.5, "optimizer.weight_decay": 0.5, "ema.decay": 0.9, "timestep_shift": 2.0},
+    "safe": {
+        "save_every": 10,
+        "sample.guidance": 3.0,
+        "gradient_checkpointing": "OFF",
+        "samples": ["a cat"],
+    },
+    "override": {
+        "learning_rate": 0.5,
+        "optimizer.weight_decay": 0.5,
+        "ema.decay": 0.9,
+        "timestep_shift": 2.0,
+    },
     "data": {"resolution": 64, "video_config.windows": "head"},
-    "fatal": {"lora.rank": 8, "lora.alpha": 8.0, "optimizer.name": "LION", "training_method": "FINE_TUNE", "seed": 1},
+    "fatal": {
+        "lora.rank": 8,
+        "lora.alpha": 8.0,
+        "optimizer.name": "LION",
+        "training_method": "FINE_TUNE",
+        "seed": 1,
+    },
 }
 
 
@@ -66,18 +88,25 @@ def test_epochs_decide_the_steps_whatever_stands_there() -> None:
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 2), (1, 4), (2, 4), (4, 2), (1, 1)])
-def test_another_split_of_a_step_is_safe_and_another_size_fatal(batch: int, accumulation: int) -> None:
+def test_another_split_of_a_step_is_safe_and_another_size_fatal(
+    batch: int, accumulation: int
+) -> None:
     kind = "safe" if batch * accumulation == 4 else "fatal"
     after = whole({"batch_size": batch, "gradient_accumulation_steps": accumulation})
     changes = drift(whole({"batch_size": 4}), after)
     assert {change.kind for change in changes} == {kind}
     if kind == "fatal":
-        assert all(f"would have {batch * accumulation} samples instead of 4" in change.why for change in changes)
+        assert all(
+            f"would have {batch * accumulation} samples instead of 4" in change.why
+            for change in changes
+        )
 
 
 def test_changed_datasets_are_told_key_by_key_and_dataset_by_dataset() -> None:
     two = whole({"datasets": [{"path": "/a"}, {"path": "/b", "repeats": 2}]})
-    (change,) = drift(two, whole({"datasets": [{"path": "/a", "trigger": "x"}, {"path": "/c", "repeats": 2}]}))
+    (change,) = drift(
+        two, whole({"datasets": [{"path": "/a", "trigger": "x"}, {"path": "/c", "repeats": 2}]})
+    )
     assert str(change) == "datasets.0.trigger: None -> 'x'; datasets.1.path: '/b' -> '/c'"
     (change,) = drift(two, whole({"datasets": [{"path": "/a"}]}))
     assert str(change) == "datasets.1: '/b' -> None"

@@ -79,13 +79,25 @@ def test_presets_and_the_guide_s_example_fit_the_schema_and_nonsense_does_not() 
         assert list(fits.iter_errors(read_preset(name))) == [], name
     assert fits.is_valid(LORA)
     assert fits.is_valid({"optimizer": "ADAMW", "ema": 0.99, "timestep_shift": "resolution"})
-    assert fits.is_valid(json.loads(json.dumps(resolve({"family": "wan"}, {}, None).config.model_dump(mode="json"))))
-    nonsense = ({"step": 1}, {"lora": {"rang": 4}}, {"steps": 0}, {"optimizer": {"name": "SGD"}}, {"ema": {"decay": 1}})
+    assert fits.is_valid(
+        json.loads(
+            json.dumps(resolve({"family": "wan"}, {}, None).config.model_dump(mode="json"))
+        )
+    )
+    nonsense = (
+        {"step": 1},
+        {"lora": {"rang": 4}},
+        {"steps": 0},
+        {"optimizer": {"name": "SGD"}},
+        {"ema": {"decay": 1}},
+    )
     for wrong in nonsense:
         assert not fits.is_valid(wrong), wrong
 
 
-def test_the_commands_print_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_print_both(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = {}
     for words in (("explain", "lora.rank", "--json"), ("explain", "lora.rank"), ("schema",)):
         monkeypatch.setattr(sys, "argv", ["videotune", "config", *words])
@@ -93,6 +105,8 @@ def test_the_commands_print_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest
             main()
         assert left.value.code == 0
         said[words] = capsys.readouterr().out
-    assert json.loads(said["explain", "lora.rank", "--json"])["values"] == "integer, ≥ 1, ≤ 8192"
+    assert (
+        json.loads(said["explain", "lora.rank", "--json"])["values"] == "integer, ≥ 1, ≤ 8192"
+    )
     assert "  meaning      rank of the low-rank update" in said["explain", "lora.rank"]
     assert json.loads(said["schema",]) == json_schema()

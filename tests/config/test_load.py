@@ -44,7 +44,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(tmp_path: Path, name: str) -> None:
+def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(
+    tmp_path: Path, name: str
+) -> None:
     content = HOSTILE[name]
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(VideotuneError) as told:
@@ -53,7 +55,12 @@ def test_a_config_that_cannot_be_used_is_refused_in_a_short_sentence(tmp_path: P
     assert len(str(told.value)) < 600
 
 
-LONG = ["steps=" + "9" * 5000, ".".join("a" * 2000) + "=1", "samples=" + "[" * 100_000, "x" * 10_000_000 + "=1"]
+LONG = [
+    "steps=" + "9" * 5000,
+    ".".join("a" * 2000) + "=1",
+    "samples=" + "[" * 100_000,
+    "x" * 10_000_000 + "=1",
+]
 
 
 @pytest.mark.parametrize("word", [*LONG, 'cache_dir="\\ud800"'])
@@ -89,21 +96,42 @@ def test_the_home_of_a_user_that_there_is_not_is_told() -> None:
 
 def test_every_unknown_key_is_told_with_the_name_that_it_has_here() -> None:
     with pytest.raises(VideotuneError) as told:
-        parse_sets(["lr=1", "network_dim=4", "blocks_to_swap=2", "max_train_steps=5", "gradient_clipping=1"])
-    for name in ("learning_rate", "lora.rank", "layer_offload_fraction", "'steps'", "max_grad_norm"):
+        parse_sets(
+            [
+                "lr=1",
+                "network_dim=4",
+                "blocks_to_swap=2",
+                "max_train_steps=5",
+                "gradient_clipping=1",
+            ]
+        )
+    for name in (
+        "learning_rate",
+        "lora.rank",
+        "layer_offload_fraction",
+        "'steps'",
+        "max_grad_norm",
+    ):
         assert name in str(told.value)
 
 
 def test_the_names_of_other_trainers_lead_to_keys_and_values_that_exist() -> None:
     table = others()
     assert {ours for ours in table["keys"].values() if ours} <= set(leaves())
-    assert not set(table["keys"]) & {name.rpartition(".")[2] for name in leaves() if "." not in name}
+    assert not set(table["keys"]) & {
+        name.rpartition(".")[2] for name in leaves() if "." not in name
+    }
     words = json.dumps(Config.model_json_schema())
     assert all(f'"{value}"' in words for value in table["values"].values())
     assert "wandb" not in nearest_key("wandb", set(leaves()))
 
 
-NEARLY = {"adamw8bit": "ADAMW_8BIT", "AdamW": "ADAMW", "prodgy": "PRODIGY", "lion8bit": "LION_8BIT"}
+NEARLY = {
+    "adamw8bit": "ADAMW_8BIT",
+    "AdamW": "ADAMW",
+    "prodgy": "PRODIGY",
+    "lion8bit": "LION_8BIT",
+}
 
 
 @pytest.mark.parametrize(("given", "meant"), NEARLY.items())
@@ -122,13 +150,18 @@ def test_a_word_that_is_nearly_right_is_suggested(given: str, meant: str) -> Non
         ("learning_rate_scheduler", "cosine_with_restarts", "COSINE_RESTARTS"),
     ],
 )
-def test_a_value_of_other_trainers_is_answered_with_ours(key: str, given: object, meant: str) -> None:
+def test_a_value_of_other_trainers_is_answered_with_ours(
+    key: str, given: object, meant: str
+) -> None:
     with pytest.raises(VideotuneError, match=f"did you mean '{meant}'"):
         parse({key: given})
 
 
 OTHERS = {
-    "musubi.toml": ("musubi", '[general]\nresolution = [960, 544]\n[[datasets]]\nvideo_directory = "x"\n'),
+    "musubi.toml": (
+        "musubi",
+        '[general]\nresolution = [960, 544]\n[[datasets]]\nvideo_directory = "x"\n',
+    ),
     "diffusion-pipe.toml": (
         "diffusion-pipe",
         'epochs = 10\npipeline_stages = 1\ndataset = "x"\n[model]\ntype = "wan"\n',
@@ -138,8 +171,14 @@ OTHERS = {
         "musubi",
         'network_module = "networks.lora"\nnetwork_dim = 32\nlearning_rate = 1e-4\nseed = 1\noutput_dir = "x"\n',
     ),
-    "onetrainer.json": ("onetrainer", '{"__version": 6, "concept_file_name": "x", "learning_rate": 1e-4}'),
-    "multidatabackend.json": ("simpletuner", '[{"id": "x", "type": "local", "instance_data_dir": "y"}]'),
+    "onetrainer.json": (
+        "onetrainer",
+        '{"__version": 6, "concept_file_name": "x", "learning_rate": 1e-4}',
+    ),
+    "multidatabackend.json": (
+        "simpletuner",
+        '[{"id": "x", "type": "local", "instance_data_dir": "y"}]',
+    ),
 }
 
 
@@ -152,12 +191,18 @@ def test_a_config_of_another_trainer_is_recognised(tmp_path: Path, name: str) ->
 
 
 def test_a_key_of_the_only_dataset_is_set_by_its_name() -> None:
-    user = user_keys(Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3")))
+    user = user_keys(
+        Overrides(data="clips", sets=("datasets.trigger=ohwx", "datasets.repeats=3"))
+    )
     assert [(row["trigger"], row["repeats"]) for row in user["datasets"]] == [("ohwx", 3)]
     two = {"datasets": [{"path": "a"}, {"path": "b"}]}
     changed = with_sets(two, parse_sets(["datasets.1.trigger=x"]))
     assert changed["datasets"] == [{"path": "a"}, {"path": "b", "trigger": "x"}]
     assert two == {"datasets": [{"path": "a"}, {"path": "b"}]}
-    for raw, words in ((two, ["datasets.trigger=x"]), (two, ["datasets.2.trigger=x"]), ({}, ["datasets.trigger=x"])):
+    for raw, words in (
+        (two, ["datasets.trigger=x"]),
+        (two, ["datasets.2.trigger=x"]),
+        ({}, ["datasets.trigger=x"]),
+    ):
         with pytest.raises(VideotuneError):
             with_sets(raw, parse_sets(words))

@@ -41,7 +41,9 @@ def test_the_class_may_be_left_out() -> None:
         load.read_preset("wan 2.1 1.3B LoRA 17GB")
 
 
-def test_a_preset_is_shown_with_its_reasons_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_is_shown_with_its_reasons_beside_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The config alone on standard output, so that it can be saved."""
     assert run("presets", "show", "cogvideox 5B LoRA") == 0
     out, beside = capsys.readouterr()

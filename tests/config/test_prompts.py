@@ -14,7 +14,10 @@ OWN = {"resolution": "480x640", "frames": 25, "seed": 1, "steps": 20}
 MORE = {"negative": "blurry, low", "guidance": 4.5, "shift": 3.0}
 LINES: list[tuple[str, Any]] = [
     (f"{CAT} --w 640 --h 480 --f 25 --d 1 --s 20", {"prompt": CAT} | OWN),
-    ("a dog -- half-asleep --n blurry, low --l 4.5 --fs 3", {"prompt": "a dog -- half-asleep"} | MORE),
+    (
+        "a dog -- half-asleep --n blurry, low --l 4.5 --fs 3",
+        {"prompt": "a dog -- half-asleep"} | MORE,
+    ),
     ("a cow, well-lit -s --5", "a cow, well-lit -s --5"),
 ]
 
@@ -24,7 +27,9 @@ def test_a_line_is_read_as_musubi_tuner_writes_it(line: str, prompt: Any) -> Non
     assert prompt_of(line, "here") == prompt
 
 
-@pytest.mark.parametrize("line", ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s", "--s 3"])
+@pytest.mark.parametrize(
+    "line", ["a --quality film", "a --w 640", "a --s many", "a --i cat.png", "a --s", "--s 3"]
+)
 def test_a_line_that_says_something_else_is_refused(line: str) -> None:
     with pytest.raises(VideotuneError, match=r"^prompts\.txt:3: "):
         prompt_of(line, "prompts.txt:3")
@@ -39,7 +44,10 @@ def test_a_file_of_prompts_is_read_once_into_the_config(tmp_path: Path) -> None:
         assert (cat.prompt, cat.steps, dog) == ("a cat", 3, "a dog")
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.txt", ""), ("a.json", '{"a": 1}'), ("b.txt", "a --x"), ("c.json", "[")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.txt", ""), ("a.json", '{"a": 1}'), ("b.txt", "a --x"), ("c.json", "[")],
+)
 def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     for path in (tmp_path / name, tmp_path / "missing.txt"):

@@ -11,7 +11,11 @@ from videotune.errors import DONE, VideotuneError
 from videotune.presets.recipes import SMALL, config_of, models, preset_for, recipes
 from videotune.trainer.resolve_config import Overrides, resolve_config
 
-PRESETS = [name for name in preset_names() if read_preset(name).get("training_method", "LORA") == "LORA"]
+PRESETS = [
+    name
+    for name in preset_names()
+    if read_preset(name).get("training_method", "LORA") == "LORA"
+]
 
 
 @pytest.mark.parametrize("purpose", recipes())
@@ -23,7 +27,10 @@ def test_a_recipe_resolves_over_every_preset_of_a_lora(tmp_path: Path, purpose: 
         assert config.epochs == recipes()[purpose]["small"]
         assert config.datasets[0].trigger == "ohwx: a\n#word"
         kept = read_preset(preset)
-        assert (config.batch_size, config.resolution) == (kept["batch_size"], kept.get("resolution"))
+        assert (config.batch_size, config.resolution) == (
+            kept["batch_size"],
+            kept.get("resolution"),
+        )
 
 
 @pytest.mark.parametrize("purpose", recipes())
@@ -41,15 +48,26 @@ def test_purposes_and_sizes_differ_in_what_they_set(tmp_path: Path) -> None:
             path = tmp_path / "config.yaml"
             path.write_text(config_of(purpose, "wan 2.2 LoRA", "clips", clips))
             read = read_config(path)
-            found.add(str({key: read.get(key) for key in ("epochs", "lora", "timestep_mean", "caption_dropout")}))
+            found.add(
+                str(
+                    {
+                        key: read.get(key)
+                        for key in ("epochs", "lora", "timestep_mean", "caption_dropout")
+                    }
+                )
+            )
     assert len(found) == 2 * len(recipes())
 
 
 def test_prior_preservation_is_a_dataset_whose_target_is_the_base(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(config_of("character", "wan 2.2 LoRA", "clips", 5, "ohwx", str(tmp_path / "dogs")))
+    path.write_text(
+        config_of("character", "wan 2.2 LoRA", "clips", 5, "ohwx", str(tmp_path / "dogs"))
+    )
     config = resolve_config(Overrides(config=path), planning=True)[0].config
-    assert [(one.path, one.kind) for one in config.datasets][1:] == [(str(tmp_path / "dogs"), "regularization")]
+    assert [(one.path, one.kind) for one in config.datasets][1:] == [
+        (str(tmp_path / "dogs"), "regularization")
+    ]
 
 
 def test_the_largest_preset_that_a_card_holds() -> None:
@@ -65,15 +83,34 @@ def test_the_largest_preset_that_a_card_holds() -> None:
 def test_init_writes_a_config_that_trains_and_never_writes_over_one(
     tiny_bases: Bases, small_clips: Path, tmp_path: Path
 ) -> None:
-    words = {"purpose": "motion", "model": "wan 2.2 LoRA 8GB", "card": 24, "data": small_clips, "trigger": "ohwx"}
+    words = {
+        "purpose": "motion",
+        "model": "wan 2.2 LoRA 8GB",
+        "card": 24,
+        "data": small_clips,
+        "trigger": "ohwx",
+    }
     with pytest.raises(VideotuneError):
         run("init", tmp_path / "a", **words | {"purpose": "motoin"})
     assert run("init", tmp_path / "a", **words) == DONE
     with pytest.raises(VideotuneError):
         run("init", tmp_path / "a", **words)
-    small = ["train_dtype=FLOAT_32", "weight_dtype=auto", "text_encoder.weight_dtype=auto", "resolution=32x32"]
-    small += ["layer_offload_fraction=0", "epochs=0.5", "sample_after=0", "sample_metrics.budget=0"]
+    small = [
+        "train_dtype=FLOAT_32",
+        "weight_dtype=auto",
+        "text_encoder.weight_dtype=auto",
+        "resolution=32x32",
+    ]
+    small += [
+        "layer_offload_fraction=0",
+        "epochs=0.5",
+        "sample_after=0",
+        "sample_metrics.budget=0",
+    ]
     base = [f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}"]
     made = tmp_path / "a" / "config.yaml"
-    assert run("train", config=made, set=[*small, *base], out=tmp_path / "run", allow_skips=1) == DONE
+    assert (
+        run("train", config=made, set=[*small, *base], out=tmp_path / "run", allow_skips=1)
+        == DONE
+    )
     assert steps_of(tmp_path / "run")

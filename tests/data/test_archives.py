@@ -23,9 +23,19 @@ from videotune.data import archives
 from videotune.data.archives import unpack
 from videotune.errors import VideotuneError
 
-FILES = {"videos/a.mp4": b"a" * 3000, "videos/sub/b.mp4": bytes(range(256)) * 20, "captions/a.txt": "Bär, 猫".encode()}
+FILES = {
+    "videos/a.mp4": b"a" * 3000,
+    "videos/sub/b.mp4": bytes(range(256)) * 20,
+    "captions/a.txt": "Bär, 猫".encode(),
+}
 ZSTD = sys.version_info >= (3, 14)
-MODES = {".tar": "w:", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz", ".tar.bz2": "w:bz2"}
+MODES = {
+    ".tar": "w:",
+    ".tar.gz": "w:gz",
+    ".tgz": "w:gz",
+    ".tar.xz": "w:xz",
+    ".tar.bz2": "w:bz2",
+}
 
 
 def write_zip(path: Path, members: Mapping[str, bytes], **about: Any) -> Path:
@@ -39,7 +49,9 @@ def write_zip(path: Path, members: Mapping[str, bytes], **about: Any) -> Path:
     return path
 
 
-def write_tar(path: Path, members: Mapping[str, bytes | tarfile.TarInfo], mode: str = "w:", **kind: Any) -> Path:
+def write_tar(
+    path: Path, members: Mapping[str, bytes | tarfile.TarInfo], mode: str = "w:", **kind: Any
+) -> Path:
     with tarfile.open(path, mode, **kind) as archive:  # type: ignore[call-overload]
         for name, content in members.items():
             info = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
@@ -57,7 +69,11 @@ def member(kind: bytes, link: str = "") -> tarfile.TarInfo:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() and path.name != ".unpacked.json"]
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if not path.is_dir() and path.name != ".unpacked.json"
+    ]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
@@ -78,7 +94,10 @@ def refused(path: Path, words: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".zip", *MODES])
 def test_every_kind_is_unpacked_as_it_was_once(tmp_path: Path, suffix: str) -> None:
-    path, junk = tmp_path / f"clips{suffix}", {"__MACOSX/videos/._a.mp4": b"x", ".DS_Store": b"x", "a/.git/c.mp4": b"x"}
+    path, junk = (
+        tmp_path / f"clips{suffix}",
+        {"__MACOSX/videos/._a.mp4": b"x", ".DS_Store": b"x", "a/.git/c.mp4": b"x"},
+    )
     if suffix == ".zip":
         write_zip(path, FILES | junk)
     else:
@@ -87,11 +106,16 @@ def test_every_kind_is_unpacked_as_it_was_once(tmp_path: Path, suffix: str) -> N
     calls: list[tuple[int, int, str]] = []
     found = unpack(path, tmp_path / "cache", lambda *call: calls.append(call))
     assert contents(found) == FILES
-    assert [text for _, _, text in calls] == [f"unpacking {name}" for name in FILES for _ in range(2)]
+    assert [text for _, _, text in calls] == [
+        f"unpacking {name}" for name in FILES for _ in range(2)
+    ]
     assert all(0 <= done <= total == 1 for done, total, _ in calls)
     assert unpack(path, tmp_path / "cache", lambda *_: pytest.fail("it is there")) == found
     write_zip(path, {"c.mp4": b"c"})
-    assert (contents(unpack(path, tmp_path / "cache")), contents(found)) == ({"c.mp4": b"c"}, FILES)
+    assert (contents(unpack(path, tmp_path / "cache")), contents(found)) == (
+        {"c.mp4": b"c"},
+        FILES,
+    )
 
 
 @pytest.mark.parametrize("damage", ["gone", "shorter", "sizes", "file"])
@@ -118,7 +142,9 @@ KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tar
 
 
 @pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_names_that_lead_out_or_come_twice_refuse_the_whole(tmp_path: Path, write: Callable[..., Path]) -> None:
+def test_names_that_lead_out_or_come_twice_refuse_the_whole(
+    tmp_path: Path, write: Callable[..., Path]
+) -> None:
     for name in OUT:
         refused(write(tmp_path / "a", {**FILES, name: b"evil"}), "leads out of its folder")
     for clash in TWICE if write is write_tar else ():
@@ -126,7 +152,9 @@ def test_names_that_lead_out_or_come_twice_refuse_the_whole(tmp_path: Path, writ
 
 
 def test_links_and_devices_refuse_the_whole(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()  # the classic: a link to a folder outside, then a file below the link
+    (
+        tmp_path / "target"
+    ).mkdir()  # the classic: a link to a folder outside, then a file below the link
     evil = [{"dir": member(tarfile.SYMTYPE, str(tmp_path / "target")), "dir/evil.mp4": b"evil"}]
     for link in ("/etc/passwd", "../../out", "videos/a.mp4"):
         evil += [{**FILES, "links/x.mp4": member(kind, link)} for kind in KINDS]
@@ -134,22 +162,31 @@ def test_links_and_devices_refuse_the_whole(tmp_path: Path) -> None:
         refused(write_tar(tmp_path / "a.tar", members), "is a link or a device")
     for mode in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO):
         about = {"link.mp4": {"create_system": 3, "external_attr": (mode | 0o777) << 16}}
-        refused(write_zip(tmp_path / "a.zip", {"link.mp4": b"videos/a.mp4"}, **about), "is a link or a device")
+        refused(
+            write_zip(tmp_path / "a.zip", {"link.mp4": b"videos/a.mp4"}, **about),
+            "is a link or a device",
+        )
 
 
 def test_a_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "MARGIN", 10_000_000)
     zeros = bytes(40_000_000)
     honest = write_zip(tmp_path / "honest.zip", {"a.mp4": zeros})
-    liar = bytearray(honest.read_bytes())  # the same, with a table of contents that says 10 bytes
+    liar = bytearray(
+        honest.read_bytes()
+    )  # the same, with a table of contents that says 10 bytes
     head = liar.rindex(b"PK\x01\x02")
     liar[head + 24 : head + 28] = struct.pack("<I", 10)
     (tmp_path / "liar.zip").write_bytes(liar)
     for path in (honest, write_tar(tmp_path / "a.tar.xz", {"a.mp4": zeros}, "w:xz")):
         refused(path, "over 200 times its size")
-    refused(tmp_path / "liar.zip", "damaged")  # zipfile stops at 10 bytes, and the checksum is wrong
+    refused(
+        tmp_path / "liar.zip", "damaged"
+    )  # zipfile stops at 10 bytes, and the checksum is wrong
     # without a high ratio in any member: a thousand entries share one member's bytes
-    base = write_zip(tmp_path / "a.zip", {"000.mp4": random.Random(0).randbytes(100_000)}).read_bytes()
+    base = write_zip(
+        tmp_path / "a.zip", {"000.mp4": random.Random(0).randbytes(100_000)}
+    ).read_bytes()
     start = base.rindex(b"PK\x01\x02")
     row = base[start : base.rindex(b"PK\x05\x06")]
     table = b"".join(row[:46] + f"{i:03d}.mp4".encode() + row[53:] for i in range(1000))
@@ -158,7 +195,9 @@ def test_a_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     refused(tmp_path / "a.zip", "over 200 times|damaged")
 
 
-def test_a_full_disk_and_too_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_and_too_many_members_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_zip(tmp_path / "a.zip", FILES)
     with monkeypatch.context() as patch:
         patch.setattr(archives, "RESERVE", shutil.disk_usage(tmp_path).free * 2)
@@ -186,7 +225,11 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         (gzip.compress(b"x" * 5000), "the .gz holds no tar"),
         (b"7z\xbc\xaf\x27\x1c" + bytes(100), "is a 7z file; zip, tar"),
         (b"Rar!\x1a\x07\x00" + bytes(100), "is a rar file; zip, tar"),
-        *([] if ZSTD else [(b"\x28\xb5\x2f\xfd" + bytes(100), r"is a zst file.*from Python 3\.14 on")]),
+        *(
+            []
+            if ZSTD
+            else [(b"\x28\xb5\x2f\xfd" + bytes(100), r"is a zst file.*from Python 3\.14 on")]
+        ),
         (b"hello", "is no archive"),
         (b"", "is no archive"),
         # tarfile takes a damaged header and a missing end for the archive's end (python/cpython#120740)
@@ -200,14 +243,19 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
 
 def test_any_damage_is_found_or_changes_nothing(tmp_path: Path) -> None:
     rng = random.Random(0)
-    whole = {"zip": write_zip(tmp_path / "a.zip", FILES), "gz": write_tar(tmp_path / "a.tgz", FILES, "w:gz")}
+    whole = {
+        "zip": write_zip(tmp_path / "a.zip", FILES),
+        "gz": write_tar(tmp_path / "a.tgz", FILES, "w:gz"),
+    }
     whole["xz"] = write_tar(tmp_path / "a.txz", FILES, "w:xz")
     refused = 0
     for trial in range(150):
         content = bytearray(whole[("zip", "gz", "xz")[trial % 3]].read_bytes())
         for _ in range(rng.choice((1, 1, 8))):
             content[rng.randrange(4, len(content))] = rng.randrange(256)
-        (tmp_path / "x").write_bytes(content[: rng.choice((len(content), rng.randrange(5, len(content))))])
+        (tmp_path / "x").write_bytes(
+            content[: rng.choice((len(content), rng.randrange(5, len(content))))]
+        )
         try:
             found = unpack(tmp_path / "x", tmp_path / "cache")
         except VideotuneError:
@@ -223,7 +271,9 @@ def test_any_damage_is_found_or_changes_nothing(tmp_path: Path) -> None:
 def raw_zip(path: Path, name: bytes) -> Path:
     """A zip whose member has these bytes as its name, without declaring what they are."""
     placeholder = "0" * (len(name) - 4) + ".mp4"
-    path.write_bytes(write_zip(path, {placeholder: b"x"}).read_bytes().replace(placeholder.encode(), name))
+    path.write_bytes(
+        write_zip(path, {placeholder: b"x"}).read_bytes().replace(placeholder.encode(), name)
+    )
     return path
 
 
@@ -231,17 +281,25 @@ def test_names_in_other_encodings(tmp_path: Path) -> None:
     long = "猫" * 80 + ".mp4"
     for path, name in [
         (write_zip(tmp_path / "0.zip", {"猫.mp4": b"x"}), "猫.mp4"),
-        (raw_zip(tmp_path / "1.zip", "猫é.mp4".encode()), "猫é.mp4"),  # UTF-8, undeclared, as macOS writes it
+        (
+            raw_zip(tmp_path / "1.zip", "猫é.mp4".encode()),
+            "猫é.mp4",
+        ),  # UTF-8, undeclared, as macOS writes it
         (raw_zip(tmp_path / "2.zip", "Bär.mp4".encode("cp437")), "Bär.mp4"),
         (write_zip(tmp_path / "3.zip", {"videos\\a.mp4": b"x"}), "videos/a.mp4"),
         (write_tar(tmp_path / "4.tar", {long: b"x"}, format=tarfile.PAX_FORMAT), long),
     ]:
         assert contents(unpack(path, tmp_path / "cache")) == {name: b"x"}, path
-    latin = write_tar(tmp_path / "5.tar", {"Bär.mp4": b"x"}, encoding="latin-1", format=tarfile.GNU_FORMAT)
+    latin = write_tar(
+        tmp_path / "5.tar", {"Bär.mp4": b"x"}, encoding="latin-1", format=tarfile.GNU_FORMAT
+    )
     for path, words in [
         (latin, "is not UTF-8"),
         (raw_zip(tmp_path / "6.zip", b"a.mp4\0.txt"), "has a NUL in its name"),
-        (write_zip(tmp_path / "7.zip", {"a" * 300 + ".mp4": b"x"}), "could not be unpacked .*: File name too long"),
+        (
+            write_zip(tmp_path / "7.zip", {"a" * 300 + ".mp4": b"x"}),
+            "could not be unpacked .*: File name too long",
+        ),
     ]:
         with pytest.raises(VideotuneError, match=words):
             unpack(path, tmp_path / "cache")
@@ -276,7 +334,9 @@ def test_killed_and_run_again_it_is_whole(tmp_path: Path) -> None:
     assert 0 < len(list(left.iterdir())) < 40
     (left / "99.mp4").write_bytes(b"must not be used")
     assert contents(unpack(path, cache)) == members
-    assert sorted(path.name for path in (cache / "archives").iterdir() if path.name.startswith(".")) == [".lock"]
+    assert sorted(
+        path.name for path in (cache / "archives").iterdir() if path.name.startswith(".")
+    ) == [".lock"]
 
 
 def test_two_at_once_do_it_once(tmp_path: Path) -> None:

@@ -26,7 +26,12 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
         ("a", None, "missing_caption", "No such file"),
         ("b", b" \n\t\n", "empty_caption", "has no text"),
         ("c", b"\xff\xfea\x00", "undecodable_caption", "UTF-16"),
-        ("d", "ein Bär".encode("latin-1"), "undecodable_caption", "byte 5.*Windows-1252.*; save it as UTF-8"),
+        (
+            "d",
+            "ein Bär".encode("latin-1"),
+            "undecodable_caption",
+            "byte 5.*Windows-1252.*; save it as UTF-8",
+        ),
         ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
         ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16"),
         ("h", "a cat".encode("utf-32"), "undecodable_caption", "UTF-32"),
@@ -59,14 +64,26 @@ def test_the_trigger_word_comes_once(caption: str, trigger: str | None, with_it:
     assert with_trigger(caption, trigger) == with_it
 
 
-PLACEHOLDERS = ("caption", "TODO", " <Insert caption here> ", "a video.", "None", "n/a", "Lorem  ipsum")
+PLACEHOLDERS = (
+    "caption",
+    "TODO",
+    " <Insert caption here> ",
+    "a video.",
+    "None",
+    "n/a",
+    "Lorem  ipsum",
+)
 
 
 @pytest.mark.parametrize(
     ("caption", "name", "hint"),
     [
         ("A person walking through a forest with sunlight filtering through trees", "a", ""),
-        ("First he sits, then he stands", "a", 'the caption tells a sequence ("first", "then")'),
+        (
+            "First he sits, then he stands",
+            "a",
+            'the caption tells a sequence ("first", "then")',
+        ),
         ("the firstborn thenar", "a", ""),
         ("word " * 600, "a", "600 words"),
         *((text, "a", "looks like a placeholder") for text in PLACEHOLDERS),
@@ -86,12 +103,26 @@ def test_hints(caption: str, name: str | None, hint: str) -> None:
 
 
 def test_one_caption_for_most_clips_is_told() -> None:
-    same = {f"{i}.mp4": ("a  dog",) for i in range(5)} | {f"x{i}.mp4": (f"cat {i}",) for i in range(3)}
-    assert lint_all(same) == ['5 of 8 clips have the same caption ("a dog"); describe what each one shows']
-    assert lint_all({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []  # half is not more than half
-    assert lint_all({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []  # seven are too few
-    assert lint_all({f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)}) == []
-    assert "8 of 8 clips have an empty caption" in lint_all({f"{i}.mp4": ("",) for i in range(8)})[0]
+    same = {f"{i}.mp4": ("a  dog",) for i in range(5)} | {
+        f"x{i}.mp4": (f"cat {i}",) for i in range(3)
+    }
+    assert lint_all(same) == [
+        '5 of 8 clips have the same caption ("a dog"); describe what each one shows'
+    ]
+    assert (
+        lint_all({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []
+    )  # half is not more than half
+    assert (
+        lint_all({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []
+    )  # seven are too few
+    assert (
+        lint_all({f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)})
+        == []
+    )
+    assert (
+        "8 of 8 clips have an empty caption"
+        in lint_all({f"{i}.mp4": ("",) for i in range(8)})[0]
+    )
 
 
 def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], int]]:
@@ -102,14 +133,26 @@ def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], i
 
 def test_csv_as_people_write_it(tmp_path: Path) -> None:
     file = tmp_path / "metadata.csv"
-    plain = [("a.mp4", ("a cat, a dog",), 2), ("sub/b.mp4", ("one", "two"), 3), ("c.mp4", (), 6)]
+    plain = [
+        ("a.mp4", ("a cat, a dog",), 2),
+        ("sub/b.mp4", ("one", "two"), 3),
+        ("c.mp4", (), 6),
+    ]
     comma = 'file_name,text\na.mp4,"a cat, a dog"\nsub/b.mp4,"one\n\ntwo"\nc.mp4,\n'
     assert rows(file, comma) == plain
     assert rows(file, comma.replace("\n", "\r\n")) == plain
     assert rows(file, "\ufeff" + comma) == plain
-    assert rows(file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n') == plain
-    assert rows(file, 'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n') == plain
-    assert rows(file, 'fps, file_name, text,\n\n24, a.mp4, "a ""big"" cat",,\n') == [("a.mp4", ('a "big" cat',), 3)]
+    assert (
+        rows(file, 'file_name;text\na.mp4;a cat, a dog\nsub/b.mp4;"one\n\ntwo"\nc.mp4;\n')
+        == plain
+    )
+    assert (
+        rows(file, 'file_name\ttext\na.mp4\ta cat, a dog\nsub/b.mp4\t"one\n\ntwo"\nc.mp4\t\n')
+        == plain
+    )
+    assert rows(file, 'fps, file_name, text,\n\n24, a.mp4, "a ""big"" cat",,\n') == [
+        ("a.mp4", ('a "big" cat',), 3)
+    ]
 
 
 def test_jsonl_as_people_write_it(tmp_path: Path) -> None:
@@ -132,7 +175,10 @@ def test_the_text_column(tmp_path: Path) -> None:
 
 def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
     file = tmp_path / "metadata.csv"
-    file.write_text('file_name,text\na.mp4,"one\ntwo"\nb.mp4,"one\r\n\r\ntwo"\nc.mp4,"one\n"\nd.mp4,one\n', newline="")
+    file.write_text(
+        'file_name,text\na.mp4,"one\ntwo"\nb.mp4,"one\r\n\r\ntwo"\nc.mp4,"one\n"\nd.mp4,one\n',
+        newline="",
+    )
     listed, notes = read_metadata(file)
     assert [row.text for row in listed] == [("one", "two"), ("one", "two"), ("one",), ("one",)]
     assert notes == [f"2 captions of {file} hold line breaks; each line is a variant"]
@@ -144,39 +190,99 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("metadata.csv", "file_name,caption,prompt\na,b,c\n", "columns caption and prompt, and no column text"),
-        ("metadata.csv", "file_name,fps\na.mp4,24\n", "no column text; its columns: file_name, fps"),
-        ("metadata.csv", "video,prompt\na.mp4,x\n", "no column file_name; its columns: video, prompt"),
-        ("metadata.csv", "file_name,text\na.mp4,a cat, a dog\n", r"metadata\.csv:2 has 3 columns, the head has 2"),
+        (
+            "metadata.csv",
+            "file_name,caption,prompt\na,b,c\n",
+            "columns caption and prompt, and no column text",
+        ),
+        (
+            "metadata.csv",
+            "file_name,fps\na.mp4,24\n",
+            "no column text; its columns: file_name, fps",
+        ),
+        (
+            "metadata.csv",
+            "video,prompt\na.mp4,x\n",
+            "no column file_name; its columns: video, prompt",
+        ),
+        (
+            "metadata.csv",
+            "file_name,text\na.mp4,a cat, a dog\n",
+            r"metadata\.csv:2 has 3 columns, the head has 2",
+        ),
         ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),
-        ("metadata.csv", 'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n', r"metadata\.csv:4 is no CSV"),
+        (
+            "metadata.csv",
+            'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n',
+            r"metadata\.csv:4 is no CSV",
+        ),
         ("metadata.csv", 'file_name,text\na.mp4,"a "big" cat"\n', r"metadata\.csv:2 is no CSV"),
         ("metadata.csv", "file_name,text\n,a cat\n", r"metadata\.csv:2 has no file_name"),
-        ("metadata.csv", "file_name,text,text\na,b,c\n", r"metadata\.csv:1 names the column 'text' twice"),
+        (
+            "metadata.csv",
+            "file_name,text,text\na,b,c\n",
+            r"metadata\.csv:1 names the column 'text' twice",
+        ),
         ("metadata.csv", "", "lists nothing"),
         ("metadata.csv", "file_name,text\n", "lists nothing"),
-        ("metadata.csv", "file_name,text\na.mp4,Bär\n".encode("latin-1"), "is not UTF-8 text .*save it as UTF-8"),
+        (
+            "metadata.csv",
+            "file_name,text\na.mp4,Bär\n".encode("latin-1"),
+            "is not UTF-8 text .*save it as UTF-8",
+        ),
         ("metadata.csv", "file_name,text\na.mp4,x\n".encode("utf-16"), "looks like UTF-16"),
-        ("metadata.csv", "file_name,text\na.mp4," + "x" * 200_000, r"metadata\.csv:2 is no CSV: field larger"),
-        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "x"}\n{"file_name":', r"metadata\.jsonl:2 is no JSON"),
+        (
+            "metadata.csv",
+            "file_name,text\na.mp4," + "x" * 200_000,
+            r"metadata\.csv:2 is no CSV: field larger",
+        ),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.mp4", "text": "x"}\n{"file_name":',
+            r"metadata\.jsonl:2 is no JSON",
+        ),
         ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is no object"),
-        ("metadata.jsonl", '{"file_name": "a", "text": ["x", 3]}', r"jsonl:1: text must be a text .*not \[\"x\", 3\]"),
-        ("metadata.jsonl", '{"file_name": 7, "text": "x"}', r"metadata\.jsonl:1 has no file_name"),
-        ("metadata.jsonl", '{"file_name": "a.mp4", "text": "\\ud83d"}', r"metadata\.jsonl:1 holds half of a character"),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a", "text": ["x", 3]}',
+            r"jsonl:1: text must be a text .*not \[\"x\", 3\]",
+        ),
+        (
+            "metadata.jsonl",
+            '{"file_name": 7, "text": "x"}',
+            r"metadata\.jsonl:1 has no file_name",
+        ),
+        (
+            "metadata.jsonl",
+            '{"file_name": "a.mp4", "text": "\\ud83d"}',
+            r"metadata\.jsonl:1 holds half of a character",
+        ),
         ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is no JSON"),
     ],
 )
-def test_bad_metadata_names_the_file_and_line(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
+def test_bad_metadata_names_the_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
     with pytest.raises(VideotuneError, match=words):
         rows(tmp_path / name, content)
 
 
-WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"), max_size=20)
+WORDS = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters="\ufeff"),
+    max_size=20,
+)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(texts=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=5), delimiter=st.sampled_from(",;\t"))
-def test_what_a_csv_or_json_writer_wrote_is_read(tmp_path: Path, texts: list[list[str]], delimiter: str) -> None:
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    texts=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=5),
+    delimiter=st.sampled_from(",;\t"),
+)
+def test_what_a_csv_or_json_writer_wrote_is_read(
+    tmp_path: Path, texts: list[list[str]], delimiter: str
+) -> None:
     wanted = [tuple(text.strip() for text in variants if text.strip()) for variants in texts]
     file = tmp_path / "metadata.csv"
     with file.open("w", newline="", encoding="utf-8") as stream:
@@ -184,7 +290,10 @@ def test_what_a_csv_or_json_writer_wrote_is_read(tmp_path: Path, texts: list[lis
         writer.writerow(["file_name", "text"])
         writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
     assert [row.text for row in read_metadata(file)[0]] == wanted
-    lines = [json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False) for i, each in enumerate(texts)]
+    lines = [
+        json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False)
+        for i, each in enumerate(texts)
+    ]
     file = file.with_suffix(".jsonl")
     file.write_text("\n".join(lines), encoding="utf-8")
     assert [row.text for row in read_metadata(file)[0]] == wanted

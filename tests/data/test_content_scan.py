@@ -49,7 +49,9 @@ def breathing(count: int, fps: float = 24) -> np.ndarray:
         ("mpeg4.avi", {"b": "2000000"}),
     ],
 )
-def test_a_still_with_codec_noise_is_frozen(tmp_path: Path, name: str, options: dict[str, str]) -> None:
+def test_a_still_with_codec_noise_is_frozen(
+    tmp_path: Path, name: str, options: dict[str, str]
+) -> None:
     frames = np.repeat(scenery(1, 240, 320)[None], 60, 0)
     assert seen(tmp_path / name, frames, options=options).frozen > 0.9
 
@@ -68,9 +70,17 @@ def test_a_frame_held_for_long_is_a_rest_at_a_variable_rate_too(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "fps", "crf"),
-    [("a.mp4", 24, "20"), ("a.mp4", 59.94, "20"), ("a.mp4", 8, "35"), ("a.mkv", 23.976, "20"), ("a.avi", 25, "20")],
+    [
+        ("a.mp4", 24, "20"),
+        ("a.mp4", 59.94, "20"),
+        ("a.mp4", 8, "35"),
+        ("a.mkv", 23.976, "20"),
+        ("a.avi", 25, "20"),
+    ],
 )
-def test_a_cut_is_the_timestamp_of_the_first_frame_after_it(tmp_path: Path, name: str, fps: float, crf: str) -> None:
+def test_a_cut_is_the_timestamp_of_the_first_frame_after_it(
+    tmp_path: Path, name: str, fps: float, crf: str
+) -> None:
     options = {} if name.endswith(".avi") else {"crf": crf}
     info = probe(write_clip(tmp_path / name, shots([1, 2, 3, 4], 20), fps, options=options))
     assert scan_content(info, 99).cuts == tuple(info.timestamps[i] for i in (20, 40, 60))
@@ -131,7 +141,9 @@ def test_what_a_scan_finds(tmp_path: Path, name: str) -> None:
     found = seen(tmp_path / "a.mp4", frames())
     assert len(found.signatures) == 3
     for field, value in wanted.items():
-        assert getattr(found, field) == (value if field == "cuts" else pytest.approx(value, abs=0.05)), field
+        assert getattr(found, field) == (
+            value if field == "cuts" else pytest.approx(value, abs=0.05)
+        ), field
 
 
 def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(tmp_path: Path) -> None:
@@ -139,7 +151,11 @@ def test_only_the_first_seconds_are_scanned_and_the_very_last_frame(tmp_path: Pa
     first, whole = scan_content(info, 0.5), scan_content(info, 10.0)
     assert first.cuts == ()
     assert whole.cuts == (1.0, 2.0)
-    assert [a == b for a, b in zip(first.signatures, whole.signatures, strict=True)] == [True, False, True]
+    assert [a == b for a, b in zip(first.signatures, whole.signatures, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_damage_late_in_a_file_is_told_and_condemns_nothing(tmp_path: Path) -> None:
@@ -159,7 +175,9 @@ def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> 
     frames = shots([1], 12)
     upright = seen(tmp_path / "a.mp4", frames)
     turned = seen(tmp_path / "b.mp4", np.rot90(frames, -1, (1, 2)), rotation=90)
-    cells = [np.frombuffer(base64.b64decode(x.signatures[0]), np.uint8) for x in (upright, turned)]
+    cells = [
+        np.frombuffer(base64.b64decode(x.signatures[0]), np.uint8) for x in (upright, turned)
+    ]
     assert np.abs(cells[0].astype(int) - cells[1]).max() <= 3
 
 
@@ -174,7 +192,17 @@ CAMERAS = [
     "PXL_20240101_1200", "DJI_0001", "MOV_001", "CLIP_001", "video_001", "video_clip_001", "2024-01-01_001",
     "20240101_001", "scene001", "clip_001",
 ]  # fmt: skip
-MARKS = ("_scene003", "-Scene-001", "-part2", ".cut_07", " shot 4", "_seg12", "-SEGMENT-3", "_chunk_0005", " clip 9")
+MARKS = (
+    "_scene003",
+    "-Scene-001",
+    "-part2",
+    ".cut_07",
+    " shot 4",
+    "_seg12",
+    "-SEGMENT-3",
+    "_chunk_0005",
+    " clip 9",
+)
 
 
 def names(*files: str) -> list[str]:
@@ -189,7 +217,9 @@ def clips_of(*files: str) -> list[SourceClip]:
 
 def scanned(path: Path) -> SourceClip:
     info = probe(path)
-    return SourceClip(PurePosixPath("set", path.name), info.seconds, scan_content(info, 10.0).signatures)
+    return SourceClip(
+        PurePosixPath("set", path.name), info.seconds, scan_content(info, 10.0).signatures
+    )
 
 
 def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: Any) -> SourceClip:
@@ -201,9 +231,15 @@ def filmed(path: Path, frames: np.ndarray, fps: float = 24, **how: Any) -> Sourc
     [
         *(([f"film{mark}", "film", "other"], ["film", "film", "other"]) for mark in MARKS),
         (["film-part2_scene003", "film-part1_scene001"], ["film", "film"]),
-        (["IMG_0001-scene-001", "IMG_0001-scene-002", "IMG_0002-scene-001"], ["IMG_0001", "IMG_0001", "IMG_0002"]),
+        (
+            ["IMG_0001-scene-001", "IMG_0001-scene-002", "IMG_0002-scene-001"],
+            ["IMG_0001", "IMG_0001", "IMG_0002"],
+        ),
         (["a_1", "a_2", "b_1", "b_2", "c_7"], ["a", "a", "b", "b", "c_7"]),
-        (["film_1_01", "film_1_02", "film_2_01", "film_2_02"], ["film_1", "film_1", "film_2", "film_2"]),
+        (
+            ["film_1_01", "film_1_02", "film_2_01", "film_2_02"],
+            ["film_1", "film_1", "film_2", "film_2"],
+        ),
         (["a/film_scene1", "b/film_scene2", "a/film"], ["a/film", "b/film", "a/film"]),
     ],
 )
@@ -213,7 +249,10 @@ def test_names_join_cuts_of_one_video(files: list[str], sources: list[str]) -> N
 
 @pytest.mark.parametrize("first", CAMERAS)
 def test_numbers_of_cameras_and_dates_are_no_cuts(first: str) -> None:
-    assert len(set(names(first, first[:-1] + "7", "film_01", "film_02", "play_01", "play_02"))) == 4
+    assert (
+        len(set(names(first, first[:-1] + "7", "film_01", "film_02", "play_01", "play_02")))
+        == 4
+    )
 
 
 def test_one_numbered_set_in_a_folder_is_not_one_video() -> None:
@@ -225,7 +264,9 @@ def test_one_numbered_set_in_a_folder_is_not_one_video() -> None:
     assert "dance-scene-001" in notes[0]
 
 
-def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(tmp_path: Path) -> None:
+def test_the_same_shot_exported_again_is_one_source_and_a_near_duplicate(
+    tmp_path: Path,
+) -> None:
     frames = shots([1], 48)
     small = frames.reshape(48, 60, 2, 80, 2, 3).mean((2, 4)).astype(np.uint8)
     clips = [
@@ -261,7 +302,9 @@ def titled(i: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("frames_of", [blank_ends, titled])
-def test_what_many_videos_have_in_common_does_not_join_them(tmp_path: Path, frames_of: Any) -> None:
+def test_what_many_videos_have_in_common_does_not_join_them(
+    tmp_path: Path, frames_of: Any
+) -> None:
     """Black, white and plain frames; a title."""
     clips = [filmed(tmp_path / f"{'abcdef'[i]}.mp4", frames_of(i)) for i in range(6)]
     assert len(set(group_by_source(clips)[0])) == 6
@@ -290,7 +333,9 @@ def signatures(rng: np.random.Generator, count: int) -> np.ndarray:
 
 def named(rows: np.ndarray) -> list[SourceClip]:
     texts = [base64.b64encode(row.tobytes()).decode() for row in rows]
-    stems = ["".join(chr(97 + i // 26**k % 26) for k in (3, 2, 1, 0)) for i in range(len(rows) // 3)]
+    stems = [
+        "".join(chr(97 + i // 26**k % 26) for k in (3, 2, 1, 0)) for i in range(len(rows) // 3)
+    ]
     threes = zip(stems, zip(*[iter(texts)] * 3, strict=True), strict=True)
     return [SourceClip(PurePosixPath(f"set/{stem}.mp4"), 5.0, three) for stem, three in threes]
 
@@ -315,12 +360,21 @@ STEMS = st.text("ab_-0129 ", min_size=1, max_size=8) | st.sampled_from(CUTS)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(STEMS, min_size=1, max_size=12, unique=True), st.randoms(), st.integers(0, 2**32 - 1))
-def test_sources_do_not_depend_on_the_order_of_clips(stems: list[str], random: Random, seed: int) -> None:
+@given(
+    st.lists(STEMS, min_size=1, max_size=12, unique=True),
+    st.randoms(),
+    st.integers(0, 2**32 - 1),
+)
+def test_sources_do_not_depend_on_the_order_of_clips(
+    stems: list[str], random: Random, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     rows = signatures(rng, 6)[rng.integers(0, 6, 3 * len(stems))]
     plain = named(rows)
-    clips = [replace(clip, path=PurePosixPath(f"set/{stem}.mp4")) for stem, clip in zip(stems, plain, strict=True)]
+    clips = [
+        replace(clip, path=PurePosixPath(f"set/{stem}.mp4"))
+        for stem, clip in zip(stems, plain, strict=True)
+    ]
     order = list(range(len(clips)))
     random.shuffle(order)
     shuffled = [clips[i] for i in order]
@@ -328,7 +382,10 @@ def test_sources_do_not_depend_on_the_order_of_clips(stems: list[str], random: R
     again, notes_again = group_by_source(shuffled)
     assert [sources[i] for i in order] == again
     assert notes == notes_again
-    pairs, pairs_again = ({(own[i].path, own[j].path) for i, j in near_duplicates(own)} for own in (clips, shuffled))
+    pairs, pairs_again = (
+        {(own[i].path, own[j].path) for i, j in near_duplicates(own)}
+        for own in (clips, shuffled)
+    )
     assert pairs == pairs_again
 
 
@@ -344,7 +401,9 @@ def test_whole_videos_are_held_out_from_twenty_on() -> None:
     few, notes = hold_out(sources[:57], ["train"] * 57, 0.1, seed=0)
     assert not any(few)
     assert [
-        note.startswith("no clip is held out, so there is no verdict: 19 source videos, 20 are needed (57 clips")
+        note.startswith(
+            "no clip is held out, so there is no verdict: 19 source videos, 20 are needed (57 clips"
+        )
         for note in notes
     ] == [True]
 
@@ -354,7 +413,12 @@ def test_datasets_of_other_kinds_and_the_split() -> None:
     kinds = ["train"] * 30 + ["validation"] * 2
     assert hold_out(videos(32), kinds, 0.1, seed=0) == ([False] * 30 + [True] * 2, [])
     _, notes = hold_out([*videos(30), "set/video3", "set/video40"], kinds, 0.1, seed=0)
-    assert [note.startswith("validation and training share 1 source video (set/video3)") for note in notes] == [True]
-    held, notes = hold_out(videos(20) * 2, ["train"] * 20 + ["regularization"] * 20, 0.5, seed=0)
+    assert [
+        note.startswith("validation and training share 1 source video (set/video3)")
+        for note in notes
+    ] == [True]
+    held, notes = hold_out(
+        videos(20) * 2, ["train"] * 20 + ["regularization"] * 20, 0.5, seed=0
+    )
     assert (sum(held), any(held[20:]), len(notes)) == (10, False, 10)
     assert hold_out(videos(20), ["regularization"] * 20, 0.5, seed=0) == ([False] * 20, [])

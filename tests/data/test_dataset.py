@@ -39,7 +39,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dataset(made: Path, folder: Path, files: dict[str, str], captions: dict[str, bytes | None] | None = None) -> Path:
+def dataset(
+    made: Path,
+    folder: Path,
+    files: dict[str, str],
+    captions: dict[str, bytes | None] | None = None,
+) -> Path:
     """Copy {name: kind} into the guide's layout, with a caption each unless ``captions`` says otherwise."""
     for name, kind in files.items():
         target = folder / "videos" / name
@@ -56,14 +61,25 @@ def dataset(made: Path, folder: Path, files: dict[str, str], captions: dict[str,
 def test_clips_windows_and_accounts(made: Path, tmp_path: Path) -> None:
     library = scanned(dataset(made, tmp_path, {"b.mp4": "good7", "a.mp4": "good0"}))
     assert [Path(clip.path).name for clip in library.clips] == ["a.mp4", "b.mp4"]
-    assert [clip.captions for clip in library.clips] == [("a clip of good0",), ("a clip of good7",)]
+    assert [clip.captions for clip in library.clips] == [
+        ("a clip of good0",),
+        ("a clip of good7",),
+    ]
     # good0: 30 frames at 24 are 20 at 16, one window; good7: 51 are 34, two windows
-    assert [w.clip_id for w in library.windows] == [library.clips[0].id] + [library.clips[1].id] * 2
-    assert [(w.start, w.end) for w in library.windows][1:] == [(0.0, 17 / 16), (17 / 16, 34 / 16)]
+    assert [w.clip_id for w in library.windows] == [library.clips[0].id] + [
+        library.clips[1].id
+    ] * 2
+    assert [(w.start, w.end) for w in library.windows][1:] == [
+        (0.0, 17 / 16),
+        (17 / 16, 34 / 16),
+    ]
     assert {w.shape for w in library.windows} == {ClipShape(17, 48, 80, 16.0)}
     account = library.accounts[1]
     facts = {"used": True, "held_out": False, "windows": 2, "frames": 34}
-    assert account | facts | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"} == account
+    assert (
+        account | facts | {"source_frames": 51, "width": 96, "height": 64, "shape": "17x48x80"}
+        == account
+    )
     assert totals(library) == {"found": 2, "used": 2, "held_out": 0, "skipped": 0}
 
 
@@ -95,15 +111,24 @@ def test_a_missing_caption_is_an_error_that_lists_the_clips(made: Path, tmp_path
     with pytest.raises(VideotuneError) as caught:
         scanned(tmp_path, missing_caption="error")
     text = str(caught.value)
-    assert all(name in text for name in ("3 clips", "n0.mp4", "n1.mp4", "n2.mp4", '"skip"', '"empty"', "UTF-8"))
+    assert all(
+        name in text
+        for name in ("3 clips", "n0.mp4", "n1.mp4", "n2.mp4", '"skip"', '"empty"', "UTF-8")
+    )
     assert "n3.mp4" not in text
-    with pytest.raises(VideotuneError, match="1 clip has no usable caption"):  # what cannot be read is not empty
+    with pytest.raises(
+        VideotuneError, match="1 clip has no usable caption"
+    ):  # what cannot be read is not empty
         scanned(tmp_path)
     (tmp_path / "captions" / "n2.txt").write_text("a cat\na dog")
     captions = [("",), ("",), ("a cat", "a dog"), ("a clip of good3",)]
     assert [clip.captions for clip in scanned(tmp_path).clips] == captions
     text_of = scanned(tmp_path, missing_caption="text", missing_caption_text="a thing")
-    assert [clip.captions for clip in text_of.clips] == [("a thing",), ("a thing",), *captions[2:]]
+    assert [clip.captions for clip in text_of.clips] == [
+        ("a thing",),
+        ("a thing",),
+        *captions[2:],
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +142,12 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_held_out_by_source(many: Path) -> None:
-    library = scanned(many, validation_fraction=0.25, resize="random", video={"frame_sample_strategy": "random"})
+    library = scanned(
+        many,
+        validation_fraction=0.25,
+        resize="random",
+        video={"frame_sample_strategy": "random"},
+    )
     held = {clip.source for clip in library.clips if clip.held_out}
     assert len(held) == 6
     assert not held & {clip.source for clip in library.clips if not clip.held_out}
@@ -126,13 +156,20 @@ def test_held_out_by_source(many: Path) -> None:
     assert not any(window.varies for window in library.held_out_windows)
     assert all(window.varies for window in library.windows)
     assert not {w.clip_id for w in library.windows} & ids
-    assert totals(library) == {"found": 28, "used": 28 - len(ids), "held_out": len(ids), "skipped": 0}
+    assert totals(library) == {
+        "found": 28,
+        "used": 28 - len(ids),
+        "held_out": len(ids),
+        "skipped": 0,
+    }
     assert not any("validation" in note for note in library.notes)
 
 
 def test_the_split_depends_on_the_seed_and_on_names_alone(many: Path, tmp_path: Path) -> None:
     def held(folder: Path, **changes: Any) -> set[str]:
-        return {Path(clip.path).stem for clip in scanned(folder, **changes).clips if clip.held_out}
+        return {
+            Path(clip.path).stem for clip in scanned(folder, **changes).clips if clip.held_out
+        }
 
     assert held(many) == {"v11", "v13"}, "as in all versions: validation losses compare"
     first = held(many, seed=1)
@@ -158,12 +195,18 @@ def test_notes_on_frames_and_rate(made: Path, tmp_path: Path) -> None:
 
 
 def test_buckets_come_largest_first(made: Path, tmp_path: Path) -> None:
-    dataset(made, tmp_path, {"a.mp4": "tiny", "b.mp4": "good0", "c.mp4": "good7", "d.mp4": "good3"})
+    dataset(
+        made, tmp_path, {"a.mp4": "tiny", "b.mp4": "good0", "c.mp4": "good7", "d.mp4": "good3"}
+    )
     library = scanned(tmp_path, video={"frames": 33, "min_frames": 1})
     found = buckets(library)
     assert [shape.frames for shape in found] == [33, 25, 17, 1]
-    assert sorted(w.id for ws in found.values() for w in ws) == sorted(w.id for w in library.windows)
-    assert [row["shape"] for row in to_json(library)["buckets"]] == [str(shape) for shape in found]
+    assert sorted(w.id for ws in found.values() for w in ws) == sorted(
+        w.id for w in library.windows
+    )
+    assert [row["shape"] for row in to_json(library)["buckets"]] == [
+        str(shape) for shape in found
+    ]
 
 
 def test_a_dataset_named_twice_is_refused(made: Path, tmp_path: Path) -> None:
@@ -173,13 +216,23 @@ def test_a_dataset_named_twice_is_refused(made: Path, tmp_path: Path) -> None:
 
 
 def test_folders_that_begin_with_a_number_repeat_their_clips(tmp_path: Path) -> None:
-    wanted = {"10_ohwx horse/a": 20, "1_b/b": 2, "2024_holiday/c": 2, "02_intro/d": 2, "plain/e": 2, "10_x/2_y/g": 20}
+    wanted = {
+        "10_ohwx horse/a": 20,
+        "1_b/b": 2,
+        "2024_holiday/c": 2,
+        "02_intro/d": 2,
+        "plain/e": 2,
+        "10_x/2_y/g": 20,
+    }
     wanted["f"] = 2
     root = tmp_path / "set"
     for i, name in enumerate(wanted):
         write_clip(root / f"{name}.mp4", noise(17, seed=i), 16)
     library = scanned({"path": str(root), "repeats": 2})
-    found = {Path(clip.path).relative_to(root).with_suffix("").as_posix(): clip.repeats for clip in library.clips}
+    found = {
+        Path(clip.path).relative_to(root).with_suffix("").as_posix(): clip.repeats
+        for clip in library.clips
+    }
     assert found == wanted
     assert any("10_ohwx horse 10" in note and "2024" not in note for note in library.notes)
     assert [clip.repeats for clip in scanned(root / "10_x" / "2_y").clips] == [2]
@@ -187,7 +240,9 @@ def test_folders_that_begin_with_a_number_repeat_their_clips(tmp_path: Path) -> 
     assert {clip.repeats for clip in held.clips} == {1}
 
 
-def hints(tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat", **changes: Any) -> tuple[str, ...]:
+def hints(
+    tmp_path: Path, frames: np.ndarray, fps: float, caption: str = "a cat", **changes: Any
+) -> tuple[str, ...]:
     """The warnings and notes on one clip."""
     path = write_clip(tmp_path / "set" / "a.mp4", frames, fps)
     path.with_suffix(".txt").write_text(caption)
@@ -206,20 +261,52 @@ LONG = {"video": {"frames": 33}}
     [
         (noise(17), 16, {}, ""),
         (noise(17), 16, {"resolution": "128x192"}, "upscaled 2x: 96x64 pixels to 192x128"),
-        (noise(17), 8, LONG, "48% of the frames repeat the one before: 8 fps is slower than the 16 fps of training"),
+        (
+            noise(17),
+            8,
+            LONG,
+            "48% of the frames repeat the one before: 8 fps is slower than the 16 fps of training",
+        ),
         (noise(40), 16, {}, "0.38 of 2.50 s are in no window"),
         (noise(34), 16, {}, ""),
-        (noise(64), 60, {}, "60 fps is far above the 16 fps of training: most frames are left out"),
-        (noise(68), 16, {"video": {"stretch": True}}, "stretch: motion plays 4x as fast as filmed"),
-        (noise(17, 96, 48), 16, PORTRAIT, "the crop keeps 33% of the picture: 48x96 becomes 48x32"),
-        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "pad"}, "black borders fill 67% of the frame: 48x96 in 48x32"),
-        (noise(17, 96, 48), 16, PORTRAIT | {"resize": "stretch"}, "distorted: 48x96 becomes 48x32"),
+        (
+            noise(64),
+            60,
+            {},
+            "60 fps is far above the 16 fps of training: most frames are left out",
+        ),
+        (
+            noise(68),
+            16,
+            {"video": {"stretch": True}},
+            "stretch: motion plays 4x as fast as filmed",
+        ),
+        (
+            noise(17, 96, 48),
+            16,
+            PORTRAIT,
+            "the crop keeps 33% of the picture: 48x96 becomes 48x32",
+        ),
+        (
+            noise(17, 96, 48),
+            16,
+            PORTRAIT | {"resize": "pad"},
+            "black borders fill 67% of the frame: 48x96 in 48x32",
+        ),
+        (
+            noise(17, 96, 48),
+            16,
+            PORTRAIT | {"resize": "stretch"},
+            "distorted: 48x96 becomes 48x32",
+        ),
         (noise(17, 96, 48), 16, {"resolution": ["32x48", "64x32"]}, ""),
         (np.zeros((34, 64, 96, 3), np.uint8), 16, {}, "100% of it is black or one flat colour"),
         (noise(1).repeat(34, 0), 16, {}, "100% of it is frozen: the picture does not change"),
     ],
 )
-def test_what_an_account_warns_of(tmp_path: Path, frames: np.ndarray, fps: float, changes: Any, said: str) -> None:
+def test_what_an_account_warns_of(
+    tmp_path: Path, frames: np.ndarray, fps: float, changes: Any, said: str
+) -> None:
     assert hints(tmp_path, frames, fps, **changes) == ((said,) if said else ())
 
 
@@ -227,16 +314,26 @@ def test_cuts_inside_windows_and_caption_hints_are_warned_of_once(tmp_path: Path
     (warning,) = hints(tmp_path, noise(17), 16, caption="a cat, then a dog\na dog, then a cat")
     assert "sequence" in warning
     scenes = np.concatenate([noise(1, seed=1).repeat(20, 0), noise(1, seed=2).repeat(14, 0)])
-    assert any(text.startswith("1 cut inside the windows (at 1.25 s)") for text in hints(tmp_path, scenes, 16))
+    assert any(
+        text.startswith("1 cut inside the windows (at 1.25 s)")
+        for text in hints(tmp_path, scenes, 16)
+    )
     video = {"frame_sample_strategy": "keyframe", "keyframe_source": "scenes"}
     assert not any("cut inside" in text for text in hints(tmp_path, scenes, 16, video=video))
 
 
 def test_near_duplicates_are_named(tmp_path: Path) -> None:
     for name, crf in (("a", "18"), ("b", "24")):
-        write_clip(tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf})
+        write_clip(
+            tmp_path / f"{name}.mp4", noise(20, 128, 192, seed=5), 16, options={"crf": crf}
+        )
     library = scanned(tmp_path)
-    said = [warning for account in library.accounts for warning in account["warnings"] if "same" in warning]
+    said = [
+        warning
+        for account in library.accounts
+        for warning in account["warnings"]
+        if "same" in warning
+    ]
     assert said == [f"shows nearly the same as {name}.mp4" for name in "ba"]
     assert library.clips[0].source == library.clips[1].source
 
@@ -245,14 +342,24 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
     for i, fps in enumerate([24, 24, 30, 60]):
         write_clip(tmp_path / "set" / f"{'abcd'[i]}.mp4", noise(60, seed=i), fps)
     notes = scanned(tmp_path / "set").notes
-    assert any(note.startswith("3 frame rates are mixed: 24 fps (2), 30 fps (1), 60 fps (1)") for note in notes)
+    assert any(
+        note.startswith("3 frame rates are mixed: 24 fps (2), 30 fps (1), 60 fps (1)")
+        for note in notes
+    )
     write_clip(tmp_path / "slow" / "a.mp4", noise(20), 8)
     assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
     write_clip(tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb")
-    assert any("transparency is left out" in warning for warning in scanned(tmp_path / "clear").accounts[0]["warnings"])
+    assert any(
+        "transparency is left out" in warning
+        for warning in scanned(tmp_path / "clear").accounts[0]["warnings"]
+    )
 
 
-MODELS = [VideoRules(4, 1, 16, 16.0, 8, 4), VideoRules(8, 1, 16, 8.0, 8, 4), VideoRules(0, 1, 16, 24.0, 8, 4)]
+MODELS = [
+    VideoRules(4, 1, 16, 16.0, 8, 4),
+    VideoRules(8, 1, 16, 8.0, 8, 4),
+    VideoRules(0, 1, 16, 24.0, 8, 4),
+]
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +370,11 @@ def mixed(made: Path) -> Path:
     for i, fps in enumerate([8, 12, 16, 23.976, 24, 25, 29.97, 30, 50, 60] * 2):
         high, wide = rng.choice([(64, 96), (96, 64), (64, 64), (48, 128)])
         suffix = rng.choice([".mp4", ".mkv", ".avi", ".webm", ".mov"])
-        write_clip(folder / f"clip{i}{suffix}", noise(rng.randint(3, 120), high, wide, seed=i + 20), fps)
+        write_clip(
+            folder / f"clip{i}{suffix}",
+            noise(rng.randint(3, 120), high, wide, seed=i + 20),
+            fps,
+        )
     times = np.cumsum([0, *rng.choices([0.02, 0.033, 0.05, 0.2], k=49)]).tolist()
     write_clip(folder / "uneven.mp4", noise(50, seed=90), 30, times=times)
     write_clip(folder / "turned.mp4", noise(40, seed=91), 24, rotation=90)
@@ -298,7 +409,9 @@ def some_settings(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def generate(rng: random.Random, mixed: Path, folder: Path, files: list[str]) -> list[dict[str, Any]]:
+def generate(
+    rng: random.Random, mixed: Path, folder: Path, files: list[str]
+) -> list[dict[str, Any]]:
     """One or two folders of some of the files, by links, with captions or without."""
     datasets = []
     for part in range(rng.choice([1, 2])):
@@ -325,7 +438,10 @@ def test_generated_datasets_keep_every_promise(mixed: Path, tmp_path: Path, bloc
         datasets = generate(rng, mixed, tmp_path / str(number), files)
         config, rules = config_of(*datasets, **some_settings(rng)), rng.choice(MODELS)
         library = scan(config, rules, index)
-        found = sum(len([p for p in Path(one.path).iterdir() if p.suffix != ".txt"]) for one in config.datasets)
+        found = sum(
+            len([p for p in Path(one.path).iterdir() if p.suffix != ".txt"])
+            for one in config.datasets
+        )
         every_file_is_accounted_for(library, found)
         planned_frames_are_decoded(library, config, rules, rng)
         buckets_hold_every_window(library)
@@ -336,15 +452,25 @@ def every_file_is_accounted_for(library: Library, found: int) -> None:
     assert counts["found"] == found == counts["used"] + counts["held_out"] + counts["skipped"]
     assert {reason for _, reason, _ in library.skipped} <= set(REASONS)
     assert all(detail for _, _, detail in library.skipped)
-    assert {w.clip_id for w in library.windows} == {clip.id for clip in library.clips if not clip.held_out}
-    assert {w.clip_id for w in library.held_out_windows} == {clip.id for clip in library.clips if clip.held_out}
+    assert {w.clip_id for w in library.windows} == {
+        clip.id for clip in library.clips if not clip.held_out
+    }
+    assert {w.clip_id for w in library.held_out_windows} == {
+        clip.id for clip in library.clips if clip.held_out
+    }
     held = {clip.source for clip in library.clips if clip.held_out}
-    assert not held & {clip.source for clip in library.clips if not clip.held_out and clip.kind == "train"}
+    assert not held & {
+        clip.source for clip in library.clips if not clip.held_out and clip.kind == "train"
+    }
     account = to_json(library)
-    assert sum(clip["windows"] for clip in account["clips"]) == len(library.windows) + len(library.held_out_windows)
+    assert sum(clip["windows"] for clip in account["clips"]) == len(library.windows) + len(
+        library.held_out_windows
+    )
 
 
-def planned_frames_are_decoded(library: Library, config: Config, rules: VideoRules, rng: random.Random) -> None:
+def planned_frames_are_decoded(
+    library: Library, config: Config, rules: VideoRules, rng: random.Random
+) -> None:
     planned, _ = planned_frames(config.video_config, rules)
     every = (*library.windows, *library.held_out_windows)
     for window in rng.sample(every, min(2, len(every))):

@@ -26,7 +26,10 @@ FILES: dict[str, dict[str, Any]] = {
     "bframes.mp4": {"options": {"bf": "3", "g": "12"}},
     "short_gop.mp4": {"options": {"bf": "3", "g": "2"}},
     "open_gop.mp4": {"options": {"bf": "3", "g": "10", "x264-params": "open-gop=1"}},
-    "fragmented.mp4": {"options": {"g": "12"}, "container_options": {"movflags": "frag_keyframe+empty_moov"}},
+    "fragmented.mp4": {
+        "options": {"g": "12"},
+        "container_options": {"movflags": "frag_keyframe+empty_moov"},
+    },
     "hevc.mp4": {"codec": "libx265", "options": {"x265-params": "log-level=none:keyint=12"}},
     "ten_bit.mp4": {"pix_fmt": "yuv420p10le"},
     "a.mov": {"options": {"bf": "2", "g": "10"}},
@@ -46,16 +49,30 @@ def test_exactly_the_frames_asked_for(tmp_path: Path, name: str) -> None:
     how = FILES[name]
     times = how.get("times", [i / how.get("fps", 24) for i in range(60)])
     assert info.timestamps == pytest.approx([time - times[0] for time in times], abs=1e-3)
-    assert (info.width, info.height, info.unusable, info.counted) == (96, 64, 0, name.endswith(".avi"))
+    assert (info.width, info.height, info.unusable, info.counted) == (
+        96,
+        64,
+        0,
+        name.endswith(".avi"),
+    )
     assert MediaInfo.from_json(json.loads(json.dumps(info.to_json()))) == info
     rng = random.Random(0)
-    wishes = [list(range(60)), [59], [0], [17, 17, 18, 40], [40, 3, 3, 59, 0, 17, 40, 16, 3], []]
+    wishes = [
+        list(range(60)),
+        [59],
+        [0],
+        [17, 17, 18, 40],
+        [40, 3, 3, 59, 0, 17, 40, 16, 3],
+        [],
+    ]
     wishes += [sorted(rng.sample(range(60), 3)) for _ in range(6)]
     for wish in wishes:
         frames = decode(info, [info.timestamps[i] + 0.001 for i in wish], 64, 96)
         assert (frames.dtype, frames.shape) == (np.uint8, (len(wish), 64, 96, 3))
         assert read_numbers(frames) == wish
-    one, two, four = (decode(info, info.timestamps[34:], 48, 80, threads=threads) for threads in (1, 2, 4))
+    one, two, four = (
+        decode(info, info.timestamps[34:], 48, 80, threads=threads) for threads in (1, 2, 4)
+    )
     assert np.array_equal(one, two)
     assert np.array_equal(one, four)
 
@@ -82,7 +99,9 @@ def test_sound_between_the_frames_changes_nothing(tmp_path: Path) -> None:
 def test_wide_pixels_are_made_square(tmp_path: Path, aspect: Fraction) -> None:
     """A circle stored squeezed is round again, and one that was turned stands upright."""
     rows, columns = np.mgrid[:64, :64]
-    disc = ((rows - 32) ** 2 + ((columns - 32) * aspect) ** 2 < 24**2)[..., None].repeat(3, 2) * np.uint8(255)
+    disc = ((rows - 32) ** 2 + ((columns - 32) * aspect) ** 2 < 24**2)[..., None].repeat(
+        3, 2
+    ) * np.uint8(255)
     info = filmed(tmp_path / "a.mp4", np.stack([disc] * 3), aspect=aspect)
     wide = round(64 * aspect)
     assert (info.width, info.height) == (wide, 64)
@@ -127,9 +146,22 @@ COLOUR = np.array([200, 60, 30], np.uint8)
         ("grey.mkv", {"codec": "ffv1", "pix_fmt": "gray"}),
         ("grey_ten.mkv", {"codec": "ffv1", "pix_fmt": "gray10le"}),
         ("grey_sixteen.mkv", {"codec": "ffv1", "pix_fmt": "gray16le"}),
-        ("alpha_vp9.webm", {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}}),
-        ("hevc.mp4", {"codec": "libx265", "pix_fmt": "yuv420p12le", "options": {"x265-params": "log-level=none"}}),
-        ("av1.mp4", {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}}),
+        (
+            "alpha_vp9.webm",
+            {"codec": "libvpx-vp9", "pix_fmt": "yuva420p", "options": {"cpu-used": "8"}},
+        ),
+        (
+            "hevc.mp4",
+            {
+                "codec": "libx265",
+                "pix_fmt": "yuv420p12le",
+                "options": {"x265-params": "log-level=none"},
+            },
+        ),
+        (
+            "av1.mp4",
+            {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}},
+        ),
         ("raw.avi", {"codec": "rawvideo", "pix_fmt": "bgr24"}),
     ],
 )
@@ -142,28 +174,46 @@ def test_colours_of_every_pixel_format(tmp_path: Path, name: str, how: dict[str,
 def test_hd_without_a_declared_matrix_is_bt709(tmp_path: Path) -> None:
     frames = np.broadcast_to(COLOUR, (2, 720, 1280, 3))
     declared = filmed(tmp_path / "a.mkv", frames, codec="ffv1", colorspace=1)
-    silent = filmed(tmp_path / "b.mkv", frames, codec="ffv1")  # swscale writes BT.601 and says nothing
+    silent = filmed(
+        tmp_path / "b.mkv", frames, codec="ffv1"
+    )  # swscale writes BT.601 and says nothing
     assert np.abs(decode(declared, [0.0], 48, 64)[0].astype(int) - COLOUR).max() <= 3
     assert np.abs(decode(silent, [0.0], 48, 64)[0].astype(int) - COLOUR).max() > 8
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 24), (12, 24), (15, 24), (16, 12)])
-def test_a_trimmed_clip_shows_what_its_edit_list_leaves(tmp_path: Path, first: int, count: int) -> None:
+def test_a_trimmed_clip_shows_what_its_edit_list_leaves(
+    tmp_path: Path, first: int, count: int
+) -> None:
     """Phones trim by an edit list: the frames cut away are still in the file, and are neither counted nor decoded."""
-    path = write_clip(tmp_path / "a.mp4", numbered(48), options={"bf": "2", "g": "12", "sc_threshold": "0"})
+    path = write_clip(
+        tmp_path / "a.mp4", numbered(48), options={"bf": "2", "g": "12", "sc_threshold": "0"}
+    )
     data = bytearray(path.read_bytes())
-    entry = data.find(b"elst") + 12  # the entry's duration in ms, and where it starts in ticks of 1/12288 s
+    entry = (
+        data.find(b"elst") + 12
+    )  # the entry's duration in ms, and where it starts in ticks of 1/12288 s
     start = struct.unpack_from(">i", data, entry + 4)[0] + first * 512
     struct.pack_into(">Ii", data, entry, count * 1000 // 24, start)
     path.write_bytes(data)
     info = probe(path)
-    assert (len(info.timestamps), info.unusable, info.seconds) == (count, 0, pytest.approx(count / 24, abs=0.002))
-    assert read_numbers(decode(info, info.timestamps, 64, 96)) == list(range(first, first + count))
-    assert read_numbers(decode(info, info.timestamps[-3:], 64, 96)) == list(range(first + count - 3, first + count))
+    assert (len(info.timestamps), info.unusable, info.seconds) == (
+        count,
+        0,
+        pytest.approx(count / 24, abs=0.002),
+    )
+    assert read_numbers(decode(info, info.timestamps, 64, 96)) == list(
+        range(first, first + count)
+    )
+    assert read_numbers(decode(info, info.timestamps[-3:], 64, 96)) == list(
+        range(first + count - 3, first + count)
+    )
 
 
 def test_damage_inside_is_an_error_that_names_the_frame(tmp_path: Path) -> None:
-    path = write_clip(tmp_path / "a.mp4", noise(40), options={"g": "40", "bf": "0", "sc_threshold": "0"})
+    path = write_clip(
+        tmp_path / "a.mp4", noise(40), options={"g": "40", "bf": "0", "sc_threshold": "0"}
+    )
     info = probe(path)
     raw = bytearray(path.read_bytes())
     middle = len(raw) // 2
@@ -180,7 +230,9 @@ def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
     with closing(Reader(info)) as reader:
         with pytest.raises(ClipProblem, match="frame 20 of 30 is not there"):
             list(reader.frames(range(10, 30)))
-        assert [index for index, _ in reader.frames(range(5, 15))] == list(range(5, 15)), "the reader survives it"
+        assert [index for index, _ in reader.frames(range(5, 15))] == list(range(5, 15)), (
+            "the reader survives it"
+        )
     (tmp_path / "a.mp4").unlink()
     with pytest.raises(ClipProblem, match="No such file"):
         decode(info, [0.0], 64, 96)
@@ -202,7 +254,9 @@ LOSSLESS: dict[str, Any] = {"codec": "png", "pix_fmt": "rgb24"}
 @pytest.mark.parametrize("resize", ["center", "random"])
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 96), (64, 128), (63, 51)])
 @pytest.mark.parametrize("place", [(0.5, 0.5), (0.0, 0.0), (1.0, 1.0), (0.25, 0.8)])
-def test_a_crop_lies_at_its_place(tmp_path: Path, resize: str, height: int, width: int, place: tuple) -> None:
+def test_a_crop_lies_at_its_place(
+    tmp_path: Path, resize: str, height: int, width: int, place: tuple
+) -> None:
     whole = gradient(64, 128)
     info = filmed(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS)
     shown = decode(info, [0.0], height, width, resize=resize, place=place)[0].astype(float)
@@ -213,7 +267,9 @@ def test_a_crop_lies_at_its_place(tmp_path: Path, resize: str, height: int, widt
     assert top == pytest.approx(255 * (place[0] * room[0] + 1.5) / (64 * scale - 1), abs=4.5)
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 128), (32, 96), (50, 71), (64, 128)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(64, 64), (96, 128), (32, 96), (50, 71), (64, 128)]
+)
 def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -> None:
     white = np.full((2, 64, 128, 3), 255, np.uint8)
     info = filmed(tmp_path / "a.mov", white, **LOSSLESS)
@@ -230,14 +286,22 @@ def test_pad_shows_all_of_it_on_black(tmp_path: Path, height: int, width: int) -
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 @pytest.mark.parametrize("hflip", [False, True])
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
-def test_a_turned_picture_is_shown_upright(tmp_path: Path, rotation: int, hflip: bool, suffix: str) -> None:
-    upright, how = gradient(64, 128), LOSSLESS if suffix == ".mov" else {"options": {"crf": "4"}, "pix_fmt": "yuv444p"}
+def test_a_turned_picture_is_shown_upright(
+    tmp_path: Path, rotation: int, hflip: bool, suffix: str
+) -> None:
+    upright, how = (
+        gradient(64, 128),
+        LOSSLESS if suffix == ".mov" else {"options": {"crf": "4"}, "pix_fmt": "yuv444p"},
+    )
     stored = np.stack([np.rot90(np.fliplr(upright) if hflip else upright, -rotation // 90)] * 2)
     plain = filmed(tmp_path / f"plain{suffix}", np.stack([upright] * 2), **how)
     turned = filmed(tmp_path / f"turned{suffix}", stored, rotation=rotation, hflip=hflip, **how)
     assert (turned.width, turned.height) == (128, 64)
     for resize in ("center", "pad", "stretch"):
-        both = (decode(info, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))[0] for info in (plain, turned))
+        both = (
+            decode(info, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))[0]
+            for info in (plain, turned)
+        )
         expected, shown = (one.astype(int) for one in both)
         assert np.abs(shown - expected).max() <= 3
     assert np.abs(shown - gradient(48, 64)).max() <= 12, "stretched"
@@ -264,8 +328,14 @@ class Counting:
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov", "vp9.webm", "a.avi"])
-def test_frames_far_apart_are_reached_by_seeking(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = {"cpu-used": "8", "deadline": "realtime"} if name.endswith("webm") else {"bf": "2", "sc_threshold": "0"}
+def test_frames_far_apart_are_reached_by_seeking(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = (
+        {"cpu-used": "8", "deadline": "realtime"}
+        if name.endswith("webm")
+        else {"bf": "2", "sc_threshold": "0"}
+    )
     info = filmed(tmp_path / name, numbered(400, 32, 48), options={"g": "20", **fast})
     count = Counting(monkeypatch)
     wish = [395, 2, 121, 128, 250]
@@ -273,21 +343,29 @@ def test_frames_far_apart_are_reached_by_seeking(tmp_path: Path, name: str, monk
     if info.counted:  # nothing else tells its frames apart
         assert (count.starts, count.frames) == ([0], 396)
         return
-    assert count.starts == [max(k for k in info.keyframes if k <= i) for i in (2, 121, 250, 395)]
+    assert count.starts == [
+        max(k for k in info.keyframes if k <= i) for i in (2, 121, 250, 395)
+    ]
     assert count.frames < 80
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.avi", "a.webm"])
-def test_a_reader_goes_on_from_the_last_window(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_goes_on_from_the_last_window(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows one after the other cost one pass, also where the next begins with the frame that the last ended with."""
     info = filmed(tmp_path / name, numbered(90, 32, 48), options={"g": "90"})
     count = Counting(monkeypatch)
     reader = Reader(info, threads=1)
     for first, last in [(0, 20), (20, 40), (39, 60), (62, 90)]:
-        assert [index for index, _ in reader.frames(range(first, last))] == list(range(first, last))
+        assert [index for index, _ in reader.frames(range(first, last))] == list(
+            range(first, last)
+        )
     assert (count.starts, count.frames) == ([0], 90)
     for again in ([5, 6, 7], [0, 1]):
-        frames = np.stack([frame.to_ndarray(format="rgb24") for _, frame in reader.frames(again)])
+        frames = np.stack(
+            [frame.to_ndarray(format="rgb24") for _, frame in reader.frames(again)]
+        )
         assert read_numbers(frames) == again
         reader.close()
 
@@ -311,7 +389,9 @@ def test_a_declared_range_is_followed(tmp_path: Path, pix_fmt: str, limited: boo
         for i in range(2):
             frame = av.VideoFrame(64, 48, pix_fmt)
             for plane, level in zip(frame.planes, (126, 128, 128), strict=True):
-                words = np.full(plane.buffer_size // (1 if bits == 8 else 2), level << (bits - 8))
+                words = np.full(
+                    plane.buffer_size // (1 if bits == 8 else 2), level << (bits - 8)
+                )
                 plane.update(words.astype(np.uint8 if bits == 8 else np.uint16).tobytes())
             frame.pts, frame.color_range = i, 1 if limited else 2
             container.mux(stream.encode(frame))

@@ -33,7 +33,9 @@ def rules(step: int, rest: int) -> VideoRules:
     return replace(RULES, frame_step=step, frame_rest=rest)
 
 
-def sampled(info: MediaInfo, of: VideoRules = RULES, cuts: tuple[float, ...] = (), **video: Any) -> FrameSampling:
+def sampled(
+    info: MediaInfo, of: VideoRules = RULES, cuts: tuple[float, ...] = (), **video: Any
+) -> FrameSampling:
     return sample_frames(info, VideoConfig(**video), of, cuts)
 
 
@@ -60,7 +62,10 @@ def test_no_valid_count_is_nearer(asked: int, step: int, rest: int) -> None:
 
 def test_a_changed_count_is_reported_and_strict_forbids_it() -> None:
     assert planned_frames(VideoConfig(max_frames=17), RULES) == (17, None)
-    assert planned_frames(VideoConfig(), RULES) == (17, "max_frames 16 becomes 17: this model takes 4n+1 frames")
+    assert planned_frames(VideoConfig(), RULES) == (
+        17,
+        "max_frames 16 becomes 17: this model takes 4n+1 frames",
+    )
     assert planned_frames(VideoConfig(max_frames=16, frames=9), RULES) == (9, None)
     with pytest.raises(VideotuneError, match="Set it to 21"):
         planned_frames(VideoConfig(frames=20, strict_frames=True), RULES)
@@ -86,7 +91,9 @@ RATES = st.sampled_from([8, 12, 16, 23.976, 24, 25, 30, 60])
 
 
 @given(st.integers(2, 400), RATES, st.integers(1, 40), st.booleans())
-def test_used_and_cut_seconds_are_the_clip(frames: int, fps: float, wanted: int, head: bool) -> None:
+def test_used_and_cut_seconds_are_the_clip(
+    frames: int, fps: float, wanted: int, head: bool
+) -> None:
     clip = info_of(frames, fps)
     try:
         laid = sampled(clip, max_frames=wanted, windows="head" if head else "chunks")
@@ -105,13 +112,22 @@ def test_random_windows_share_the_clip_among_them() -> None:
         assert [y - x for x, y in pairwise(a.times)] == pytest.approx([1 / 16] * 16)
         assert b.times[-1] < 40 / 16
     assert len({sample_window(first, variant, 3).times for variant in range(50)}) == 50
-    assert sample_window(first, 1, 3) == sample_window(first, 1, 3) != sample_window(first, 1, 4)
+    assert (
+        sample_window(first, 1, 3) == sample_window(first, 1, 3) != sample_window(first, 1, 4)
+    )
     assert times(first)[0] == pytest.approx(5.75 / 16)
-    assert len(sampled(info_of(40, 16), frame_sample_strategy="random", windows="head").windows) == 1
+    assert (
+        len(sampled(info_of(40, 16), frame_sample_strategy="random", windows="head").windows)
+        == 1
+    )
     (exact,) = sampled(info_of(17, 16), frame_sample_strategy="random").windows
     assert not exact.varies, "a clip that just fits has one start"
-    plain = without_randomness(VideoConfig(frame_sample_strategy="random", temporal_augmentation=True))
-    assert {w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows} == {"even"}
+    plain = without_randomness(
+        VideoConfig(frame_sample_strategy="random", temporal_augmentation=True)
+    )
+    assert {w.sampling for w in sample_frames(info_of(40, 16), plain, RULES).windows} == {
+        "even"
+    }
 
 
 def test_no_window_crosses_a_scene_cut() -> None:
@@ -139,14 +155,19 @@ def test_temporal_augmentation_moves_windows_and_swaps_neighbours() -> None:
     assert len({window.id for window in windows}) == 3
     swapped = 0
     for variant in range(200):
-        frames = [round(time * 16 * 1000) / 1000 for time in sample_window(windows[1], variant, 0).times]
+        frames = [
+            round(time * 16 * 1000) / 1000
+            for time in sample_window(windows[1], variant, 0).times
+        ]
         start = min(frames)
         assert 8.5 - 1e-3 <= start <= 25.5 + 1e-3
         order = [round(frame - start) for frame in frames]
         assert sorted(order) == list(range(17))
         assert all(abs(place - frame) <= 1 for place, frame in enumerate(order))
         swapped += sum(place > frame for place, frame in enumerate(order))
-    assert 0.08 < swapped / (200 * 16) < 0.11  # each pair with p = 0.1, unless its left one was swapped already
+    assert (
+        0.08 < swapped / (200 * 16) < 0.11
+    )  # each pair with p = 0.1, unless its left one was swapped already
     assert times(windows[1]) == tuple(sorted(times(windows[1])))
 
 
@@ -154,7 +175,10 @@ def test_an_image_is_one_window_of_one_frame() -> None:
     still = MediaInfo("a.png", "png", 96, 64, (0,), 0.0, 0.0, (0,), "image", still=True)
     (window,) = sampled(still).windows
     assert (window.shape.frames, times(window)) == (1, (0.0,))
-    assert too_short(still, rules(0, 49)) == "an image is one frame, and this model takes exactly 49 frames"
+    assert (
+        too_short(still, rules(0, 49))
+        == "an image is one frame, and this model takes exactly 49 frames"
+    )
 
 
 SETTINGS = {
@@ -170,7 +194,9 @@ SETTINGS = {
 
 
 @given(st.integers(2, 300), RATES, st.integers(0, 3), st.fixed_dictionaries(SETTINGS))
-def test_every_sample_of_every_window_lies_inside_the_clip(frames: int, fps: float, variant: int, video: Any) -> None:
+def test_every_sample_of_every_window_lies_inside_the_clip(
+    frames: int, fps: float, variant: int, video: Any
+) -> None:
     clip = info_of(frames, fps, tuple(range(0, frames, 12)))
     try:
         windows = sampled(clip, cuts=(2.5, 1.0), window_stride=5, **video).windows
@@ -200,13 +226,17 @@ SIDES, MULTIPLES = st.sampled_from([256, 384, 512, 768]), st.sampled_from([8, 16
 
 
 @given(st.integers(64, 4000), st.integers(64, 4000), SIDES, MULTIPLES)
-def test_integer_sizes_are_near_in_area_and_aspect(width: int, height: int, side: int, multiple: int) -> None:
+def test_integer_sizes_are_near_in_area_and_aspect(
+    width: int, height: int, side: int, multiple: int
+) -> None:
     if max(width, height) > 4 * min(width, height):
         return
     high, wide = size(width, height, side, multiple)
     assert high % multiple == wide % multiple == 0
     assert abs(math.log(high * wide / side**2)) < 0.35
-    assert abs(math.log(wide / high * height / width)) < math.log((1 + multiple / high) * (1 + multiple / wide))
+    assert abs(math.log(wide / high * height / width)) < math.log(
+        (1 + multiple / high) * (1 + multiple / wide)
+    )
     assert size(height, width, side, multiple) == (wide, high)
     assert (wide >= high) == (width >= height) or wide == high
 
@@ -230,15 +260,21 @@ def test_a_list_takes_the_largest_that_needs_no_upscaling() -> None:
     assert size(300, 300, [256, 512]) == (256, 256)
 
 
-@pytest.mark.parametrize("bad", ["big", "480x", 0, 8, -1, [], True, "480x832x3", ["512", "huge"], 1.5])
+@pytest.mark.parametrize(
+    "bad", ["big", "480x", 0, 8, -1, [], True, "480x832x3", ["512", "huge"], 1.5]
+)
 def test_nonsense_is_an_error(bad: Any) -> None:
     with pytest.raises(VideotuneError, match="resolution"):
         parse_resolution(bad, RULES)
 
 
-@pytest.mark.parametrize("picture", [(1920, 1080), (1080, 1920), (640, 640), (333, 777), (3, 4000)])
+@pytest.mark.parametrize(
+    "picture", [(1920, 1080), (1080, 1920), (640, 640), (333, 777), (3, 4000)]
+)
 @pytest.mark.parametrize("size", [(64, 64), (48, 80), (832, 480)])
-def test_a_padded_picture_lies_in_the_middle_of_its_frame(picture: tuple[int, int], size: tuple[int, int]) -> None:
+def test_a_padded_picture_lies_in_the_middle_of_its_frame(
+    picture: tuple[int, int], size: tuple[int, int]
+) -> None:
     top, left, high, wide = padded_box(*picture, size)
     assert 0 <= top <= size[0] - high - top <= top + 1
     assert 0 <= left <= size[1] - wide - left <= left + 1
@@ -249,7 +285,9 @@ def test_a_padded_picture_lies_in_the_middle_of_its_frame(picture: tuple[int, in
 
 def test_shrinking_gives_the_size_a_factor_smaller() -> None:
     for shrink in (1, 2, 4):
-        high, wide = choose_size(1920, 1080, parse_resolution(512, RULES, shrink), RULES, shrink)
+        high, wide = choose_size(
+            1920, 1080, parse_resolution(512, RULES, shrink), RULES, shrink
+        )
         assert high % RULES.side_multiple == wide % RULES.side_multiple == 0
         assert high * wide == pytest.approx((512 / shrink) ** 2, rel=0.12)
     with pytest.raises(VideotuneError, match="multiples of 32"):

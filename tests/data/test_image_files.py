@@ -25,10 +25,14 @@ def picture(height: int = 64, width: int = 96) -> np.ndarray:
     return pixels
 
 
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".JPEG", ".webp", ".bmp", ".tif", ".tiff", ".gif"])
+@pytest.mark.parametrize(
+    "suffix", [".png", ".jpg", ".JPEG", ".webp", ".bmp", ".tif", ".tiff", ".gif"]
+)
 def test_every_format_is_one_still_frame(tmp_path: Path, suffix: str) -> None:
     lossy = suffix in (".jpg", ".JPEG", ".webp")
-    info = probe(write_image(tmp_path / f"a{suffix}", picture(), **({"quality": 95} if lossy else {})))
+    info = probe(
+        write_image(tmp_path / f"a{suffix}", picture(), **({"quality": 95} if lossy else {}))
+    )
     codec = {".jpg": "jpeg", ".JPEG": "jpeg", ".tif": "tiff"}.get(suffix, suffix[1:])
     assert (info.codec, info.container, info.still) == (codec, "image", True)
     assert (info.width, info.height, info.fps, info.seconds) == (96, 64, 0.0, 0.0)
@@ -41,9 +45,13 @@ def test_every_format_is_one_still_frame(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tif"])
-def test_exif_orientation_makes_the_picture_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+def test_exif_orientation_makes_the_picture_upright(
+    tmp_path: Path, suffix: str, orientation: int
+) -> None:
     upright = picture()
-    turn = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # how a camera held so stores it
+    turn = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[
+        orientation
+    ]  # how a camera held so stores it
     stored = Image.fromarray(upright)
     stored = stored if turn is None else stored.transpose(Image.Transpose(turn))
     exif = Image.Exif()
@@ -66,7 +74,10 @@ def red_and_green_swapped() -> bytes:
 
 
 FLAT = Image.new("RGB", (64, 48), COLOUR)
-SWAPPED, PROFILE = Image.new("RGB", (64, 48), (60, 200, 30)), {"icc_profile": red_and_green_swapped()}
+SWAPPED, PROFILE = (
+    Image.new("RGB", (64, 48), (60, 200, 30)),
+    {"icc_profile": red_and_green_swapped()},
+)
 SEE_THROUGH = FLAT.convert("RGBA")
 SEE_THROUGH.putalpha(17)
 PALETTE = FLAT.convert("P", palette=Image.Palette.ADAPTIVE)
@@ -91,11 +102,16 @@ GREY = Image.new("L", (64, 48), 100)
         ("grey.tif", GREY, {}, 100),
         ("grey_alpha.png", GREY.convert("LA"), {}, 100),
         ("black_and_white.png", GREY.convert("1", dither=Image.Dither.NONE), {}, 0),
-        *((f"profile{suffix}", SWAPPED, PROFILE, COLOUR) for suffix in (".png", ".jpg", ".webp", ".tif")),
+        *(
+            (f"profile{suffix}", SWAPPED, PROFILE, COLOUR)
+            for suffix in (".png", ".jpg", ".webp", ".tif")
+        ),
         ("no_profile.png", FLAT, {"icc_profile": b"not a profile"}, COLOUR),
     ],
 )
-def test_colours_of_every_mode(tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: Any) -> None:
+def test_colours_of_every_mode(
+    tmp_path: Path, name: str, made: Image.Image, how: dict[str, Any], colour: Any
+) -> None:
     """By an ICC profile, in sRGB; an alpha channel is left out, as a video's is: the colours below it are shown."""
     made.save(tmp_path / name, **how)
     shown = decode(probe(tmp_path / name), [0.0], 48, 64)[0].astype(int)
@@ -139,15 +155,26 @@ def test_pictures_that_are_not_opaque_are_said_to_be_so(tmp_path: Path) -> None:
     for name, (made, words, _) in how.items():
         made.save(tmp_path / name, **words)
     info = {name: probe(tmp_path / name) for name in how}
-    assert {name: one.transparent for name, one in info.items()} == {name: want for name, (_, _, want) in how.items()}
-    assert all(MediaInfo.from_json(one.to_json()) == one and one.hdr is None for one in info.values())
+    assert {name: one.transparent for name, one in info.items()} == {
+        name: want for name, (_, _, want) in how.items()
+    }
+    assert all(
+        MediaInfo.from_json(one.to_json()) == one and one.hdr is None for one in info.values()
+    )
 
 
 def test_an_animated_gif_is_a_video_with_its_own_times(tmp_path: Path) -> None:
     pages = [Image.fromarray(frame) for frame in numbered(8, 48, 48)]
-    pages[0].save(tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4)
+    pages[0].save(
+        tmp_path / "a.gif", save_all=True, append_images=pages[1:], duration=[100, 200] * 4
+    )
     info = probe(tmp_path / "a.gif")
-    assert (info.still, info.codec, info.transparent, len(info.timestamps)) == (False, "gif", False, 8)
+    assert (info.still, info.codec, info.transparent, len(info.timestamps)) == (
+        False,
+        "gif",
+        False,
+        8,
+    )
     assert info.timestamps[:4] == pytest.approx((0, 0.1, 0.3, 0.4))
     assert info.seconds == pytest.approx(1.2)
     assert read_numbers(decode(info, [0.05, 0.2, 0.35, 1.1, 0.0], 48, 48)) == [0, 1, 2, 7, 0]
@@ -183,7 +210,12 @@ def test_junk_has_reason_codes(tmp_path: Path) -> None:
     for name, content, reason, detail in [
         ("empty.png", b"", "empty", ""),
         ("text.png", b"not a picture at all\n" * 50, "not_a_video", ""),
-        ("film.png", write_clip(tmp_path / "a.mp4", pages).read_bytes(), "not_a_video", "rename it to .mp4"),
+        (
+            "film.png",
+            write_clip(tmp_path / "a.mp4", pages).read_bytes(),
+            "not_a_video",
+            "rename it to .mp4",
+        ),
         ("script.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not_a_video", ""),
         ("absent.png", None, "missing_file", ""),
         ("bomb.png", header_of(whole, 12_000), "unreadable", "12000 × 12000"),
@@ -215,7 +247,9 @@ def test_an_image_that_changed_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 96), (32, 48), (40, 100), (128, 192)])
-def test_a_still_is_resized_as_a_videos_frame_is(tmp_path: Path, height: int, width: int) -> None:
+def test_a_still_is_resized_as_a_videos_frame_is(
+    tmp_path: Path, height: int, width: int
+) -> None:
     pixels = noise(3, seed=4)
     still = probe(write_image(tmp_path / "a.png", pixels[0]))
     video = filmed(tmp_path / "a.mov", pixels, codec="png", pix_fmt="rgb24")

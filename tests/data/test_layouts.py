@@ -26,7 +26,10 @@ def touch(root: Path, *names: str) -> None:
 
 def listing(root: Path) -> list[tuple[str, str | None]]:
     captions = {name: clip.caption for name, clip in by_name(root).items()}
-    return [(name, caption and caption.relative_to(root).as_posix()) for name, caption in captions.items()]
+    return [
+        (name, caption and caption.relative_to(root).as_posix())
+        for name, caption in captions.items()
+    ]
 
 
 def table(folder: Path, *rows: tuple[str, str], name: str = "metadata.jsonl") -> None:
@@ -42,22 +45,40 @@ def by_name(root: Path) -> dict[str, ClipFile]:
 @pytest.mark.parametrize(
     ("clips", "others"),
     [
-        ("videos/a.MOV=captions/a.txt videos/b.mp4 videos/sub/c.webm=captions/sub/c.txt", "notes.txt"),
-        ("images/b.PNG=images/b.txt images/sub/c.jpeg=captions/sub/c.txt videos/a.mp4=captions/a.txt", ""),
+        (
+            "videos/a.MOV=captions/a.txt videos/b.mp4 videos/sub/c.webm=captions/sub/c.txt",
+            "notes.txt",
+        ),
+        (
+            "images/b.PNG=images/b.txt images/sub/c.jpeg=captions/sub/c.txt videos/a.mp4=captions/a.txt",
+            "",
+        ),
         ("a.mp4=a.txt x/c.avi x/y/b.v2.mkv=x/y/b.v2.txt", "x/readme.md"),
         ("a.mp4", ".b.mp4 .trash/c.mp4 ._a.mp4 .videotune-cache/archives/0/d.mp4"),
         ("a.MP4=a.TXT b.mp4=b.txt c.mp4", "b.Txt C.txt"),
-        ("videos/d.mp4=captions/d.TXT videos/e/f.mp4=captions/e/f.TXT videos/g.mp4=videos/g.TXT", "videos/e/f.txt"),
+        (
+            "videos/d.mp4=captions/d.TXT videos/e/f.mp4=captions/e/f.TXT videos/g.mp4=videos/g.TXT",
+            "videos/e/f.txt",
+        ),
     ],
 )
-def test_clips_have_their_captions_in_every_layout(tmp_path: Path, clips: str, others: str) -> None:
-    expected = [(clip, caption or None) for clip, _, caption in (one.partition("=") for one in clips.split())]
+def test_clips_have_their_captions_in_every_layout(
+    tmp_path: Path, clips: str, others: str
+) -> None:
+    expected = [
+        (clip, caption or None)
+        for clip, _, caption in (one.partition("=") for one in clips.split())
+    ]
     touch(tmp_path, *clips.replace("=", " ").split(), *others.split())
     assert listing(tmp_path) == expected
     for clip in read_folder(tmp_path)[0]:
         assert (clip.missing == f"{clip.expected} does not exist") == (clip.caption is None)
     if (tmp_path / "videos").is_dir():  # given without its parent it has the same captions
-        inside = [caption and tmp_path / caption for clip, caption in expected if clip.startswith("videos/")]
+        inside = [
+            caption and tmp_path / caption
+            for clip, caption in expected
+            if clip.startswith("videos/")
+        ]
         assert [clip.caption for clip in read_folder(tmp_path / "videos")[0]] == inside
 
 
@@ -69,15 +90,31 @@ def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
 
 
 NOTES = [
-    ("a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3", (), ["3 files", ".heic (2), .avif (1)"]),
-    ("videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt", (), []),
-    ("videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt", (), ["4 caption files", "and 1 more"]),
+    (
+        "a.mp4 b.m4v x.heic sub/y.HEIC z.avif .w.avif notes.md sub/song.mp3",
+        (),
+        ["3 files", ".heic (2), .avif (1)"],
+    ),
+    (
+        "videos/a.mp4 images/b.png captions/a.txt captions/b.txt videos/README.txt notes.txt",
+        (),
+        [],
+    ),
+    (
+        "videos/a.mp4 captions/w.txt captions/x.txt captions/y.txt captions/z.txt",
+        (),
+        ["4 caption files", "and 1 more"],
+    ),
     (
         "a.mp4 a.txt b.mp4 typo.txt few/c.mp4 few/d.mp4 few/e.mp4 few/c.txt few/f.txt",
         (),
         ["1 caption file", ": typo.txt"],
     ),
-    ("a.mp4 a.txt b.mp4 b.txt", (("a.mp4", "from the row"),), [".txt files of 1 clips", "since metadata.jsonl"]),
+    (
+        "a.mp4 a.txt b.mp4 b.txt",
+        (("a.mp4", "from the row"),),
+        [".txt files of 1 clips", "since metadata.jsonl"],
+    ),
     ("Clip.mp4", (("clip.mp4", "x"),), ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
     ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video beside them (a.jpg)"]),
     ("a.mp4 more.zip", (), ["1 archives stay closed", "(more.zip)"]),
@@ -85,7 +122,9 @@ NOTES = [
 
 
 @pytest.mark.parametrize(("files", "rows", "notes"), NOTES)
-def test_what_is_not_used_is_reported(tmp_path: Path, files: str, rows: Any, notes: list[str]) -> None:
+def test_what_is_not_used_is_reported(
+    tmp_path: Path, files: str, rows: Any, notes: list[str]
+) -> None:
     touch(tmp_path, *files.split())
     if rows:
         table(tmp_path, *rows)
@@ -106,7 +145,9 @@ def test_what_is_not_used_is_reported(tmp_path: Path, files: str, rows: Any, not
         ("\udcff.mp4", "", "not valid UTF-8"),
     ],
 )
-def test_a_folder_without_clips_says_what_was_there(tmp_path: Path, files: str, place: str, words: str) -> None:
+def test_a_folder_without_clips_says_what_was_there(
+    tmp_path: Path, files: str, place: str, words: str
+) -> None:
     touch(tmp_path / "set", *files.split())
     with pytest.raises(VideotuneError, match=words):
         read_folder(tmp_path / "set" / place)
@@ -118,7 +159,9 @@ def test_a_clip_is_listed_once(tmp_path: Path) -> None:
     table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
     assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
     table(tmp_path / "videos", ("a.mp4", "y"))
-    with pytest.raises(VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already"):
+    with pytest.raises(
+        VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already"
+    ):
         read_folder(tmp_path)
     table(tmp_path / "meta", ("../videos/b.mp4", "x"))
     (tmp_path / "videos" / "metadata.csv").write_text("file_name,text\na.mp4,x\n")
@@ -129,7 +172,12 @@ def test_a_clip_is_listed_once(tmp_path: Path) -> None:
 def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4", "train/b.mp4", "train/c.png", "train/odd.m4v")
     (tmp_path / "metadata.csv").write_text('file_name,text\na.mp4,"one\ntwo"\n')
-    table(tmp_path / "train", ("./b.mp4", "b"), ("c.png", ""), ("odd.m4v", "listed, so it is a clip"))
+    table(
+        tmp_path / "train",
+        ("./b.mp4", "b"),
+        ("c.png", ""),
+        ("odd.m4v", "listed, so it is a clip"),
+    )
     clips = by_name(tmp_path)
     assert {name: (clip.text, clip.listed) for name, clip in clips.items()} == {
         "a.mp4": (("one", "two"), "metadata.csv:2"),
@@ -141,13 +189,27 @@ def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", [".", "../set", "./../set/", "sub/.."])
-def test_a_relative_root_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
-    touch(tmp_path / "set", "a.mp4", "sub/b.mp4", "videos/c.mp4", "captions/c.txt", "sub/d.mp4", "e.mp4", "e.txt")
+def test_a_relative_root_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    touch(
+        tmp_path / "set",
+        "a.mp4",
+        "sub/b.mp4",
+        "videos/c.mp4",
+        "captions/c.txt",
+        "sub/d.mp4",
+        "e.mp4",
+        "e.txt",
+    )
     table(tmp_path / "set", ("a.mp4", "a"), ("sub/b.mp4", "b"))
     monkeypatch.chdir(tmp_path / "set")
     clips = read_folder(Path(root))[0]
     assert all(clip.path == Path(root) / clip.path.relative_to(root) for clip in clips)
-    assert [(clip.path.name, clip.text, clip.caption and clip.caption.name, clip.listed) for clip in clips] == [
+    assert [
+        (clip.path.name, clip.text, clip.caption and clip.caption.name, clip.listed)
+        for clip in clips
+    ] == [
         ("a.mp4", ("a",), None, "metadata.jsonl:1"),
         ("e.mp4", None, "e.txt", None),
         ("b.mp4", ("b",), None, "metadata.jsonl:2"),
@@ -158,7 +220,14 @@ def test_a_relative_root_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path: Path) -> None:
-    touch(tmp_path, "here.mp4", "unlisted.mp4", "sub/side.mp4", "sub/side.txt", "sub/deep/none.mp4")
+    touch(
+        tmp_path,
+        "here.mp4",
+        "unlisted.mp4",
+        "sub/side.mp4",
+        "sub/side.txt",
+        "sub/deep/none.mp4",
+    )
     table(tmp_path, ("here.mp4", "x"), ("gone.mp4", "y"))
     clips = by_name(tmp_path)
     assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
@@ -216,12 +285,19 @@ def test_a_zip_is_a_dataset_with_the_same_clips(tmp_path: Path) -> None:
 def hub(tmp_path: Path) -> Path:
     """A Hub cache as the hub's own library leaves it, with two repositories: clips, and an archive of clips."""
     repo = tmp_path / "hub" / "datasets--user--clips"
-    files = {"data/a.mp4": b"video a", "data/metadata.csv": b"file_name,text\na.mp4,a cat\n", "test/b.mp4": b"b"}
+    files = {
+        "data/a.mp4": b"video a",
+        "data/metadata.csv": b"file_name,text\na.mp4,a cat\n",
+        "test/b.mp4": b"b",
+    }
     cached(repo, files)
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         archive.writestr("c.mp4", "c")
         archive.writestr("c.txt", "a cow")
-    cached(tmp_path / "hub" / "datasets--user--packed", {"data.zip": (tmp_path / "data.zip").read_bytes()})
+    cached(
+        tmp_path / "hub" / "datasets--user--packed",
+        {"data.zip": (tmp_path / "data.zip").read_bytes()},
+    )
     cached(tmp_path / "hub" / "datasets--user--parquet", {"0.parquet": b"PAR1"})
     return tmp_path / "hub"
 
@@ -252,18 +328,35 @@ def opened(path: str, folder: Path, **env: str) -> Any:
         except VideotuneError as error:
             print(json.dumps(str(error)))
     """
-    settings = {"HF_HUB_CACHE": str(folder / "hub"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "", **env}
+    settings = {
+        "HF_HUB_CACHE": str(folder / "hub"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": "",
+        **env,
+    }
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=folder, env=os.environ | settings)
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=os.environ | settings,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("path", ["user/clips", "hf://datasets/user/clips@main", f"user/clips@{COMMIT}"])
+@pytest.mark.parametrize(
+    "path", ["user/clips", "hf://datasets/user/clips@main", f"user/clips@{COMMIT}"]
+)
 def test_a_hub_dataset_is_found_offline(hub: Path, tmp_path: Path, path: str) -> None:
     name, clips, notes = opened(path, tmp_path, HF_HUB_OFFLINE="1")
     assert name == "clips"
-    assert clips == [["data/a.mp4", "video a", ["a cat"], None], ["test/b.mp4", "b", None, None]]
+    assert clips == [
+        ["data/a.mp4", "video a", ["a cat"], None],
+        ["test/b.mp4", "b", None, None],
+    ]
     assert len(notes) == 2
     assert notes[0] == f"{path} is hf://datasets/user/clips@{COMMIT}"
     assert "1 clips of test folders (test/b.mp4)" in notes[1]
@@ -275,8 +368,12 @@ def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
     assert notes[0].endswith(f" is hf://datasets/user/packed@{COMMIT}/data.zip")
     assert clips == [["c.mp4", "c", None, "a cow"]]
     said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
-    assert said.startswith("There is no folder user/other here, and the Hub dataset user/other is not wholly in ")
-    assert "has no video or image files (it has 1 .parquet)" in opened("user/parquet", tmp_path, HF_HUB_OFFLINE="1")
+    assert said.startswith(
+        "There is no folder user/other here, and the Hub dataset user/other is not wholly in "
+    )
+    assert "has no video or image files (it has 1 .parquet)" in opened(
+        "user/parquet", tmp_path, HF_HUB_OFFLINE="1"
+    )
     touch(tmp_path, "secret.mp4")
     place = hub / "datasets--user--clips" / "snapshots" / COMMIT / "data" / "a.mp4"
     place.unlink()
@@ -284,10 +381,19 @@ def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
     assert "a link to" in opened("user/clips", tmp_path, HF_HUB_OFFLINE="1")
 
 
-def test_a_slip_in_a_local_path_asks_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slip_in_a_local_path_asks_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touch(tmp_path, "data/clips/a.mp4")
     monkeypatch.chdir(tmp_path)
-    for path in ("data/clip", "data/clip.zip", "none/clip.zip", "./a/b", str(tmp_path / "nowhere"), "nowhere"):
+    for path in (
+        "data/clip",
+        "data/clip.zip",
+        "none/clip.zip",
+        "./a/b",
+        str(tmp_path / "nowhere"),
+        "nowhere",
+    ):
         with pytest.raises(VideotuneError, match=r"The dataset folder .* does not exist"):
             open_location(path, tmp_path / "cache")
     with pytest.raises(VideotuneError, match="is no Hub dataset"):
@@ -299,18 +405,24 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
     unused = dict.fromkeys(("big.safetensors", "more.zip", "0.parquet"), b"")
     files = {"clips/a.MP4": b"video a", "clips/a.txt": b"a cat", **unused}
     with hub_of({"good": files, "gated": files}) as server:
-        _, clips, notes = opened("user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+        _, clips, notes = opened(
+            "user/good", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0"
+        )
         assert clips == [["clips/a.MP4", "video a", None, "a cat"]]
         assert notes[1:] == ["user/good: 1 archives are not fetched (more.zip)"]
         assert not any(name in path for _, path, *_ in server.asked for name in unused)
-        shutil.rmtree(next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips")
+        shutil.rmtree(
+            next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips"
+        )
         assert "is not wholly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
         for path, words in [
             ("user/none", "is not on the Hub, or is private"),
             ("user/gated", "is gated"),
             ("user/good@nope", "has no such revision"),
         ]:
-            said = opened(f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0")
+            said = opened(
+                f"hf://datasets/{path}", tmp_path, HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0"
+            )
             assert words in said
             assert path.split("@")[0] in said
     said = opened("user/x", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
@@ -320,10 +432,19 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_link_to_what_is_no_caption_is_not_read(tmp_path: Path, inside: bool) -> None:
     secret = (tmp_path / "data" if inside else tmp_path) / "passwd"
-    touch(tmp_path, "data/a.mp4", "data/b.mp4", "mine/b.txt", secret.relative_to(tmp_path).as_posix())
+    touch(
+        tmp_path,
+        "data/a.mp4",
+        "data/b.mp4",
+        "mine/b.txt",
+        secret.relative_to(tmp_path).as_posix(),
+    )
     (tmp_path / "data/a.txt").symlink_to(secret)
     (tmp_path / "data/b.txt").symlink_to(tmp_path / "mine/b.txt")
-    assert listing(tmp_path / "data") == [("a.mp4", "a.txt" if inside else None), ("b.mp4", "b.txt")]
+    assert listing(tmp_path / "data") == [
+        ("a.mp4", "a.txt" if inside else None),
+        ("b.mp4", "b.txt"),
+    ]
     (tmp_path / "data/metadata.csv").symlink_to(secret)
     secret.write_text("precious,x\nline,2\n")
     with pytest.raises(VideotuneError) as caught:

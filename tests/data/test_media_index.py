@@ -46,7 +46,9 @@ def put(made: Path, kind: str, path: Path) -> Path:
 Known = dict[str, tuple[str, MediaInfo | str | None, ContentScan | None]]
 
 
-def identified(folder: Path, index: Path | None, told: Any = silent, until: float = 10.0) -> tuple[Known, list[str]]:
+def identified(
+    folder: Path, index: Path | None, told: Any = silent, until: float = 10.0
+) -> tuple[Known, list[str]]:
     """By name the id, the media info or the problem's text, and the content scan; and the notes."""
     paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
     media = MediaIndex(index, told)
@@ -66,7 +68,9 @@ def expected(path: Path, until: float = 10.0) -> tuple[str, MediaInfo, ContentSc
 
 
 def codecs(known: Known) -> dict[str, str]:
-    return {name: info.codec for name, (_, info, _) in known.items() if isinstance(info, MediaInfo)}
+    return {
+        name: info.codec for name, (_, info, _) in known.items() if isinstance(info, MediaInfo)
+    }
 
 
 def read(index: Path) -> Any:
@@ -90,22 +94,36 @@ def mark(index: Path) -> None:
     edit(index, lambda row: row.get("info", {}).update({"codec": "marked"}))
 
 
-def test_files_are_what_hashing_and_probing_give(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_what_hashing_and_probing_give(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a second scan starts no worker and writes nothing."""
     index = tmp_path / "index.json"
     for place in (None, index):
         known = scan(folder, place)
         for name in ("a.mp4", "c.mp4"):
             assert known[name] == expected(folder / name)
-        assert known["b.mp4"] == (hash_file(folder / "b.mp4"), str(problem_of(folder / "b.mp4")), None)
+        assert known["b.mp4"] == (
+            hash_file(folder / "b.mp4"),
+            str(problem_of(folder / "b.mp4")),
+            None,
+        )
     value, written = read(index), index.stat().st_mtime_ns
-    assert (value["version"], len(value["files"]), len(value["contents"])) == (INDEX_VERSION, 3, 3)
-    monkeypatch.setattr(module, "default_workers", lambda: pytest.fail("workers were asked for"))
+    assert (value["version"], len(value["files"]), len(value["contents"])) == (
+        INDEX_VERSION,
+        3,
+        3,
+    )
+    monkeypatch.setattr(
+        module, "default_workers", lambda: pytest.fail("workers were asked for")
+    )
     assert scan(folder, index, silent, 3600.0) == known, "both are of the whole clip"
     assert index.stat().st_mtime_ns == written
 
 
-def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
     index = tmp_path / "index.json"
     put(made, "good3", folder / "d.mp4")
     scan(folder, index)
@@ -115,7 +133,12 @@ def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(made: Path, f
     os.utime(folder / "c.mp4", ns=(1, 1))
     put(made, "good2", folder / "d.mp4")
     known = scan(folder, index)
-    assert codecs(known) == {"copied.mp4": "marked", "c.mp4": "marked", "d.mp4": "h264", "moved.mp4": "marked"}
+    assert codecs(known) == {
+        "copied.mp4": "marked",
+        "c.mp4": "marked",
+        "d.mp4": "h264",
+        "moved.mp4": "marked",
+    }
     assert known["d.mp4"] == expected(folder / "d.mp4")
     for name, (clip_id, info, _) in known.items():
         assert clip_id == hash_file(folder / name)
@@ -123,9 +146,13 @@ def test_changed_files_are_probed_and_moved_or_touched_ones_hashed(made: Path, f
     assert len(read(index)["contents"]) == 4
 
 
-def test_the_index_follows_its_folders_and_leaves_others(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_the_index_follows_its_folders_and_leaves_others(
+    made: Path, folder: Path, tmp_path: Path
+) -> None:
     index = tmp_path / "index.json"
-    put(made, "good2", tmp_path / "set2" / "x.mp4")  # a folder whose name begins like the other's
+    put(
+        made, "good2", tmp_path / "set2" / "x.mp4"
+    )  # a folder whose name begins like the other's
     scan(folder, index)
     scan(tmp_path / "set2", index)
     assert names(index) == {"a.mp4", "b.mp4", "c.mp4", "x.mp4"}
@@ -149,10 +176,16 @@ def inside(place: str) -> Callable[[Any], Any]:
 
 DAMAGE: dict[str, Callable[[Any], Any]] = {
     **{text: lambda _, text=text: text for text in ("{", '{"version": 2, "av": ', "\udcff")},
-    **{text: lambda _, text=text: json.loads(text) for text in ("[]", "null", '{"version": 1}')},
+    **{
+        text: lambda _, text=text: json.loads(text) for text in ("[]", "null", '{"version": 1}')
+    },
     "no contents": lambda value: value | {"contents": {}},
-    "no size": lambda value: value | {"files": {name: {"id": row["id"]} for name, row in value["files"].items()}},
-    "no width": lambda value: [row.get("info", {}).pop("width", 0) for row in value["contents"].values()] and value,
+    "no size": lambda value: (
+        value | {"files": {name: {"id": row["id"]} for name, row in value["files"].items()}}
+    ),
+    "no width": lambda value: (
+        [row.get("info", {}).pop("width", 0) for row in value["contents"].values()] and value
+    ),
     **{place: inside(place) for place in ("info", "problem", "scan")},
 }
 
@@ -172,7 +205,9 @@ def test_a_damaged_index_is_reported_and_mended(folder: Path, tmp_path: Path, ho
     assert scan(folder, index).items() >= good.items()
 
 
-def test_another_versions_index_is_made_anew_without_a_note(folder: Path, tmp_path: Path) -> None:
+def test_another_versions_index_is_made_anew_without_a_note(
+    folder: Path, tmp_path: Path
+) -> None:
     index = tmp_path / "index.json"
     good = scan(folder, index)
     mark(index)
@@ -183,7 +218,9 @@ def test_another_versions_index_is_made_anew_without_a_note(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_interrupted_scan_keeps_what_it_has(folder: Path, tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_interrupted_scan_keeps_what_it_has(
+    folder: Path, tmp_path: Path, error: type[BaseException]
+) -> None:
     def interrupt(done: int, total: int, name: str) -> None:
         if done == 2:
             raise error
@@ -197,7 +234,9 @@ def test_an_interrupted_scan_keeps_what_it_has(folder: Path, tmp_path: Path, err
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes with names")
-def test_a_hang_is_reported_and_not_remembered(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_reported_and_not_remembered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(folder / "aa.mp4")  # whoever reads it waits for ever
     monkeypatch.setattr(module, "stat_of", Path.stat)  # which would refuse it
     monkeypatch.setattr(module, "SLOWEST_DECODER", 0.0)
@@ -226,8 +265,13 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
     paths = sorted([*folder.iterdir(), folder / "missing.mp4"])
     for _ in range(2):
         media = MediaIndex(index)
-        known = {one.name: found for one, found in zip(paths, media.examine(paths, [folder], 10.0), strict=True)}
-        assert {name: found.problem and found.problem.reason for name, found in known.items()} == {
+        known = {
+            one.name: found
+            for one, found in zip(paths, media.examine(paths, [folder], 10.0), strict=True)
+        }
+        assert {
+            name: found.problem and found.problem.reason for name, found in known.items()
+        } == {
             "damaged.mp4": "decode_error",
             "damaged.png": "not_a_video",
             "device.mp4": "not_a_video",
@@ -243,7 +287,9 @@ def test_what_is_no_clip_is_reported_and_only_contents_are_remembered(tmp_path: 
 def test_a_content_scan_is_of_the_seconds_asked_for(folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "index.json"
     calls: list[tuple[int, int, str]] = []
-    first = scan(folder, index, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5)
+    first = scan(
+        folder, index, lambda done, total, name: calls.append((done, total, name[-5:])), 0.5
+    )
     assert calls == [(0, 3, "a.mp4"), (1, 3, "b.mp4"), (2, 3, "c.mp4"), (3, 3, "")]
     assert first["a.mp4"] == expected(folder / "a.mp4", 0.5)
     edit(index, lambda row: row.get("scan", {}).update({"jitter": 0.125}))

@@ -41,17 +41,24 @@ def frames_of(path: Path, height: int = 120, width: int = 160) -> np.ndarray:
 
 def tagged(seeds: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray:
     """Shots whose frames carry their number over all, in the picture's middle, while the rest is each shot's landscape."""
-    frames = np.concatenate([np.repeat(scenery(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)])
+    frames = np.concatenate(
+        [np.repeat(scenery(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
+    )
     frames[:, 45:75, 60:105] = numbered(len(frames), 30, 45)
     return frames
 
 
-@pytest.mark.parametrize(("name", "fps"), [("film.mp4", 24), ("film.mkv", 29.97), ("film.avi", 25), ("film.webm", 60)])
+@pytest.mark.parametrize(
+    ("name", "fps"),
+    [("film.mp4", 24), ("film.mkv", 29.97), ("film.avi", 25), ("film.webm", 60)],
+)
 def test_the_scenes_together_are_the_original(tmp_path: Path, name: str, fps: float) -> None:
     whole = tagged((1, 2, 3), (40, 33, 47))
     path = write_clip(tmp_path / "in" / name, whole, fps, options={"crf": "10"})
     (result,) = split(path, tmp_path / "out", min_seconds=0.3)
-    assert [part.path.name for part in result.scenes] == [f"film-scene-00{i}.mp4" for i in (1, 2, 3)]
+    assert [part.path.name for part in result.scenes] == [
+        f"film-scene-00{i}.mp4" for i in (1, 2, 3)
+    ]
     parts = [frames_of(part.path) for part in result.scenes]
     assert [len(part) for part in parts] == [40, 33, 47]
     together = np.concatenate(parts)
@@ -84,7 +91,9 @@ def test_frames_keep_their_times_at_a_variable_rate(tmp_path: Path) -> None:
         ("turned.mov", {"rotation": 90}, (160, 118)),
     ],
 )
-def test_scenes_look_as_the_film_and_declare_it(tmp_path: Path, name: str, how: Any, size: tuple[int, int]) -> None:
+def test_scenes_look_as_the_film_and_declare_it(
+    tmp_path: Path, name: str, how: Any, size: tuple[int, int]
+) -> None:
     """Colours, range and fields; upright, with even sides: an odd one loses its last line."""
     frames = shots((1, 2), SHOT)
     frames = frames[:, :119, :159] if "odd" in name else frames
@@ -93,7 +102,11 @@ def test_scenes_look_as_the_film_and_declare_it(tmp_path: Path, name: str, how: 
     (result,) = split(path, tmp_path / "out", min_seconds=0.3)
     part = result.scenes[0].path
     before, after = probe(path), probe(part)
-    assert (after.width, after.height, after.rotation, after.interlaced) == (*size, 0, before.interlaced)
+    assert (after.width, after.height, after.rotation, after.interlaced) == (
+        *size,
+        0,
+        before.interlaced,
+    )
     wanted = frames_of(path, before.height, before.width)[:SHOT, : size[1], : size[0]]
     assert np.abs(frames_of(part, size[1], size[0]).astype(int) - wanted).mean() < 4
     with av.open(str(part)) as container:
@@ -109,7 +122,9 @@ def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(tmp_path: Path
     video(source / "videos" / "sub" / "play.mp4", (3, 4))
     video(source / "videos" / "sub" / "play.mkv", (5, 6))
     write_clip(source / "videos" / "still.webm", pan(5, [float(i) for i in range(SHOT)]))
-    write_clip(source / "cut.mp4", np.concatenate([shots((1,), 36), shots((2,), 12), shots((3,), 36)]))
+    write_clip(
+        source / "cut.mp4", np.concatenate([shots((1,), 36), shots((2,), 12), shots((3,), 36)])
+    )
     (source / "bad.mp4").write_bytes(b"no video at all")
     (source / "metadata.csv").write_text("file_name,text\ncut.mp4,listed\n", encoding="utf-8")
     (source / "captions" / "sub").mkdir(parents=True)
@@ -119,7 +134,11 @@ def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(tmp_path: Path
     every = split(source, out, min_seconds=0.6, progress=lambda *words: told.append(words))
     results = {result.file.path.name: result for result in every}
     assert hashes(source) == before
-    scenes = [f"videos/{name}-scene-00{i}" for name in ("film", "sub/play-mkv", "sub/play-mp4") for i in (1, 2)]
+    scenes = [
+        f"videos/{name}-scene-00{i}"
+        for name in ("film", "sub/play-mkv", "sub/play-mp4")
+        for i in (1, 2)
+    ]
     scenes += [f"cut-scene-00{i}" for i in (1, 2)]
     wanted = {f"{scene}.{kind}" for scene in scenes for kind in ("mp4", "txt")}
     found, still = hashes(out), "videos/still-scene-001.webm"
@@ -129,7 +148,11 @@ def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(tmp_path: Path
     assert (out / "cut-scene-002.txt").read_text(encoding="utf-8") == "listed\n"
     assert (results["film.mp4"].captions, results["still.webm"].captions) == (2, 0)
     short = results["cut.mp4"].scenes[1]
-    assert (short.path, short.start, short.seconds) == (None, pytest.approx(1.5), pytest.approx(0.5))
+    assert (short.path, short.start, short.seconds) == (
+        None,
+        pytest.approx(1.5),
+        pytest.approx(0.5),
+    )
     assert results["bad.mp4"].problem.reason == "not_a_video"
     done = [row[0] for row in told]
     assert done == sorted(done)
@@ -137,7 +160,9 @@ def test_a_dataset_is_split_with_its_captions_and_stays_as_it_was(tmp_path: Path
     assert {"film.mp4", "play.mp4"} <= {row[2] for row in told}
     split(source, tmp_path / "again", min_seconds=0.6)
     one, other = hashes(out), hashes(tmp_path / "again")
-    assert one | {JOURNAL: ""} == other | {JOURNAL: ""}, "a clip is known by its content: what is cached of it stays"
+    assert one | {JOURNAL: ""} == other | {JOURNAL: ""}, (
+        "a clip is known by its content: what is cached of it stays"
+    )
 
 
 def test_nothing_is_overwritten_unless_it_is_allowed(tmp_path: Path) -> None:
@@ -147,7 +172,9 @@ def test_nothing_is_overwritten_unless_it_is_allowed(tmp_path: Path) -> None:
     (out / "film-scene-001.mp4").write_text("mine")
     with pytest.raises(VideotuneError, match="--overwrite"):
         split(path, out, min_seconds=0.5)
-    assert {path.name: path.read_text() for path in out.iterdir()} == {"film-scene-001.mp4": "mine"}
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        "film-scene-001.mp4": "mine"
+    }
     split(path, out, min_seconds=0.5, overwrite=True)
     assert len(probe(out / "film-scene-001.mp4").timestamps) == SHOT
     with pytest.raises(VideotuneError, match="--overwrite"):
@@ -156,10 +183,16 @@ def test_nothing_is_overwritten_unless_it_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError, match="--overwrite"):
         split(path, out, min_seconds=0.5)
     split(path, out, min_seconds=0.5, overwrite=True)
-    assert sorted(hashes(out)) == [JOURNAL, "film-scene-001.mp4", "film-scene-002.mp4"]  # the third is gone
+    assert sorted(hashes(out)) == [
+        JOURNAL,
+        "film-scene-001.mp4",
+        "film-scene-002.mp4",
+    ]  # the third is gone
 
 
-def test_a_stopped_split_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_split_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, out = video(tmp_path / "film.mp4"), tmp_path / "out"
     (path.with_suffix(".txt")).write_text("a film")
     encode, calls = module._encode, []
@@ -175,7 +208,9 @@ def test_a_stopped_split_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytes
         split(path, out, min_seconds=0.5)
     assert sorted(hashes(out)) == [JOURNAL, "film-scene-001.mp4"]
     first = (out / "film-scene-001.mp4").stat().st_mtime_ns
-    monkeypatch.setattr(module, "scan_content", lambda *_, **__: pytest.fail("the cuts were known"))
+    monkeypatch.setattr(
+        module, "scan_content", lambda *_, **__: pytest.fail("the cuts were known")
+    )
     (result,) = split(path, out, min_seconds=0.5)
     assert (out / "film-scene-001.mp4").stat().st_mtime_ns == first
     assert len(calls) == 4
@@ -234,7 +269,9 @@ def test_a_sample_is_saved_at_the_familys_rate(fps: float, tmp_path: Path) -> No
 @pytest.mark.parametrize("size", [(32, 32), (48, 80), (192, 192), (240, 416)])
 def test_the_same_frames_give_the_same_bytes(size: tuple[int, int]) -> None:
     """Also while the machine is busy. As it comes, x264 makes several files of these on a processor with AVX-512."""
-    coarse = np.random.default_rng(0).integers(0, 256, (9, size[0] // 8, size[1] // 8, 3), dtype=np.uint8)
+    coarse = np.random.default_rng(0).integers(
+        0, 256, (9, size[0] // 8, size[1] // 8, 3), dtype=np.uint8
+    )
     frames = coarse.repeat(8, 1).repeat(8, 2)
     with ThreadPoolExecutor(4) as pool:
         files = set(pool.map(lambda _: video_bytes(frames, 16, crf=16), range(12)))

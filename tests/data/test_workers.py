@@ -47,8 +47,12 @@ def workers() -> Iterator[Workers]:
         yield pool
 
 
-def ask(workers: Workers, path: Path, limit: float | None = None, known: Sequence[str] = ()) -> Future[Any]:
-    return workers.submit("examine", {"path": str(path), "until": 9.0, "known": list(known)}, limit)
+def ask(
+    workers: Workers, path: Path, limit: float | None = None, known: Sequence[str] = ()
+) -> Future[Any]:
+    return workers.submit(
+        "examine", {"path": str(path), "until": 9.0, "known": list(known)}, limit
+    )
 
 
 HELD: list[int] = []
@@ -78,7 +82,9 @@ def children() -> set[int]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.ZombieProcess):  # one that has ended
-            if child.pid not in OTHERS and "videotune.data.workers" in " ".join(child.cmdline()):
+            if child.pid not in OTHERS and "videotune.data.workers" in " ".join(
+                child.cmdline()
+            ):
                 found.add(child.pid)
     return found
 
@@ -107,18 +113,35 @@ def gone(pids: set[int]) -> bool:
 def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) -> None:
     answer = ask(workers, clip).result()
     info = probe(clip)
-    expected = {"id": hash_file(clip), "info": info.to_json(), "scan": scan_content(info, 9.0).to_json()}
+    expected = {
+        "id": hash_file(clip),
+        "info": info.to_json(),
+        "scan": scan_content(info, 9.0).to_json(),
+    }
     assert answer == json.loads(json.dumps(expected))
     assert MediaInfo.from_json(answer["info"]) == info
     assert ask(workers, clip, known=[answer["id"]]).result() == {"id": answer["id"]}
-    words = {"times": [1.0, 0.0, 1.0], "height": 640, "width": 640, "resize": "random", "place": (0.0, 1.0)}
-    wanted = decode(info, [1.0, 0.0, 1.0], 640, 640, resize="random", place=(0.0, 1.0))  # more than a pipe holds
+    words = {
+        "times": [1.0, 0.0, 1.0],
+        "height": 640,
+        "width": 640,
+        "resize": "random",
+        "place": (0.0, 1.0),
+    }
+    wanted = decode(
+        info, [1.0, 0.0, 1.0], 640, 640, resize="random", place=(0.0, 1.0)
+    )  # more than a pipe holds
     for given in (info, answer["info"]):
         frames = workers.submit("decode", {"info": given, **words}).result()
         assert frames.dtype == np.uint8
         assert frames.flags.writeable
         np.testing.assert_array_equal(frames, wanted)
-    assert workers.submit("decode", {"info": info, **words, "times": []}).result().shape == (0, 640, 640, 3)
+    assert workers.submit("decode", {"info": info, **words, "times": []}).result().shape == (
+        0,
+        640,
+        640,
+        3,
+    )
 
 
 def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
@@ -131,7 +154,9 @@ def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Wor
     assert answer["problem"][0] == "not_a_video"
 
 
-def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(tmp_path: Path, workers: Workers) -> None:
+def test_a_file_that_the_disk_no_longer_gives_is_no_fact_of_its_content(
+    tmp_path: Path, workers: Workers
+) -> None:
     path = write_clip(tmp_path / "a.mp4", noise(9))
     words = {"info": probe(path), "times": [0.0], "height": 32, "width": 32}
     path.unlink()
@@ -158,7 +183,9 @@ def test_a_bug_is_raised_with_its_traceback_and_the_clip(clip: Path, workers: Wo
 
 @posix
 @pytest.mark.parametrize(("sign", "limit"), [("SIGSEGV", None), (None, 1.0), ("SIGSTOP", 1.0)])
-def test_a_crash_or_a_hang_costs_one_clip(clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any) -> None:
+def test_a_crash_or_a_hang_costs_one_clip(
+    clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any
+) -> None:
     broken = ask(workers, endless, limit)
     until(lambda: reading(endless))
     (pid,) = children()
@@ -187,7 +214,9 @@ def test_a_child_that_died_between_tasks_is_not_the_next_clips_fault(clip: Path)
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 8])
-def test_ordered_pulls_no_further_than_said(clip: Path, tmp_path: Path, workers: Workers, ahead: int) -> None:
+def test_ordered_pulls_no_further_than_said(
+    clip: Path, tmp_path: Path, workers: Workers, ahead: int
+) -> None:
     (tmp_path / "text.mp4").write_text("hello " * 100)
     info, pulled = probe(clip), []
 
@@ -209,7 +238,9 @@ def test_ordered_pulls_no_further_than_said(clip: Path, tmp_path: Path, workers:
 
 
 @posix
-def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endless: Path) -> None:
+def test_closing_ends_everything_also_when_an_exception_flies(
+    clip: Path, endless: Path
+) -> None:
     futures = []
 
     def work(workers: Workers) -> None:
@@ -230,9 +261,14 @@ def test_closing_ends_everything_also_when_an_exception_flies(clip: Path, endles
     workers.close()
 
 
-def test_a_child_that_cannot_start_says_why(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start_says_why(
+    clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    with Workers(1) as workers, pytest.raises(RuntimeError, match=r"(?s)could not start.*ModuleNotFoundError"):
+    with (
+        Workers(1) as workers,
+        pytest.raises(RuntimeError, match=r"(?s)could not start.*ModuleNotFoundError"),
+    ):
         ask(workers, clip).result()
     assert children() == set()
 
@@ -259,9 +295,15 @@ PARENT = """
 @posix
 @pytest.mark.parametrize(
     ("sign", "redirect", "code"),
-    [("SIGKILL", "", -signal.SIGKILL), ("SIGKILL", "<&- >&- 2>&-", -signal.SIGKILL), ("SIGINT", "", 7)],
+    [
+        ("SIGKILL", "", -signal.SIGKILL),
+        ("SIGKILL", "<&- >&- 2>&-", -signal.SIGKILL),
+        ("SIGINT", "", 7),
+    ],
 )
-def test_a_parent_that_ends_leaves_no_child(clip: Path, endless: Path, sign: str, redirect: str, code: int) -> None:
+def test_a_parent_that_ends_leaves_no_child(
+    clip: Path, endless: Path, sign: str, redirect: str, code: int
+) -> None:
     """Killed outright, without standard streams, by a Ctrl-C that reaches its whole session; started in a folder with
     files that are called as libraries are, which are not taken for them."""
     (folder := endless.with_name("folder")).mkdir()
@@ -269,7 +311,13 @@ def test_a_parent_that_ends_leaves_no_child(clip: Path, endless: Path, sign: str
         (folder / f"{name}.py").write_text("raise SystemExit('not this one')")
     script, said = endless.with_name("script.py"), endless.with_name("said")
     script.write_text(textwrap.dedent(PARENT))
-    command = ["sh", "-c", f'exec "$0" "$@" {redirect}', sys.executable, *map(str, (script, clip, endless, said))]
+    command = [
+        "sh",
+        "-c",
+        f'exec "$0" "$@" {redirect}',
+        sys.executable,
+        *map(str, (script, clip, endless, said)),
+    ]
     parent = subprocess.Popen(command, start_new_session=True, cwd=folder)
     until(lambda: said.exists() or parent.poll() is not None)
     told = json.loads(said.read_text())
@@ -297,11 +345,16 @@ def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     """
     requests = 2 * (json.dumps(["examine", {"path": str(clip), "until": 9.0}]) + "\n")
     words = [sys.executable, "-c", textwrap.dedent(code)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
         child.stdin.write(requests.encode())
         child.stdin.flush()
         ready, *answers = (json.loads(child.stdout.readline()) for _ in range(3))
-        assert (ready, [answer[1]["id"] for answer in answers]) == (["ok", "ready"], [hash_file(clip)] * 2)
+        assert (ready, [answer[1]["id"] for answer in answers]) == (
+            ["ok", "ready"],
+            [hash_file(clip)] * 2,
+        )
         assert (*child.communicate(timeout=20), child.returncode) == (b"", b"", 0)
 
 
@@ -314,8 +367,15 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     files = [
         write_clip(folder / "a.mp4", frames, options={"g": "5", "bf": "2"}, rotation=90),
         write_clip(folder / "first.mp4", frames, container_options={"movflags": "faststart"}),
-        write_clip(folder / "fragmented.mp4", frames, options={"g": "5"}, container_options=fragments),
-        write_clip(folder / "hevc.mp4", frames, codec="libx265", options={"x265-params": "log-level=none:keyint=6"}),
+        write_clip(
+            folder / "fragmented.mp4", frames, options={"g": "5"}, container_options=fragments
+        ),
+        write_clip(
+            folder / "hevc.mp4",
+            frames,
+            codec="libx265",
+            options={"x265-params": "log-level=none:keyint=6"},
+        ),
         write_clip(folder / "mpeg4.mp4", frames, codec="mpeg4"),
         write_clip(folder / "a.mov", frames, codec="prores_ks", pix_fmt="yuv422p10le"),
         write_clip(folder / "png.mov", frames[:4], codec="png", pix_fmt="rgba"),
@@ -338,7 +398,9 @@ def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Pa
         paths.append(tmp_path / f"{case}-{source.name}")
         paths[-1].write_bytes(damaged_bytes(source.read_bytes(), random.Random(case)))
     with Workers(2, limit=20.0) as workers:  # the slowest of thousands takes less than a second
-        answers = list(workers.map(("examine", {"path": str(path), "until": 9.0}) for path in paths))
+        answers = list(
+            workers.map(("examine", {"path": str(path), "until": 9.0}) for path in paths)
+        )
         for path, answer in zip(paths, answers, strict=True):
             assert not isinstance(answer, DecoderCrash), f"{path.name}: {answer}"
             if "info" not in answer:
@@ -348,7 +410,9 @@ def test_damaged_files_end_in_frames_or_a_reason(seeds: list[Path], tmp_path: Pa
                 ends[reason] += 1
         infos = [answer["info"] for answer in answers if "info" in answer]
         how = {"times": [0.0, 0.0], "height": 32, "width": 48}
-        for info, frames in zip(infos, workers.map(("decode", {"info": info} | how) for info in infos), strict=True):
+        for info, frames in zip(
+            infos, workers.map(("decode", {"info": info} | how) for info in infos), strict=True
+        ):
             assert not isinstance(frames, DecoderCrash), f"{info['path']}: {frames}"
             ends["frames" if not isinstance(frames, Exception) else frames.reason] += 1
     assert sum(ends.values()) == 140

@@ -71,7 +71,11 @@ def with_error(batch: Batch, noise: Tensor, error: Tensor) -> Told:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_is_the_mean_squared_error_of_v(kind: str) -> None:
-    batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.0, 500 / 999, 1.0])
+    batch, noise, t = (
+        batch_of(),
+        numbers(3, 4, 5, 6, 6, seed=1),
+        torch.tensor([0.0, 500 / 999, 1.0]),
+    )
     net, family = conv(), Wired()
     out = denoising_loss(family, net, plain(kind), batch, t, noise)
     wanted = []
@@ -89,7 +93,9 @@ def test_loss_is_the_mean_squared_error_of_v(kind: str) -> None:
 
 def test_low_precision_predictions_are_compared_in_float32() -> None:
     batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
-    out = denoising_loss(Told(torch.zeros_like(batch.x0).bfloat16()), conv(), plain(), batch, t, noise)
+    out = denoising_loss(
+        Told(torch.zeros_like(batch.x0).bfloat16()), conv(), plain(), batch, t, noise
+    )
     assert out.mse.dtype == torch.float32
     torch.testing.assert_close(out.mse, (noise - batch.x0).square().mean((1, 2, 3, 4)))
 
@@ -114,12 +120,20 @@ def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
-@pytest.mark.parametrize("layout", ["first frame", "frame between", "all frames", "left half", "frame and half"])
+@pytest.mark.parametrize(
+    "layout", ["first frame", "frame between", "all frames", "left half", "frame and half"]
+)
 def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None:
     batch, noise = batch_of(), numbers(3, 4, 5, 6, 6, seed=1)
     weight = torch.ones(3, 1, 5, 6, 6) if "half" in layout else batch.weight.clone()
     if "frame" in layout:
-        weight[1, :, {"first frame": 0, "frame between": 2, "frame and half": 1}.get(layout, slice(None))] = 0
+        weight[
+            1,
+            :,
+            {"first frame": 0, "frame between": 2, "frame and half": 1}.get(
+                layout, slice(None)
+            ),
+        ] = 0
     if "half" in layout:
         weight[1, ..., :3] = 0
     batch = replace(batch, weight=weight)
@@ -142,17 +156,28 @@ def test_weights_are_relative_within_a_clip() -> None:
     batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.rand(3)
     family = with_error(batch, noise, numbers(3, 4, 5, 6, 6, seed=2))
     whole = denoising_loss(family, conv(), plain(strength=1.0), batch, t, noise)
-    half = denoising_loss(family, conv(), plain(strength=1.0), replace(batch, weight=batch.weight / 2), t, noise)
+    half = denoising_loss(
+        family, conv(), plain(strength=1.0), replace(batch, weight=batch.weight / 2), t, noise
+    )
     torch.testing.assert_close(half.per_clip, whole.per_clip)
-    tilted = replace(batch, weight=batch.weight * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1))
-    assert not torch.allclose(denoising_loss(family, conv(), plain(), tilted, t, noise).mse, whole.mse)
+    tilted = replace(
+        batch, weight=batch.weight * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1)
+    )
+    assert not torch.allclose(
+        denoising_loss(family, conv(), plain(), tilted, t, noise).mse, whole.mse
+    )
 
 
 def test_weighted_mean() -> None:
     x = torch.arange(8.0).view(1, 2, 2, 1, 2)
     assert weighted_mean(x, torch.ones(1, 1, 2, 1, 1)).item() == 3.5
-    for weight, mean in (([[1.0], [0.0]], (0 + 1 + 4 + 5) / 4), ([[3.0, 0], [0, 1]], (0 * 3 + 3 + 4 * 3 + 7) / 8)):
-        assert weighted_mean(x, torch.tensor(weight).view(1, 1, 2, 1, -1)).item() == pytest.approx(mean)
+    for weight, mean in (
+        ([[1.0], [0.0]], (0 + 1 + 4 + 5) / 4),
+        ([[3.0, 0], [0, 1]], (0 * 3 + 3 + 4 * 3 + 7) / 8),
+    ):
+        assert weighted_mean(
+            x, torch.tensor(weight).view(1, 1, 2, 1, -1)
+        ).item() == pytest.approx(mean)
     assert weighted_mean(x, torch.zeros(1, 1, 2, 1, 1)).item() == 0
     nothing = weighted_mean(x.requires_grad_(), torch.zeros(1, 1, 2, 1, 1))
     nothing.sum().backward()
@@ -161,11 +186,18 @@ def test_weighted_mean() -> None:
 
 def test_a_sample_counts_as_much_as_its_scale_says() -> None:
     """The mean over the samples of scale × loss, so twice the scale is twice the gradient; mse is left alone."""
-    batch, noise, t, how = batch_of(2), numbers(2, 4, 5, 6, 6, seed=1), torch.tensor([0.2, 0.7]), plain(strength=0.5)
+    batch, noise, t, how = (
+        batch_of(2),
+        numbers(2, 4, 5, 6, 6, seed=1),
+        torch.tensor([0.2, 0.7]),
+        plain(strength=0.5),
+    )
 
     def gradient(scale: list[float]) -> tuple[Tensor, Tensor, Tensor]:
         net = conv()
-        out = denoising_loss(Wired(), net, how, replace(batch, scale=torch.tensor(scale)), t, noise)
+        out = denoising_loss(
+            Wired(), net, how, replace(batch, scale=torch.tensor(scale)), t, noise
+        )
         torch.testing.assert_close(out.loss.detach(), out.per_clip.mean())
         out.loss.backward()
         return net.weight.grad, out.per_clip, out.mse
@@ -181,8 +213,15 @@ def test_a_sample_counts_as_much_as_its_scale_says() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     """The base sees them alone: their own x_t, dropped frames and all; the others keep the data's v."""
-    batch, noise, t, how = batch_of(4), numbers(4, 4, 5, 6, 6, seed=1), torch.tensor([0.1, 0.4, 0.6, 0.9]), plain(kind)
-    batch = replace(batch, dropped=frame_mask(batch, 3, 2), captions=tuple("abcd"), window_ids=tuple("ABCD"))
+    batch, noise, t, how = (
+        batch_of(4),
+        numbers(4, 4, 5, 6, 6, seed=1),
+        torch.tensor([0.1, 0.4, 0.6, 0.9]),
+        plain(kind),
+    )
+    batch = replace(
+        batch, dropped=frame_mask(batch, 3, 2), captions=tuple("abcd"), window_ids=tuple("ABCD")
+    )
     base, seen = conv(1), []
 
     class Listener(Wired):
@@ -202,7 +241,9 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
     assert (seen[0][2].captions, seen[0][2].window_ids) == (("b", "d"), ("B", "D"))
     assert torch.equal(seen[0][2].x0, batch.x0[[1, 3]])
     out = denoising_loss(Told(target + 2), conv(), how, batch, t, noise, target)
-    torch.testing.assert_close(out.mse, torch.full((4,), 4.0))  # mse is measured against the same target
+    torch.testing.assert_close(
+        out.mse, torch.full((4,), 4.0)
+    )  # mse is measured against the same target
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0, 2.0])
@@ -215,22 +256,35 @@ def test_white_error_keeps_the_scale(strength: float, drop: int | None) -> None:
     batch = replace(batch, weight=weight)
     family = with_error(batch, noise, numbers(8, 4, 7, 24, 24, seed=2))
     out = denoising_loss(family, conv(), plain(strength=strength), batch, torch.rand(8), noise)
-    assert out.loss.item() == pytest.approx(1, abs=0.015)  # 129,024 numbers: one standard error is 0.4 to 0.6 %
+    assert out.loss.item() == pytest.approx(
+        1, abs=0.015
+    )  # 129,024 numbers: one standard error is 0.4 to 0.6 %
 
 
 def test_temporal_consistency_is_the_published_formula() -> None:
     batch, noise, strength, frames = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), 0.8, 5
     error = numbers(3, 4, frames, 6, 6, seed=2)
-    out = denoising_loss(with_error(batch, noise, error), conv(), plain(strength=strength), batch, torch.rand(3), noise)
+    out = denoising_loss(
+        with_error(batch, noise, error),
+        conv(),
+        plain(strength=strength),
+        batch,
+        torch.rand(3),
+        noise,
+    )
     size = error[0].numel()
-    total = error.square().sum((1, 2, 3, 4)) + strength * error.diff(dim=2).square().sum((1, 2, 3, 4))
+    total = error.square().sum((1, 2, 3, 4)) + strength * error.diff(dim=2).square().sum(
+        (1, 2, 3, 4)
+    )
     expected = total / size / (1 + 2 * strength * (frames - 1) / frames)
     torch.testing.assert_close(out.per_clip, expected)
 
 
 def test_temporal_consistency_is_nothing_for_one_frame() -> None:
     batch, noise, t = batch_of(frames=1), numbers(3, 4, 1, 6, 6, seed=1), torch.rand(3)
-    off, on = (denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise) for s in (0.0, 2.0))
+    off, on = (
+        denoising_loss(Wired(), conv(), plain(strength=s), batch, t, noise) for s in (0.0, 2.0)
+    )
     assert torch.equal(off.loss, on.loss)
 
 
@@ -252,7 +306,12 @@ def test_objective_gives_the_path_its_grid() -> None:
 
 @pytest.mark.parametrize("name", sorted(V))
 def test_every_constant_of_v_counts(name: str) -> None:
-    other = {"beta_start": 0.001, "beta_end": 0.02, "num_train_timesteps": 500, "snr_shift_scale": 1.0}
+    other = {
+        "beta_start": 0.001,
+        "beta_end": 0.02,
+        "num_train_timesteps": 500,
+        "snr_shift_scale": 1.0,
+    }
     changed = objective("v", {**V, name: other.get(name, False)}, Timesteps())
     t = torch.tensor([0.2, 1.0])
     assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
@@ -264,8 +323,14 @@ def test_every_constant_of_v_counts(name: str) -> None:
 @pytest.mark.parametrize("delta", [0.1, 1.0])
 def test_the_gradient_of_a_robust_loss_is_its_closed_form_s(kind: str, delta: float) -> None:
     """In float64: 2e within δ and 2δ·sign(e) beyond; 2δe/√(e² + δ²)."""
-    error = torch.cat([numbers(500).double(), torch.tensor([0.0, delta, -delta, 1e-9, 1e9])]).requires_grad_()
+    error = torch.cat(
+        [numbers(500).double(), torch.tensor([0.0, delta, -delta, 1e-9, 1e9])]
+    ).requires_grad_()
     robust(error, kind, delta).sum().backward()
     e = error.detach()
-    wanted = 2 * e.clamp(-delta, delta) if kind == "huber" else 2 * delta * e / (e.square() + delta**2).sqrt()
+    wanted = (
+        2 * e.clamp(-delta, delta)
+        if kind == "huber"
+        else 2 * delta * e / (e.square() + delta**2).sqrt()
+    )
     torch.testing.assert_close(error.grad, wanted, rtol=1e-12, atol=1e-14)

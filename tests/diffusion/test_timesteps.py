@@ -8,7 +8,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from diffusers import CogVideoXDDIMScheduler, CogVideoXDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers import (
+    CogVideoXDDIMScheduler,
+    CogVideoXDPMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -53,14 +57,18 @@ def known_cdf(ts: Timesteps, t: float) -> float:
 def test_cdf_is_the_known_one(ts: Timesteps) -> None:
     points = [0.0, 1e-6, 0.01, 0.3, 0.5, 0.875, 0.999, 1.0]
     expected = [known_cdf(ts, t) for t in points]
-    assert ts.cdf(torch.tensor(points, dtype=torch.float64)).tolist() == pytest.approx(expected, abs=1e-12)
+    assert ts.cdf(torch.tensor(points, dtype=torch.float64)).tolist() == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_mode_is_the_papers() -> None:
     scale = 1.29
     u = EVEN
     published = 1 - u - scale * (torch.cos(torch.pi / 2 * u).square() - 1 + u)
-    torch.testing.assert_close(mode(u, scale).sort().values, published.sort().values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        mode(u, scale).sort().values, published.sort().values, rtol=0, atol=1e-12
+    )
     # Its mode is the middle, and its density there is 1 / f'(1/2), f' = 1 + s - sπ/2.
     centre = Timesteps("MODE", mode_scale=scale).mass(0.5 - 1e-4, 0.5 + 1e-4) / 2e-4
     assert centre == pytest.approx(1 / (1 + scale - scale * math.pi / 2), rel=1e-5)
@@ -86,7 +94,9 @@ def test_cdf_inverts_the_draw(ts: Timesteps, bounds: tuple[float, float]) -> Non
     st.floats(1e-4, 1, allow_subnormal=False),
     st.lists(st.floats(0, 1, exclude_max=True, allow_subnormal=False), min_size=1, max_size=8),
 )
-def test_every_draw_lies_in_its_range(ts: Timesteps, lo: float, width: float, us: list[float]) -> None:
+def test_every_draw_lies_in_its_range(
+    ts: Timesteps, lo: float, width: float, us: list[float]
+) -> None:
     hi = min(1.0, lo + width)
     us = [0.0, *us, 1 - 2**-53]
     try:
@@ -105,7 +115,9 @@ def test_truncation_keeps_the_shape_inside(ts: Timesteps) -> None:
     # A truncated draw is the whole distribution's draw, given that it fell into the range.
     lo, hi = 0.875, 0.99
     many = 20_000 if ts.distribution == "BETA" else 400_000
-    everything = ts.draw(torch.rand(many, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    everything = ts.draw(
+        torch.rand(many, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    )
     inside = everything[(everything >= lo) & (everything < hi)].double()
     at = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
     ours = replace(ts, lo=lo, hi=hi).cdf(torch.quantile(inside, at))
@@ -137,7 +149,9 @@ def test_shift_is_the_papers_and_has_an_inverse() -> None:
     assert shifted(torch.tensor(0.5), 3.0).item() == pytest.approx(0.75)
     assert torch.equal(shifted(EVEN, 1.0), EVEN)
     for shift in (0.2, 3.0, 17.0):
-        torch.testing.assert_close(unshifted(shifted(EVEN, shift), shift), EVEN, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            unshifted(shifted(EVEN, shift), shift), EVEN, rtol=1e-12, atol=1e-14
+        )
 
 
 def test_grid_uniform_draws_every_timestep_alike() -> None:
@@ -167,7 +181,9 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
     u = (torch.arange(10**6, dtype=torch.float64) + 0.5) / 10**6
     share = (whole.draw(u) * 49).round().long().bincount(minlength=50).double()
     share[:30] = 0
-    part = (replace(whole, lo=30 / 49).draw(u) * 49).round().long().bincount(minlength=50).double()
+    part = (
+        (replace(whole, lo=30 / 49).draw(u) * 49).round().long().bincount(minlength=50).double()
+    )
     torch.testing.assert_close(part / part.sum(), share / share.sum(), rtol=0, atol=1e-5)
 
 
@@ -193,7 +209,10 @@ def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (30.0, 0.7), (40.0, 60.0)])
 def test_beta_draws_have_the_known_distribution(a: float, b: float) -> None:
     """The density below each draw is the number that it was drawn from, by an independent integral."""
-    ts, p = Timesteps("BETA", alpha=a, beta=b), torch.tensor([1e-3, 0.3, 0.5, 0.77, 0.999], dtype=torch.float64)
+    ts, p = (
+        Timesteps("BETA", alpha=a, beta=b),
+        torch.tensor([1e-3, 0.3, 0.5, 0.77, 0.999], dtype=torch.float64),
+    )
     below = [float(mpmath.betainc(a, b, 0, float(x), regularized=True)) for x in ts.draw(p)]
     assert below == pytest.approx(p.tolist(), rel=1e-4)
 
@@ -202,7 +221,9 @@ def test_the_shift_by_tokens_is_that_of_the_pipelines_and_the_scheduler() -> Non
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
     rule = (1024, 0.95, 4096, 2.05)
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, time_shift_type="exponential")
+    scheduler = FlowMatchEulerDiscreteScheduler(
+        use_dynamic_shifting=True, time_shift_type="exponential"
+    )
     sigmas = [0.9, 0.5, 0.1]
     for tokens in (100, 1024, 2000, 4096, 9000):
         mu = calculate_shift(tokens, 1024, 4096, 0.95, 2.05)
@@ -248,7 +269,9 @@ def test_identities_hold_on_both_paths(ts: list[float]) -> None:
         x_t = path.alpha * x0 + path.sigma * noise
         v = path.d_alpha * x0 + path.d_sigma * noise
         torch.testing.assert_close(path.d_sigma * x_t - path.sigma * v, x0, rtol=0, atol=3e-6)
-        torch.testing.assert_close(path.alpha * v - path.d_alpha * x_t, noise, rtol=0, atol=3e-6)
+        torch.testing.assert_close(
+            path.alpha * v - path.d_alpha * x_t, noise, rtol=0, atol=3e-6
+        )
 
 
 def test_ends_are_data_and_noise() -> None:
@@ -274,7 +297,9 @@ def test_flow_derivative_is_the_derivative() -> None:
 def test_v_path_is_the_schedulers(scheduler_class: type, shift: float, zero_snr: bool) -> None:
     # The class's own defaults are no checkpoint's: every number is passed.
     constants = CONSTANTS | {"rescale_betas_zero_snr": zero_snr, "snr_shift_scale": shift}
-    scheduler = scheduler_class(**constants, beta_schedule="scaled_linear", prediction_type="v_prediction")
+    scheduler = scheduler_class(
+        **constants, beta_schedule="scaled_linear", prediction_type="v_prediction"
+    )
     assert torch.equal(table(shift, zero_snr), scheduler.alphas_cumprod)
     k = torch.tensor([0, 1, 17, 250, 500, 998, 999])
     x0, noise = latents(len(k))
@@ -282,7 +307,9 @@ def test_v_path_is_the_schedulers(scheduler_class: type, shift: float, zero_snr:
     noisy = path.alpha * x0 + path.sigma * noise
     velocity = path.d_alpha * x0 + path.d_sigma * noise
     torch.testing.assert_close(noisy, scheduler.add_noise(x0, noise, k), rtol=0, atol=2e-6)
-    torch.testing.assert_close(velocity, scheduler.get_velocity(x0, noise, k), rtol=0, atol=2e-6)
+    torch.testing.assert_close(
+        velocity, scheduler.get_velocity(x0, noise, k), rtol=0, atol=2e-6
+    )
     # In float64 the scheduler itself is exact, and ours is its rounding to float32.
     exact = scheduler.add_noise(x0.double(), noise.double(), k)
     torch.testing.assert_close(noisy.double(), exact, rtol=0, atol=5e-7)
@@ -304,18 +331,24 @@ def test_flow_path_is_the_schedulers(shift: float) -> None:
     x0, noise = latents(len(some))
     path = flow_path(scheduler.sigmas[some])
     noisy = path.alpha * x0 + path.sigma * noise
-    torch.testing.assert_close(noisy, scheduler.scale_noise(x0, scheduler.timesteps[some], noise), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        noisy, scheduler.scale_noise(x0, scheduler.timesteps[some], noise), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("shift", "zero_snr"), TABLES)
 def test_weighted_x0_form_is_plain_v_mse(shift: float, zero_snr: bool) -> None:
     # x̂0 - x0 = -σ(v̂ - v): the published weight 1/(1 - ᾱ) on the error of x0 cancels.
-    alphas_cumprod = table(shift, zero_snr)[torch.tensor([0, 1, 100, 500, 900, 999])].view(-1, 1, 1, 1, 1)
+    alphas_cumprod = table(shift, zero_snr)[torch.tensor([0, 1, 100, 500, 900, 999])].view(
+        -1, 1, 1, 1, 1
+    )
     alpha, sigma = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
     path = Path(alpha, sigma, -sigma, alpha)
     x0, noise = (x.double() for x in latents(6))
     x_t, v = alpha * x0 + sigma * noise, alpha * noise - sigma * x0
-    predicted = v + 0.3 * torch.randn(v.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    predicted = v + 0.3 * torch.randn(
+        v.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     x0_form = (path.d_sigma * x_t - path.sigma * predicted - x0).square() / (1 - alphas_cumprod)
     wanted = (predicted - v).square().mean((1, 2, 3, 4))
     torch.testing.assert_close(x0_form.mean((1, 2, 3, 4)), wanted, rtol=1e-9, atol=0)
@@ -328,7 +361,9 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.seen: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.seen[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 

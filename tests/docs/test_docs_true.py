@@ -15,7 +15,11 @@ from videotune.config.schema import leaves
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*DOCS.glob("*.md")} - {DOCS / "commands.md"})]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted({*DOCS.glob("*.md")} - {DOCS / "commands.md"}),
+]
 """All but the one that typer writes."""
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {
@@ -49,12 +53,18 @@ def spans(page: Path) -> list[str]:
 
 def blocks(page: Path) -> list[str]:
     """Lines of the blocks of code."""
-    return [line for block in FENCE.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
+    return [
+        line
+        for block in FENCE.findall(page.read_text(encoding="utf-8"))
+        for line in block.splitlines()
+    ]
 
 
 def missing_paths(spans: list[str]) -> list[str]:
     """Words that begin with a folder of ours and name nothing; a star stands for anything."""
-    words = [word.strip("().,;:") for span in spans for word in span.split() if word.startswith(OURS)]
+    words = [
+        word.strip("().,;:") for span in spans for word in span.split() if word.startswith(OURS)
+    ]
     return [word for word in words if not list(ROOT.glob(word.partition("::")[0].rstrip("/")))]
 
 
@@ -62,7 +72,9 @@ def commands() -> dict[str, set[str]]:
     """Each command of the command line, "presets keys" among them, with its options."""
 
     def walk(command: Any, name: str) -> dict[str, set[str]]:
-        options = {option for part in command.params for option in getattr(part, "opts", ())} | {"--help"}
+        options = {
+            option for part in command.params for option in getattr(part, "opts", ())
+        } | {"--help"}
         found = {name: options}
         for inner in getattr(command, "commands", {}).values():
             found |= walk(inner, f"{name} {inner.name}".strip())
@@ -76,10 +88,14 @@ def wrong_command(code: str) -> str | None:
     known = commands()
     for said in re.findall(r"(?:^|(?<=[\s/]))videotune((?: +[^#\n]*)?)$", code, re.MULTILINE):
         words = said.split()
-        name = next((" ".join(words[:size]) for size in (2, 1) if " ".join(words[:size]) in known), "")
+        name = next(
+            (" ".join(words[:size]) for size in (2, 1) if " ".join(words[:size]) in known), ""
+        )
         if words and not name and not words[0].startswith("-"):
             return f"there is no command {words[0]!r}"
-        unknown = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)} - known[name]
+        unknown = {
+            word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)
+        } - known[name]
         if unknown:
             return f"{name or 'videotune'} has no {', '.join(sorted(unknown))}"
     return None
@@ -107,8 +123,16 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 @cache
 def names_of_tests() -> set[str]:
     """Of all tests there are."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "tests").rglob("test_*.py"))
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    trees = (
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+    )
+    return {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 @EACH
@@ -122,9 +146,15 @@ def test_keys_that_are_named_exist(page: Path) -> None:
     """A word such as `lora.rank` or `lora.rank=8`, whose first part is a section of the config."""
     known = leaves()
     sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
-    words = {word.strip("'\",").partition("=")[0] for code in [*spans(page), *blocks(page)] for word in code.split()}
+    words = {
+        word.strip("'\",").partition("=")[0]
+        for code in [*spans(page), *blocks(page)]
+        for word in code.split()
+    }
     named = {word for word in words if re.fullmatch(rf"(?:{sections})\.[a-z_]\w*", word)}
-    assert {word for word in named - set(known) if not word.endswith((".json", ".safetensors"))} == set()
+    assert {
+        word for word in named - set(known) if not word.endswith((".json", ".safetensors"))
+    } == set()
 
 
 def test_every_package_has_a_page_that_the_map_links_to() -> None:
@@ -140,7 +170,11 @@ def test_every_package_has_a_page_that_the_map_links_to() -> None:
 def test_every_preset_and_schema_is_named() -> None:
     assert [name for name in preset_names() if name not in spans(DOCS / "config.md")] == []
     index = prose(DOCS / "architecture.md")
-    assert [path.name for path in (DOCS / "schemas").iterdir() if f"schemas/{path.name}" not in index] == []
+    assert [
+        path.name
+        for path in (DOCS / "schemas").iterdir()
+        if f"schemas/{path.name}" not in index
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -159,6 +193,9 @@ def test_a_wrong_command_is_found(code: str, wrong: str | None) -> None:
 
 
 def test_a_file_that_is_not_there_is_found() -> None:
-    assert missing_paths(["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"]) == []
+    assert (
+        missing_paths(["videotune/types.py", "see tests/conftest.py,", "videotune/data/*.py"])
+        == []
+    )
     nowhere = ["videotune/nowhere.py", "python scripts/none.py"]
     assert missing_paths(nowhere) == ["videotune/nowhere.py", "scripts/none.py"]

@@ -13,14 +13,29 @@ PAGE = ROOT / "docs" / "options.md"
 
 def test_the_page_is_what_its_script_prints() -> None:
     script = ROOT / "scripts" / "write_options.py"
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, check=True, cwd=ROOT)
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, check=True, cwd=ROOT
+    )
     printed = ran.stdout.decode("utf-8").replace("\r\n", "\n")
-    assert PAGE.read_text(encoding="utf-8") == printed, "run: python scripts/write_options.py > docs/options.md"
+    assert PAGE.read_text(encoding="utf-8") == printed, (
+        "run: python scripts/write_options.py > docs/options.md"
+    )
 
 
 def test_the_page_of_commands_is_what_typer_prints() -> None:
-    typer = [sys.executable, "-m", "typer", "videotune.cli.main", "utils", "docs", "--name", "videotune"]
-    ran = subprocess.run([*typer, "--title", "Commands"], capture_output=True, text=True, check=True, cwd=ROOT)
+    typer = [
+        sys.executable,
+        "-m",
+        "typer",
+        "videotune.cli.main",
+        "utils",
+        "docs",
+        "--name",
+        "videotune",
+    ]
+    ran = subprocess.run(
+        [*typer, "--title", "Commands"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     again = " ".join(["python", *typer[1:], "--title Commands > docs/commands.md"])
     assert page.strip() == ran.stdout.strip(), f"run: {again}"
@@ -30,12 +45,21 @@ def test_error_texts_are_those_of_the_snapshot(tmp_path: Path) -> None:
     """The one place that holds wording; other tests hold classes, codes and the keys that an error names."""
     written = ROOT / "tests" / "docs" / "messages.txt"
     script = ROOT / "scripts" / "write_messages.py"
-    ran = subprocess.run([sys.executable, script, tmp_path / "now.txt"], capture_output=True, text=True, check=True)
-    assert written.read_text(encoding="utf-8") == (tmp_path / "now.txt").read_text(encoding="utf-8"), ran.stdout
+    ran = subprocess.run(
+        [sys.executable, script, tmp_path / "now.txt"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert written.read_text(encoding="utf-8") == (tmp_path / "now.txt").read_text(
+        encoding="utf-8"
+    ), ran.stdout
 
 
 def test_every_key_has_a_row_with_a_meaning() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+    ]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert {len(row) for row in cells} == {4}
     assert [row[0].strip().strip("`") for row in cells] == list(leaves())
@@ -44,6 +68,8 @@ def test_every_key_has_a_row_with_a_meaning() -> None:
 
 def test_the_families_of_the_docs_are_those_of_the_specs() -> None:
     script = ROOT / "scripts" / "write_families.py"
-    printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True
+    ).stdout
     page = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
     assert printed in page, "run: python scripts/write_families.py"

@@ -55,14 +55,27 @@ def faults(name: str, value: Any) -> list[str]:
     if name == "journal" and str(value.get("kind")) in whole["$defs"]:
         whole = {**whole, "oneOf": [{"$ref": f"#/$defs/{value['kind']}"}]}
     found: Iterator[Any] = Draft202012Validator(whole).iter_errors(value)
-    return [f"{error.json_path}: {error.message}" for outer in found for error in (outer.context or [outer])]
+    return [
+        f"{error.json_path}: {error.message}"
+        for outer in found
+        for error in (outer.context or [outer])
+    ]
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def words(
+    small_clips: Path,
+    tiny_bases: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
     """Words of a short run on the tiny base."""
     cache = tmp_path_factory.mktemp("cache")
-    fixed = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={cache}", "resolution=32x32", "sample.steps=1")
+    fixed = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        "sample.steps=1",
+    )
 
     def make(*sets: str, data: Path = small_clips) -> Overrides:
         return Overrides(data=str(data), sets=(*fixed, *sets))
@@ -77,8 +90,19 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_dataset(folder / "clips", concept_clips=12, reminder_clips=12)
     (folder / "run").mkdir()
     (folder / "run" / "control.json").write_text('{"stop": true}')
-    probed = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=4")
-    often = (*probed, "save_every=2", "sample_after=2", "validate_every=1", "video_config.frames=5", "lora.dropout=0.1")
+    probed = (
+        "sample_metrics.budget=100000",
+        "sample_metrics.steps=1",
+        "sample_metrics.samples=4",
+    )
+    often = (
+        *probed,
+        "save_every=2",
+        "sample_after=2",
+        "validate_every=1",
+        "video_config.frames=5",
+        "lora.dropout=0.1",
+    )
     own = ("steps=3", "batch_size=2", 'output_model_format=["diffusers", "comfyui"]')
     said = words(*own, *often, data=folder / "clips")
     assert train(said, folder / "run") == INTERRUPTED
@@ -90,7 +114,12 @@ def run(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def blown_up(words: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without held-out clips, whose first step throws the weights so far off that nothing after it is finite."""
     folder = tmp_path_factory.mktemp("blown") / "run"
-    assert train(words("steps=3", "learning_rate=1e37", "sample_after=0", "warmup_steps=0"), folder) == DONE
+    assert (
+        train(
+            words("steps=3", "learning_rate=1e37", "sample_after=0", "warmup_steps=0"), folder
+        )
+        == DONE
+    )
     return folder
 
 
@@ -99,7 +128,9 @@ def test_schemas_are_schemas_and_closed(name: str) -> None:
     whole = schema(name)
     Draft202012Validator.check_schema(whole)
     assert whole["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    closed = [kind for kind in whole.get("$defs", {}).values() if "kind" in kind.get("properties", {})]
+    closed = [
+        kind for kind in whole.get("$defs", {}).values() if "kind" in kind.get("properties", {})
+    ]
     for part in closed or [whole.get("items", whole)]:
         assert part["additionalProperties"] is False
 
@@ -112,10 +143,21 @@ def test_every_line_of_the_journal(run: Path, blown_up: Path) -> None:
 
 def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path) -> None:
     """By the code, by what the two runs wrote, and by the schema."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "videotune").rglob("*.py")]
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "videotune").rglob("*.py")
+    ]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    said = {ast.literal_eval(node.args[0]) for node in calls if node.func.attr == "event" and node.args}
+    calls = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    said = {
+        ast.literal_eval(node.args[0])
+        for node in calls
+        if node.func.attr == "event" and node.args
+    }
     known = {part["$ref"].rsplit("/", 1)[-1] for part in schema("journal")["oneOf"]}
     assert known == said | {"step"}
     assert known == {line["kind"] for line in [*read_journal(run), *read_journal(blown_up)]}
@@ -123,11 +165,17 @@ def test_the_journals_kinds_are_those_that_are_written(run: Path, blown_up: Path
 
 def test_what_the_two_runs_show(run: Path, blown_up: Path) -> None:
     """They reach the corners of the schema: no held-out clips, a skipped step, null for what is not finite."""
-    for kind, steps in (("validation", [0, 1, 2, 3]), ("step", [1, 2, 3]), ("sample_metrics", [0, 2, 3])):
+    for kind, steps in (
+        ("validation", [0, 1, 2, 3]),
+        ("step", [1, 2, 3]),
+        ("sample_metrics", [0, 2, 3]),
+    ):
         assert [line["step"] for line in of_kind(run, kind)] == steps
     assert all(line["held_out"] is not None for line in of_kind(run, "validation"))
     assert {line["step"] for line in of_kind(run, "sample")} == {0, 2, 3}
-    assert all(line["diversity"]["value"] is not None for line in of_kind(run, "sample_metrics"))
+    assert all(
+        line["diversity"]["value"] is not None for line in of_kind(run, "sample_metrics")
+    )
     assert of_kind(blown_up, "sample_metrics")[0]["not_measured"].startswith("budget")
     skipped = [line for line in read_journal(blown_up) if line.get("skipped")]
     assert skipped
@@ -142,30 +190,54 @@ def test_files_of_a_run(name: str, run: Path, blown_up: Path) -> None:
 
 
 def test_formats_that_were_exported_stand_in_the_list(run: Path) -> None:
-    assert [line["format"] for line in read_json(run / "exports.json")] == ["diffusers", "comfyui"]
+    assert [line["format"] for line in read_json(run / "exports.json")] == [
+        "diffusers",
+        "comfyui",
+    ]
 
 
 def test_the_sums_of_an_account(run: Path) -> None:
     account = read_json(run / "check.json")
-    assert account["found"] == account["used"] + account["held_out"] + account["skipped"] == len(account["clips"])
+    assert (
+        account["found"]
+        == account["used"] + account["held_out"] + account["skipped"]
+        == len(account["clips"])
+    )
     assert account["held_out"] == 2
 
 
-def test_plan_and_check_print_the_same_kind_of_json(words: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_check_print_the_same_kind_of_json(
+    words: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, command in (("plan", plan), ("check", check)):
         assert command(words(), as_json=True) == DONE
         assert faults(name, json.loads(capsys.readouterr().out)) == []
 
 
-def test_plan_without_a_base_model(small_clips: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(Overrides(family="wan", data=str(small_clips), sets=("resolution=32x32",)), as_json=True) == DONE
+def test_plan_without_a_base_model(
+    small_clips: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        plan(
+            Overrides(family="wan", data=str(small_clips), sets=("resolution=32x32",)),
+            as_json=True,
+        )
+        == DONE
+    )
     facts = json.loads(capsys.readouterr().out)
     assert faults("plan", facts) == []
     assert facts["adapter"] is None
-    assert set(facts["disk"]) == {"latent_bytes", "text_bytes_at_most", "free_bytes", "short_bytes"}
+    assert set(facts["disk"]) == {
+        "latent_bytes",
+        "text_bytes_at_most",
+        "free_bytes",
+        "short_bytes",
+    }
 
 
-def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_file_that_is_skipped(
+    words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_dataset(tmp_path, concept_clips=2, reminder_clips=0)
     (tmp_path / "videos" / "broken.mp4").write_bytes(b"not a video")
     assert check(words(data=tmp_path), as_json=True) == SKIPPED
@@ -175,10 +247,18 @@ def test_check_of_a_file_that_is_skipped(words: Any, tmp_path: Path, capsys: pyt
 
 
 def test_what_import_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    import_config([ROOT / "tests" / "interop" / "configs" / "musubi" / "train.sh"], as_json=True)
+    import_config(
+        [ROOT / "tests" / "interop" / "configs" / "musubi" / "train.sh"], as_json=True
+    )
     value = json.loads(capsys.readouterr().out)
     assert faults("import", value) == []
-    assert {row["verdict"] for row in value["rows"]} == {"same", "translated", "none", "differs", "unknown"}
+    assert {row["verdict"] for row in value["rows"]} == {
+        "same",
+        "translated",
+        "none",
+        "differs",
+        "unknown",
+    }
     words = schema("import")["properties"]
     assert words["rows"]["items"]["properties"]["verdict"]["enum"] == sorted(ORDER)
     assert set(words["trainer"]["enum"]) == {kind["trainer"] for kind in others()["files"]}
@@ -190,16 +270,33 @@ def test_lora_inspect(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         found = json.loads(capsys.readouterr().out)
         assert faults("lora", found) == []
         for key in found:
-            assert faults("lora", {name: value for name, value in found.items() if name != key}), key
+            assert faults(
+                "lora", {name: value for name, value in found.items() if name != key}
+            ), key
 
 
-def test_what_other_commands_print(run: Path, words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_other_commands_print(
+    run: Path, words: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lines, tables, and keys of their own."""
-    for command in (("wait", run), ("card", run), ("report", run), ("export", run), ("presets", "list")):
+    for command in (
+        ("wait", run),
+        ("card", run),
+        ("report", run),
+        ("export", run),
+        ("presets", "list"),
+    ):
         assert shell(*command, as_json=True) == DONE
         assert faults("output", json.loads(capsys.readouterr().out)) == [], command
     assert (
-        shell("queue", "add", **options_of(words("steps=1")), out=tmp_path / "one", queue=tmp_path, as_json=True)
+        shell(
+            "queue",
+            "add",
+            **options_of(words("steps=1")),
+            out=tmp_path / "one",
+            queue=tmp_path,
+            as_json=True,
+        )
         == DONE
     )
     for command in ("run", "ls"):
@@ -208,7 +305,10 @@ def test_what_other_commands_print(run: Path, words: Any, tmp_path: Path, capsys
         found = json.loads(capsys.readouterr().out)
         assert (
             faults(
-                "output", found if command == "run" else {"exit_code": 0, "lines": [], "tables": {}, "entries": found}
+                "output",
+                found
+                if command == "run"
+                else {"exit_code": 0, "lines": [], "tables": {}, "entries": found},
             )
             == []
         )
@@ -219,7 +319,11 @@ def test_what_other_commands_print(run: Path, words: Any, tmp_path: Path, capsys
 def test_the_demos_result() -> None:
     assert faults("demo", DEMO) == []
     tree = ast.parse((ROOT / "videotune" / "commands" / "demo.py").read_text(encoding="utf-8"))
-    measure = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "measure")
+    measure = next(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "measure"
+    )
     last = next(node.value for node in measure.body if isinstance(node, ast.Return))
     assert isinstance(last, ast.Dict)
     assert {ast.literal_eval(key) for key in last.keys if key} | {"seconds"} == set(DEMO)
@@ -228,7 +332,9 @@ def test_the_demos_result() -> None:
 def test_words_of_the_schemas_are_the_codes() -> None:
     reasons = schema("check")["properties"]["clips"]["items"]["properties"]["reason"]["enum"]
     assert reasons == [*REASONS, None]
-    bands = schema("plan")["properties"]["views"]["properties"]["per_window"]["properties"]["band"]["enum"]
+    bands = schema("plan")["properties"]["views"]["properties"]["per_window"]["properties"][
+        "band"
+    ]["enum"]
     assert bands == [*(name for _, name in BANDS), "risky"]
     origins = schema("config")["properties"]["origins"]["additionalProperties"]["enum"]
     assert all(origin in str(Resolved.__doc__) for origin in origins)

@@ -12,15 +12,31 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    build = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     ran = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     pages = sorted(path.name for path in tmp_path.iterdir() if (path / "index.html").is_file())
-    assert pages == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem not in ("LOG", "index"))
+    assert pages == sorted(
+        page.stem for page in (ROOT / "docs").glob("*.md") if page.stem not in ("LOG", "index")
+    )
     listed = re.findall(r"\]\(([^)]+)\)", (tmp_path / "llms.txt").read_text())
     assert {f"{name}/index.md" for name in pages} | {"index.md", "AGENTS.md"} == set(listed)
     for name in pages:  # programs read the same words as people
-        assert (tmp_path / name / "index.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text()
+        assert (tmp_path / name / "index.md").read_text() == (
+            ROOT / "docs" / f"{name}.md"
+        ).read_text()
     for page in tmp_path.rglob("*.html"):
-        loads = re.findall(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(https?:[^\" >]+)", page.read_text())
+        loads = re.findall(
+            r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"?(https?:[^\" >]+)",
+            page.read_text(),
+        )
         assert [url for url in loads if "canonical" not in url] == [], page

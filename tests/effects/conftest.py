@@ -14,7 +14,15 @@ from videotune.rng import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
 
-LOOKS = [look.split() for look in ("red circle left", "green square right", "blue triangle up", "white circle down")]
+LOOKS = [
+    look.split()
+    for look in (
+        "red circle left",
+        "green square right",
+        "blue triangle up",
+        "white circle down",
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +42,9 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "captions").mkdir()
     for name, look in zip("abcd", LOOKS, strict=True):
         (folder / "videos").mkdir(exist_ok=True)
-        encode_clip(folder / "videos" / f"{name}.mp4", draw_clip(draws(0, name), *look, side=32), 16)
+        encode_clip(
+            folder / "videos" / f"{name}.mp4", draw_clip(draws(0, name), *look, side=32), 16
+        )
         (folder / "captions" / f"{name}.txt").write_text(caption(*look), encoding="utf-8")
     return folder
 

@@ -58,23 +58,33 @@ class Lab:
 
 
 def overrides_of(
-    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+    lab: Lab,
+    knobs: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+    preset: str | None = None,
 ) -> Overrides:
     """These knobs as ``--set`` gives them; with a preset, these alone and where things lie."""
     places = {"base_model_name": str(lab.model), "cache_dir": str(lab.cache)}
     places |= {"datasets": [{"path": str(data or lab.clips)}]}
     settings = ({} if preset else BASE) | places | dict(knobs or {})
-    return Overrides(preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+    return Overrides(
+        preset, sets=tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    )
 
 
 def job_of(
-    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+    lab: Lab,
+    knobs: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+    preset: str | None = None,
 ) -> Job:
     """The job that these knobs give."""
     return open_job(*resolve_config(overrides_of(lab, knobs, data, preset)))
 
 
-def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None) -> Source:
+def source_of(
+    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None
+) -> Source:
     """Where the batches of such a run come from, the cache filled."""
     job = job_of(lab, knobs, data)
     family = open_models(job.spec, job.base, job.config)
@@ -84,7 +94,10 @@ def source_of(lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | Non
 
 
 def trainer_of(
-    lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None, preset: str | None = None
+    lab: Lab,
+    knobs: Mapping[str, Any] | None = None,
+    data: Path | None = None,
+    preset: str | None = None,
 ) -> Trainer:
     """A trainer before its first step, in a run folder of its own."""
     trainer = prepare(job_of(lab, knobs, data, preset), lab.tmp / f"run{len(lab.open)}", False)
@@ -107,7 +120,10 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
         handed.append(frames)
         return Moments(frames[:1, :1].clone(memory_format=torch.contiguous_format))
 
-    own = {name: getattr(family, name) for name in ("spec", "fingerprints", "text_length", "encode_text", "free")}
+    own = {
+        name: getattr(family, name)
+        for name in ("spec", "fingerprints", "text_length", "encode_text", "free")
+    }
     eye: Any = SimpleNamespace(**own, encode_video=see)
     windows = (*job.library.windows, *job.library.held_out_windows)
     seed = job.config.seed
@@ -140,9 +156,17 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Every call of the network: x_t, timestep, text, and what it answered."""
     calls: list[dict[str, torch.Tensor]] = []
 
-    def keep(module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
-        given = {"x_t": named["hidden_states"], "t": named["timestep"], "text": named["encoder_hidden_states"]}
-        calls.append({name: x.detach().clone() for name, x in (given | {"answer": answer[0]}).items()})
+    def keep(
+        module: torch.nn.Module, words: tuple[Any, ...], named: dict[str, Any], answer: Any
+    ) -> None:
+        given = {
+            "x_t": named["hidden_states"],
+            "t": named["timestep"],
+            "text": named["encoder_hidden_states"],
+        }
+        calls.append(
+            {name: x.detach().clone() for name, x in (given | {"answer": answer[0]}).items()}
+        )
 
     handle = net.register_forward_hook(keep, with_kwargs=True)
     try:
@@ -163,7 +187,9 @@ class Taken:
 
     def moved(self, part: str) -> torch.Tensor:
         """How far the weights whose name holds ``part`` have moved, as one flat vector."""
-        return torch.cat([value.flatten() for name, value in self.moves.items() if part in name])
+        return torch.cat(
+            [value.flatten() for name, value in self.moves.items() if part in name]
+        )
 
 
 def take(trainer: Trainer, count: int | None = None) -> Taken:
@@ -171,13 +197,24 @@ def take(trainer: Trainer, count: int | None = None) -> Taken:
     before, seen = weights(trainer), []
 
     def keep(*_: Any) -> None:
-        seen.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
+        seen.append(
+            {
+                name: p.grad.clone()
+                for name, p in trainer.parameters.items()
+                if p.grad is not None
+            }
+        )
 
     handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
     with watched(trainer.net) as calls:
         lines = run_steps(trainer, count)
     handle.remove()
-    return Taken(lines, calls, seen, {name: value - before[name] for name, value in weights(trainer).items()})
+    return Taken(
+        lines,
+        calls,
+        seen,
+        {name: value - before[name] for name, value in weights(trainer).items()},
+    )
 
 
 def in_cache(lab: Lab, name: str) -> Lab:
@@ -187,5 +224,7 @@ def in_cache(lab: Lab, name: str) -> Lab:
 
 def written(trainer: Trainer, step: int = 1) -> Path:
     """The file or folder that the trainer's result is exported to."""
-    (done,) = export_run(trainer.run, trainer.family, trainer.result, step, trainer.job.resolved)
+    (done,) = export_run(
+        trainer.run, trainer.family, trainer.result, step, trainer.job.resolved
+    )
     return done.path

@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from tests.clips import noise, numbered, read_numbers, write_clip, write_dataset
-from tests.effects.effects_kit import Lab, in_cache, job_of, pixels, run_steps, source_of, text_of, trainer_of
+from tests.effects.effects_kit import (
+    Lab,
+    in_cache,
+    job_of,
+    pixels,
+    run_steps,
+    source_of,
+    text_of,
+    trainer_of,
+)
 from tests.read_runs import of_kind
 from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
@@ -31,8 +40,13 @@ def counted(lab: Lab) -> Counted:
         folder = lab.tmp / f"{length}@{fps}"
         if not folder.exists():
             write_dataset(folder, {"clip.mp4": numbered(length, 48, 48)}, {}, fps)
-        settings = {f"video_config.{name}": value for name, value in ({"frames": None} | knobs).items()}
-        return [read_numbers(clip) for clip in pixels(job_of(lab, {"resolution": "48x48"} | settings, folder)).values()]
+        settings = {
+            f"video_config.{name}": value for name, value in ({"frames": None} | knobs).items()
+        }
+        return [
+            read_numbers(clip)
+            for clip in pixels(job_of(lab, {"resolution": "48x48"} | settings, folder)).values()
+        ]
 
     return read
 
@@ -46,7 +60,9 @@ def coloured(folder: Path, channel: int) -> Path:
 
 @pytest.mark.effect("datasets.path")
 def test_the_clips_are_those_of_the_folders(lab: Lab) -> None:
-    rows = [{"path": str(coloured(lab.tmp / f"folder {channel}", channel))} for channel in range(3)]
+    rows = [
+        {"path": str(coloured(lab.tmp / f"folder {channel}", channel))} for channel in range(3)
+    ]
 
     def channels(*chosen: int) -> list[int]:
         seen = pixels(job_of(lab, {"datasets": [rows[i] for i in chosen]}))
@@ -89,9 +105,17 @@ def test_encoded_clips_lie_in_the_cache_folder(lab: Lab) -> None:
 @pytest.mark.effect("resolution")
 @pytest.mark.parametrize(
     ("resolution", "size"),
-    [("32x48", (32, 48)), ("64x32", (64, 32)), (64, (48, 80)), (32, (32, 48)), (["32x32", "64x96", 128], (64, 96))],
+    [
+        ("32x48", (32, 48)),
+        ("64x32", (64, 32)),
+        (64, (48, 80)),
+        (32, (32, 48)),
+        (["32x32", "64x96", 128], (64, 96)),
+    ],
 )
-def test_clips_are_encoded_at_the_resolution(lab: Lab, resolution: Any, size: tuple[int, int]) -> None:
+def test_clips_are_encoded_at_the_resolution(
+    lab: Lab, resolution: Any, size: tuple[int, int]
+) -> None:
     """A 64 x 96 clip: a pair exactly; a number as an area at the clip's aspect; of a list the largest that it fills."""
     data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
     knobs = {"resolution": resolution}
@@ -105,7 +129,9 @@ def test_clips_are_encoded_at_the_resolution(lab: Lab, resolution: Any, size: tu
 def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> None:
     data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
     for width, height in ((96, 64), (64, 48)):
-        (frames,) = pixels(job_of(lab, {"resolution": None, "width": width, "height": height}, data)).values()
+        (frames,) = pixels(
+            job_of(lab, {"resolution": None, "width": width, "height": height}, data)
+        ).values()
         assert frames.shape[1:3] == (height, width)
 
 
@@ -113,9 +139,17 @@ def test_width_and_height_are_a_resolution_whose_sides_are_named(lab: Lab) -> No
 def test_a_crop_that_takes_most_of_every_clip_must_be_allowed(lab: Lab) -> None:
     """Height and width exchanged: of clips 96 wide and 64 high, frames 32 wide and 96 high keep less than a quarter."""
     data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
-    for knobs, refused in (({}, True), ({"allow_crop": True}, False), ({"resize": "pad"}, False)):
+    for knobs, refused in (
+        ({}, True),
+        ({"allow_crop": True}, False),
+        ({"resize": "pad"}, False),
+    ):
         job = job_of(lab, {"resolution": "96x32", **knobs}, data)
-        with pytest.raises(DoesNotFit, match="width=96 and height=32") if refused else nullcontext():
+        with (
+            pytest.raises(DoesNotFit, match="width=96 and height=32")
+            if refused
+            else nullcontext()
+        ):
             refuse_skips(job, "all")
 
 
@@ -198,12 +232,19 @@ def test_several_frame_counts_give_windows_of_each(
 
 @pytest.mark.effect("datasets.caption_weights")
 def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) -> None:
-    data = write_dataset(lab.tmp / "data", {"a.mp4": noise(9, 32, 32, seed=1)}, {"a.mp4": "long\nshort\nother"}, fps=16)
+    data = write_dataset(
+        lab.tmp / "data",
+        {"a.mp4": noise(9, 32, 32, seed=1)},
+        {"a.mp4": "long\nshort\nother"},
+        fps=16,
+    )
 
     def shares(weights: list[float] | None) -> list[float]:
         row = {"path": str(data)} | ({"caption_weights": weights} if weights else {})
         source = source_of(lab, {"datasets": [row], "caption_dropout": 0.0}, data=None)
-        seen = Counter(caption for step in range(1, 301) for caption in prepare(source, step).captions)
+        seen = Counter(
+            caption for step in range(1, 301) for caption in prepare(source, step).captions
+        )
         return [seen[name] / seen.total() for name in ("long", "short", "other")]
 
     assert shares(None) == pytest.approx([1 / 3] * 3, abs=0.1)
@@ -214,14 +255,20 @@ def test_captions_of_a_clip_are_drawn_as_often_as_their_weights_say(lab: Lab) ->
 @pytest.mark.effect("video_config.frames", "video_config.max_frames")
 def test_frames_win_over_the_preset(lab: Lab) -> None:
     """The toy preset says ``frames`` 17."""
-    for knobs, length in (({}, 17), ({"video_config.max_frames": 9}, 9), ({"video_config.frames": 5}, 5)):
+    for knobs, length in (
+        ({}, 17),
+        ({"video_config.max_frames": 9}, 9),
+        ({"video_config.frames": 5}, 5),
+    ):
         (shape,) = job_of(lab, knobs, preset="toy").shapes
         assert shape.frames == length, knobs
 
 
 @pytest.mark.effect("video_config.min_frames")
 @pytest.mark.parametrize(("length", "knobs"), [(7, {"min_frames": 6}), (3, {})])
-def test_shorter_clips_are_left_out(length: int, knobs: dict[str, int], counted: Counted) -> None:
+def test_shorter_clips_are_left_out(
+    length: int, knobs: dict[str, int], counted: Counted
+) -> None:
     with pytest.raises(DoesNotFit, match="too_short"):
         counted(length, frames=9, **knobs)
 
@@ -241,22 +288,34 @@ def test_random_windows_begin_somewhere_else_in_each_variant(lab: Lab) -> None:
     assert len(set(starts("random"))) > 2
 
     for variants, different in ((1, 1), (2, 2), (0, 4)):
-        more = {"video_config.frame_sample_strategy": "random", "video_config.variants": variants}
+        more = {
+            "video_config.frame_sample_strategy": "random",
+            "video_config.variants": variants,
+        }
         source = source_of(in_cache(lab, f"own{variants}"), knobs | more, data)
-        assert len({prepare(source, step).batch.x0.sum().item() for step in range(1, 5)}) == different
+        assert (
+            len({prepare(source, step).batch.x0.sum().item() for step in range(1, 5)})
+            == different
+        )
 
 
 @pytest.mark.effect("video_config.frame_sample_strategy", "video_config.keyframe_source")
 def test_windows_begin_at_keyframes_or_at_scene_cuts(lab: Lab) -> None:
     """A keyframe every 12 frames; the picture changes for good at frame 20."""
-    frames = np.concatenate([noise(1, 48, 48, seed=1).repeat(20, 0), noise(1, 48, 48, seed=2).repeat(20, 0)])
+    frames = np.concatenate(
+        [noise(1, 48, 48, seed=1).repeat(20, 0), noise(1, 48, 48, seed=2).repeat(20, 0)]
+    )
     often = {"g": "12", "keyint_min": "12", "sc_threshold": "0"}
     path = write_clip(lab.tmp / "data" / "a.mp4", frames, 16, options=often)
     path.with_suffix(".txt").write_text("two pictures", encoding="utf-8")
     knobs = {"video_config.frames": 9, "resolution": "48x48"}
 
     def starts(**more: str) -> list[int]:
-        job = job_of(lab, knobs | {f"video_config.{name}": value for name, value in more.items()}, path.parent)
+        job = job_of(
+            lab,
+            knobs | {f"video_config.{name}": value for name, value in more.items()},
+            path.parent,
+        )
         return [round(window.start * 16) for window in job.library.windows]
 
     assert starts() == [0, 9, 18, 27]
@@ -270,7 +329,9 @@ def test_clips_are_shrunk_before_they_are_encoded(lab: Lab) -> None:
     data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(9, 64, 96)}, {}, fps=16)
 
     def size(ratio: int | None) -> tuple[int, ...]:
-        job = job_of(lab, {"resolution": "64x96", "video_config.spatial_compression_ratio": ratio}, data)
+        job = job_of(
+            lab, {"resolution": "64x96", "video_config.spatial_compression_ratio": ratio}, data
+        )
         (frames,) = pixels(job).values()
         assert read_numbers(frames) == list(range(9))
         return frames.shape[1:3]
@@ -284,7 +345,11 @@ def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
     data = write_dataset(lab.tmp / "data", {"clip.mp4": numbered(27, 48, 48)}, {}, fps=16)
 
     def shown(augment: bool) -> list[list[int]]:
-        knobs = {"video_config.frames": 9, "video_config.temporal_augmentation": augment, "resolution": "48x48"}
+        knobs = {
+            "video_config.frames": 9,
+            "video_config.temporal_augmentation": augment,
+            "resolution": "48x48",
+        }
         job = job_of(lab, knobs, data)
         return [read_numbers(list(pixels(job, variant).values())[1]) for variant in range(8)]
 
@@ -298,7 +363,9 @@ def test_windows_move_and_neighbouring_frames_swap(lab: Lab) -> None:
 @pytest.mark.effect("video_config.frame_dropout_probability")
 def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> None:
     for probability in (0, 0.3):
-        source = source_of(lab, {"video_config.frame_dropout_probability": probability, "batch_size": 4})
+        source = source_of(
+            lab, {"video_config.frame_dropout_probability": probability, "batch_size": 4}
+        )
         batches = [prepare(source, step).batch for step in range(1, 31)]
         share = torch.cat([batch.dropped for batch in batches])[:, :, 1:].float().mean().item()
         assert share == pytest.approx(probability, abs=0.1 * (probability > 0))
@@ -306,7 +373,9 @@ def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> No
 
 
 @pytest.mark.effect("missing_caption", "missing_caption_text")
-def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_text(lab: Lab) -> None:
+def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_text(
+    lab: Lab,
+) -> None:
     clips = {f"{name}.mp4": noise(9, 32, 32, seed=ord(name)) for name in "ab"}
     data = write_dataset(lab.tmp / "data", clips, {"a.mp4": "a cat", "b.mp4": None}, fps=16)
 
@@ -318,7 +387,9 @@ def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_te
         texts("error")
     assert torch.equal(texts("skip"), text_of(lab, "a cat", "a cat"))
     assert torch.equal(texts("empty"), text_of(lab, "a cat", ""))
-    assert torch.equal(texts("text", missing_caption_text="a film"), text_of(lab, "a cat", "a film"))
+    assert torch.equal(
+        texts("text", missing_caption_text="a film"), text_of(lab, "a cat", "a film")
+    )
 
 
 @pytest.mark.effect("caption_dropout")
@@ -327,13 +398,19 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
 
     def share(dropout: float) -> float:
         source = source_of(lab, {"caption_dropout": dropout, "batch_size": 4, "shuffle": False})
-        dropped = [torch.equal(text, empty) for step in range(1, 26) for text in prepare(source, step).batch.cond.text]
+        dropped = [
+            torch.equal(text, empty)
+            for step in range(1, 26)
+            for text in prepare(source, step).batch.cond.text
+        ]
         return sum(dropped) / len(dropped)
 
     assert share(0) == 0
     assert share(1) == 1
     assert 0.15 < share(0.3) < 0.45
-    captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
+    captions = [
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"
+    ]
     kept = prepare(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
     assert torch.equal(kept.cond.text, text_of(lab, *captions))
 
@@ -347,15 +424,26 @@ def test_a_share_of_the_videos_is_measured_and_never_trained(
     lab: Lab, twenty: Path, fraction: float, windows: int, held_out: int, measured: list[int]
 ) -> None:
     """A third of the windows that are measured are of training clips."""
-    knobs = {"validation_fraction": fraction, "validation_windows": windows, "epochs": 1, "video_config.frames": 5}
+    knobs = {
+        "validation_fraction": fraction,
+        "validation_windows": windows,
+        "epochs": 1,
+        "video_config.frames": 5,
+    }
     trainer = trainer_of(lab, knobs, twenty)
     trained = [name for line in run_steps(trainer) for name in line["window_ids"]]
     kept = {window.id for window in trainer.job.library.held_out_windows}
-    assert (len(kept), len(trained), len(set(trained))) == (held_out, 20 - held_out, 20 - held_out)
+    assert (len(kept), len(trained), len(set(trained))) == (
+        held_out,
+        20 - held_out,
+        20 - held_out,
+    )
     assert not kept & set(trained)
     measure(trainer, 0)
     (line,) = of_kind(trainer.run, "validation")
-    assert [(line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")] == measured
+    assert [
+        (line[part] or {"windows": 0})["windows"] for part in ("held_out", "train")
+    ] == measured
 
 
 @pytest.mark.effect("shuffle")

@@ -42,16 +42,25 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
     for folder in (lab.model, other):
         trainer = trainer_of(lab, {"base_model_name": str(folder)})
         on_disk = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
-        assert torch.equal(trainer.net.blocks[0].attn1.to_q.base_layer.weight, on_disk["blocks.0.attn1.to_q.weight"])
+        assert torch.equal(
+            trainer.net.blocks[0].attn1.to_q.base_layer.weight,
+            on_disk["blocks.0.attn1.to_q.weight"],
+        )
         answers.append(take(trainer, 1).calls[0]["answer"])
     assert not torch.allclose(*answers)
 
 
 @pytest.mark.effect("transformer.file")
-def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_s_weights_stand_for_the_base_s(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own weights train, under its own fingerprint, with the base's text encoder and VAE; a LoRA of it loads."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
-    other = Wan.tiny(lab.tmp / "other", seed=1) / "transformer" / "diffusion_pytorch_model.safetensors"
+    other = (
+        Wan.tiny(lab.tmp / "other", seed=1)
+        / "transformer"
+        / "diffusion_pytorch_model.safetensors"
+    )
     file = lab.tmp / "own.safetensors"
     file.write_bytes(other.read_bytes())
     answers, prints = [], []
@@ -65,14 +74,18 @@ def test_the_file_s_weights_stand_for_the_base_s(lab: Lab, monkeypatch: pytest.M
     assert torch.equal(answers[1], answers[2])
     assert {part for part in prints[0] if prints[0][part] != prints[1][part]} == {"transformer"}
     job = job_of(lab, {"transformer.file": os.path.relpath(file)})
-    assert Path(job.config.transformer.file).is_absolute(), "a resume from another folder would not find it"
+    assert Path(job.config.transformer.file).is_absolute(), (
+        "a resume from another folder would not find it"
+    )
     assert Path(job.config.transformer.file).samefile(file)
     with pytest.raises(VideotuneError, match=r"transformer.file: 2 given; .* takes 1"):
         job_of(lab, {"transformer.file": [str(file)] * 2})
 
 
 @pytest.mark.effect("base_parts")
-def test_all_but_the_transformer_is_that_of_the_parts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_the_transformer_is_that_of_the_parts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(lab.tmp / "cache"))
     other = Wan.tiny(lab.tmp / "other", seed=1)
     file = str(other / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -86,7 +99,11 @@ def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: La
     """Without a base model each family lays the same clips out by its own rules; with one the name is checked."""
 
     def shapes(family: str | None, base: Path | None = None) -> tuple[Any, list[str]]:
-        sets = [f"cache_dir={lab.cache}", "video_config.max_frames=16", "video_config.target_fps=16"]
+        sets = [
+            f"cache_dir={lab.cache}",
+            "video_config.max_frames=16",
+            "video_config.target_fps=16",
+        ]
         sets += [f"base_model_name={base}"] if base else []
         words = Overrides(family=family, data=str(lab.clips), sets=tuple(sets))
         job = open_job(*resolve_config(words))
@@ -135,11 +152,15 @@ def test_the_update_is_scaled_by_alpha_over_rank(lab: Lab) -> None:
         with torch.no_grad():
             inside[alpha] = layer(x) - layer.base_layer(x)
         outside[alpha] = read_back(trainer.family, written(trainer))
-    a, b = (trainer.parameters[f"blocks.0.attn1.to_q.lora_{part}.weight"].detach() for part in "AB")
+    a, b = (
+        trainer.parameters[f"blocks.0.attn1.to_q.lora_{part}.weight"].detach() for part in "AB"
+    )
     for alpha, scale in ((None, 1), (2, 1), (4, 2), (8, 4)):
         torch.testing.assert_close(inside[alpha], scale * x @ a.T @ b.T, rtol=1e-4, atol=1e-4)
         update = outside[alpha]["blocks.0.attn1.to_q"].detach()
-        torch.testing.assert_close(update, scale * b.double() @ a.double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            update, scale * b.double() @ a.double(), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.effect("lora.dropout")
@@ -148,8 +169,12 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
         """The share of zeros in what A sees, and the mean size of the rest over that of the layer's own input."""
         trainer = trainer_of(lab, {"lora.dropout": dropout})
         layer, seen = trainer.net.blocks[0].attn1.to_q, []
-        layer.lora_A["default"].register_forward_pre_hook(lambda _, words: seen.append(words[0].detach()))
-        layer.base_layer.register_forward_pre_hook(lambda _, words: seen.append(words[0].detach()))
+        layer.lora_A["default"].register_forward_pre_hook(
+            lambda _, words: seen.append(words[0].detach())
+        )
+        layer.base_layer.register_forward_pre_hook(
+            lambda _, words: seen.append(words[0].detach())
+        )
         if training:
             (line,) = run_steps(trainer, 1)
         else:
@@ -157,7 +182,11 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
             line = {"loss": 0.0}
         whole, part = seen[0], seen[1]
         left = part != 0
-        return (~left).float().mean().item(), (part[left] / whole[left]).mean().item(), line["loss"]
+        return (
+            (~left).float().mean().item(),
+            (part[left] / whole[left]).mean().item(),
+            line["loss"],
+        )
 
     assert inputs(0.0, True)[:2] == (0, 1)
     share, scale, loss = inputs(0.5, True)
@@ -170,8 +199,15 @@ def test_the_adapter_s_input_is_dropped_while_training_and_only_then(lab: Lab) -
 @pytest.mark.effect("lora.targets")
 def test_the_modules_that_are_named_train(lab: Lab) -> None:
     layers = ("to_q", "to_k", "to_v", "to_out.0")
-    attention = {f"blocks.{block}.attn{kind}.{name}" for block in (0, 1) for kind in (1, 2) for name in layers}
-    forward = {f"blocks.{block}.ffn.{name}" for block in range(2) for name in ("net.0.proj", "net.2")}
+    attention = {
+        f"blocks.{block}.attn{kind}.{name}"
+        for block in (0, 1)
+        for kind in (1, 2)
+        for name in layers
+    }
+    forward = {
+        f"blocks.{block}.ffn.{name}" for block in range(2) for name in ("net.0.proj", "net.2")
+    }
     queries_and_keys = {"blocks.1.attn1.to_q", "blocks.1.attn1.to_k"}
     for targets, wanted in (
         ("attention", attention),
@@ -187,24 +223,41 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
     """Each variant has its own tensors and parameter count, starts with the same loss, and has another loss after a step."""
     counts, losses = {}, {}
     for kind in PARTS:
-        knobs = {"lora.variant": kind.lower(), "lora.rank": 4, "lora.targets": ["attn1.to_q"], "learning_rate": 0.1}
+        knobs = {
+            "lora.variant": kind.lower(),
+            "lora.rank": 4,
+            "lora.targets": ["attn1.to_q"],
+            "learning_rate": 0.1,
+        }
         trainer = trainer_of(lab, knobs)
         losses[kind] = [line["loss"] for line in run_steps(trainer, 2)]
         parts = {place[1] for name in trainer.parameters if (place := split(name))}
         assert parts == set(PARTS[kind]) & parts
         assert kind == "LOKR" or parts == set(PARTS[kind])
         counts[kind] = sum(parameter.numel() for parameter in trainer.parameters.values()) // 2
-        assert trainer.job.config.output_model_format == ("peft" if kind in ("LOHA", "LOKR", "OFT") else "diffusers")
-        in_file = {key.removesuffix(".weight").rsplit(".", 1)[1] for key in load_file(written(trainer))}
+        assert trainer.job.config.output_model_format == (
+            "peft" if kind in ("LOHA", "LOKR", "OFT") else "diffusers"
+        )
+        in_file = {
+            key.removesuffix(".weight").rsplit(".", 1)[1] for key in load_file(written(trainer))
+        }
         assert in_file == parts
     one = 4 * (24 + 24)
-    assert counts == {"LORA": one, "DORA": one + 24, "LOHA": 2 * one, "LOKR": 4 * 4 + 6 * 6, "OFT": 24 // 4 * 6}
+    assert counts == {
+        "LORA": one,
+        "DORA": one + 24,
+        "LOHA": 2 * one,
+        "LOKR": 4 * 4 + 6 * 6,
+        "OFT": 24 // 4 * 6,
+    }
     assert len({loss[0] for loss in losses.values()}) == 1, "step 1 is of the base itself"
     assert len({loss[1] for loss in losses.values()}) == len(PARTS)
 
 
 def test_a_preset_s_alpha_is_not_held_against_rotations(lab: Lab) -> None:
-    trainer = trainer_of(lab, {"lora.variant": "OFT", "lora.rank": 4, "resolution": "32x32"}, preset="toy")
+    trainer = trainer_of(
+        lab, {"lora.variant": "OFT", "lora.rank": 4, "resolution": "32x32"}, preset="toy"
+    )
     assert trainer.job.config.lora.alpha is None
     assert trainer.job.resolved.origins["lora.variant"] == "user"
 
@@ -214,18 +267,38 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
     base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
     trained = {}
     for layers in (None, ["blocks.1.attn1"], [r"blocks\.\d+\.ffn", "proj_out.bias"]):
-        trainer = trainer_of(lab, {"training_method": "FINE_TUNE", "transformer.layers": layers, "learning_rate": 0.01})
-        held = [parameter for group in trainer.pool.trainable.optimizer.param_groups for parameter in group["params"]]
-        assert {id(parameter) for parameter in held} == {id(parameter) for parameter in trainer.parameters.values()}
+        trainer = trainer_of(
+            lab,
+            {
+                "training_method": "FINE_TUNE",
+                "transformer.layers": layers,
+                "learning_rate": 0.01,
+            },
+        )
+        held = [
+            parameter
+            for group in trainer.pool.trainable.optimizer.param_groups
+            for parameter in group["params"]
+        ]
+        assert {id(parameter) for parameter in held} == {
+            id(parameter) for parameter in trainer.parameters.values()
+        }
         moves = take(trainer, 2).moves
         assert all(moves[name].any() for name, value in weights(trainer).items() if value.any())
-        saved = load_file(written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors")
+        saved = load_file(
+            written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors"
+        )
         assert set(saved) == set(base)
-        trained[str(layers)] = {name for name, value in saved.items() if not torch.equal(value, base[name])}
+        trained[str(layers)] = {
+            name for name, value in saved.items() if not torch.equal(value, base[name])
+        }
         assert trained[str(layers)] <= set(trainer.parameters)
     whole, one, two = trained.values()
     assert one
-    assert {name.rsplit(".", 2)[0] for name in one} <= {"blocks.1.attn1", "blocks.1.attn1.to_out"}
+    assert {name.rsplit(".", 2)[0] for name in one} <= {
+        "blocks.1.attn1",
+        "blocks.1.attn1.to_out",
+    }
     assert two
     assert all(".ffn." in name or name == "proj_out.bias" for name in two)
     assert len(whole) > len(one | two)
@@ -234,7 +307,11 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
 NEAR = {"FLOAT_8": 0.02, "INT_8": 0.005, "NFLOAT_4": 0.05, "BFLOAT_16": 0.005}
 """How far the losses over rounded weights may lie from those over plain ones, as a share of them."""
 
-TEXT_ALONE = {"transformer.train": False, "text_encoder.train": True, "text_encoder.weight_dtype": "FLOAT_32"}
+TEXT_ALONE = {
+    "transformer.train": False,
+    "text_encoder.train": True,
+    "text_encoder.weight_dtype": "FLOAT_32",
+}
 METHODS: dict[str, dict[str, Any]] = {
     "LORA": {"lora.dropout": 0.2},
     "EMBEDDING": {"training_method": "EMBEDDING"},
@@ -259,7 +336,10 @@ def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
 
 
 def losses(lab: Lab, knobs: dict[str, Any], steps: int = 2) -> list[float]:
-    return [line["loss"] for line in run_steps(trainer_of(lab, {"learning_rate": 0.01} | knobs), steps)]
+    return [
+        line["loss"]
+        for line in run_steps(trainer_of(lab, {"learning_rate": 0.01} | knobs), steps)
+    ]
 
 
 @pytest.mark.effect("weight_dtype")
@@ -270,7 +350,9 @@ def test_the_kind_decides_bytes_and_the_base(lab: Lab) -> None:
         assert bool(packed(trainer.net)) == (kind != "auto")
         size[kind] = bytes_of(trainer)
         first[kind] = run_steps(trainer, 1)[0]["loss"]
-    assert size["auto"] > size["BFLOAT_16"] > size["FLOAT_8"] == size["INT_8"] > size["NFLOAT_4"]
+    assert (
+        size["auto"] > size["BFLOAT_16"] > size["FLOAT_8"] == size["INT_8"] > size["NFLOAT_4"]
+    )
     assert len(set(first.values())) == 5
     for kind, near in NEAR.items():
         assert first[kind] == pytest.approx(first["auto"], rel=near)
@@ -290,7 +372,10 @@ def test_the_denoiser_has_a_kind_of_its_own(lab: Lab) -> None:
 @pytest.mark.effect("text_encoder.weight_dtype")
 def test_the_text_encoder_has_a_kind_of_its_own(lab: Lab) -> None:
     """Its states are other ones, and are kept under another name, so that no run is given those of another kind."""
-    plain, rounded = first_text(lab, {}), first_text(lab, {"text_encoder.weight_dtype": "NFLOAT_4"})
+    plain, rounded = (
+        first_text(lab, {}),
+        first_text(lab, {"text_encoder.weight_dtype": "NFLOAT_4"}),
+    )
     assert not torch.equal(plain, rounded)
     assert torch.equal(first_text(lab, {}), plain), "what the cache has of plain weights stays"
     off = {"weight_dtype": "NFLOAT_4", "text_encoder.weight_dtype": "FLOAT_32"}
@@ -330,13 +415,21 @@ def test_quantized_weights_train_with_the_same_losses_wherever_they_lie(
     kind: str, method: str, mode: str, fraction: float, lab: Lab
 ) -> None:
     """To the bit those of the same weights on the device, near those of plain weights."""
-    knobs = {"weight_dtype": kind, "gradient_checkpointing": mode, "layer_offload_fraction": fraction}
+    knobs = {
+        "weight_dtype": kind,
+        "gradient_checkpointing": mode,
+        "layer_offload_fraction": fraction,
+    }
     assert losses(lab, METHODS[method] | knobs) == expected(lab, kind, method)
 
 
 def test_frozen_parts_of_a_fine_tuning_may_be_quantized(lab: Lab) -> None:
     """And a statement of the dtype that the weights have anyway is none of another."""
-    knobs = {"training_method": "FINE_TUNE", "transformer.weight_dtype": "FLOAT_32", "weight_dtype": "INT_8"}
+    knobs = {
+        "training_method": "FINE_TUNE",
+        "transformer.weight_dtype": "FLOAT_32",
+        "weight_dtype": "INT_8",
+    }
     trainer = trainer_of(lab, knobs)
     assert not packed(trainer.net)
     assert trainer.family.weights.text_encoder == "INT_8"
@@ -344,6 +437,10 @@ def test_frozen_parts_of_a_fine_tuning_may_be_quantized(lab: Lab) -> None:
 
 
 def test_dtypes_are_not_case_sensitive_and_auto_undoes_a_preset_s(lab: Lab) -> None:
-    sets = (f"base_model_name={lab.model}", "weight_dtype=nfloat_4", "transformer.weight_dtype=AUTO")
+    sets = (
+        f"base_model_name={lab.model}",
+        "weight_dtype=nfloat_4",
+        "transformer.weight_dtype=AUTO",
+    )
     config = resolve_config(Overrides(sets=sets))[0].config
     assert (config.weight_dtype, config.transformer.weight_dtype) == ("NFLOAT_4", "auto")

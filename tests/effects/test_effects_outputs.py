@@ -32,19 +32,25 @@ def steps_of(files: list[Path]) -> list[int]:
 
 @pytest.mark.effect("save_every")
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5])])
-def test_checkpoints_come_every_so_many_steps_and_at_the_last(lab: Lab, every: int, steps: list[int]) -> None:
+def test_checkpoints_come_every_so_many_steps_and_at_the_last(
+    lab: Lab, every: int, steps: list[int]
+) -> None:
     trainer = trainer_of(lab, {"steps": 5, "save_every": every})
     assert train_loop(trainer) == "done"
     folders = list((trainer.run / "checkpoints").iterdir())
     assert steps_of(folders) == steps
     assert all((folder / "COMPLETE").is_file() for folder in folders)
     last = load_file(trainer.run / "checkpoints" / "step-5" / "weights.safetensors")
-    assert all(torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items())
+    assert all(
+        torch.equal(last[name], parameter) for name, parameter in trainer.parameters.items()
+    )
 
 
 @pytest.mark.effect("validate_every", "sample_after")
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [0, 2, 4, 5]), (3, [0, 3, 5])])
-def test_validation_and_previews_come_every_so_many_steps(lab: Lab, every: int, steps: list[int]) -> None:
+def test_validation_and_previews_come_every_so_many_steps(
+    lab: Lab, every: int, steps: list[int]
+) -> None:
     """Each validation calls the network once for each of the 4 clips, at three of its nine noise levels."""
     trainer = trainer_of(lab, {"steps": 5, "validate_every": every, "validation_windows": 24})
     with watched(trainer.net) as calls:
@@ -61,7 +67,9 @@ def test_validation_and_previews_come_every_so_many_steps(lab: Lab, every: int, 
     assert of_kind(trainer.run, "warning") == []
 
 
-def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, torch.Tensor]], list[str]]:
+def previews(
+    lab: Lab, **knobs: Any
+) -> tuple[list[np.ndarray], list[dict[str, torch.Tensor]], list[str]]:
     """The films of a preview in order of their prompts, the network's calls for them, and the films' file names."""
     settings = {key.replace("__", "."): value for key, value in knobs.items()}
     trainer = trainer_of(lab, {"sample_after": 1000} | settings)
@@ -75,22 +83,43 @@ def previews(lab: Lab, **knobs: Any) -> tuple[list[np.ndarray], list[dict[str, t
 
 @pytest.mark.effect("samples")
 def test_the_prompts_that_are_named_are_sampled(lab: Lab) -> None:
-    captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"]
+    captions = [
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"
+    ]
     own = ["a cat", "a dog", "a cow"]
     for samples, prompts in ((own, own), (2, captions[::2]), (9, captions), (0, [])):
         films, calls, names = previews(lab, samples=samples)
         assert len(films) == len(prompts)
         for call, prompt in zip(calls, prompts, strict=True):
             assert torch.equal(call["text"][0], text_of(lab, prompt)[0])
-        assert [name.split("-")[2] for name in names] == [digest(prompt)[:8] for prompt in prompts]
+        assert [name.split("-")[2] for name in names] == [
+            digest(prompt)[:8] for prompt in prompts
+        ]
 
 
 @pytest.mark.effect("samples")
 def test_a_prompt_has_settings_of_its_own_in_the_place_of_the_runs(lab: Lab) -> None:
-    own = {"seed": 7, "steps": 2, "frames": 5, "resolution": "32x48", "guidance": 3.0, "negative": "blurry"}
-    films, calls, names = previews(lab, samples=["a cat", {"prompt": "a dog"} | own, "a cow"], sample__steps=1)
-    assert sorted(one.shape for one in films) == [(5, 32, 48, 3), (9, 32, 32, 3), (9, 32, 32, 3)]
-    assert {name.rsplit("-", 1)[1] for name in names} == {"seed42.mp4", "seed7.mp4", "seed44.mp4"}
+    own = {
+        "seed": 7,
+        "steps": 2,
+        "frames": 5,
+        "resolution": "32x48",
+        "guidance": 3.0,
+        "negative": "blurry",
+    }
+    films, calls, names = previews(
+        lab, samples=["a cat", {"prompt": "a dog"} | own, "a cow"], sample__steps=1
+    )
+    assert sorted(one.shape for one in films) == [
+        (5, 32, 48, 3),
+        (9, 32, 32, 3),
+        (9, 32, 32, 3),
+    ]
+    assert {name.rsplit("-", 1)[1] for name in names} == {
+        "seed42.mp4",
+        "seed7.mp4",
+        "seed44.mp4",
+    }
     assert any(torch.equal(call["text"][0], text_of(lab, "blurry")[0]) for call in calls)
     alone, _, _ = previews(lab, samples=[{"prompt": "a dog"} | own])
     place = next(i for i, name in enumerate(names) if "seed7" in name)
@@ -102,8 +131,12 @@ def test_guidance_leads_away_from_the_negative_prompt(lab: Lab) -> None:
     """diffusers' own combination of both answers: tests/models/test_pipelines.py."""
     films = []
     for negative in ("", "blurry"):
-        (film,), calls, _ = previews(lab, samples=["a cat"], sample__negative=negative, sample__guidance=5)
-        assert torch.equal(torch.cat([call["text"] for call in calls]), text_of(lab, "a cat", negative))
+        (film,), calls, _ = previews(
+            lab, samples=["a cat"], sample__negative=negative, sample__guidance=5
+        )
+        assert torch.equal(
+            torch.cat([call["text"] for call in calls]), text_of(lab, "a cat", negative)
+        )
         films.append(film)
     assert not np.array_equal(*films)
 
@@ -118,7 +151,9 @@ def test_guidance_leads_away_from_the_negative_prompt(lab: Lab) -> None:
         {"samples": [{"negative": "a cat"}]},
     ],
 )
-def test_prompts_that_cannot_be_sampled_as_they_say_are_refused(lab: Lab, knobs: dict[str, Any]) -> None:
+def test_prompts_that_cannot_be_sampled_as_they_say_are_refused(
+    lab: Lab, knobs: dict[str, Any]
+) -> None:
     with pytest.raises(VideotuneError):
         trainer_of(lab, {"sample_after": 1} | knobs)
 
@@ -128,21 +163,39 @@ def test_previews_have_as_many_different_captions_as_asked(lab: Lab) -> None:
     """Three clips of which two share a caption have two captions to draw."""
     for name in "abc":
         (lab.tmp / "data").mkdir(exist_ok=True)
-        (lab.tmp / "data" / f"{name}.mp4").write_bytes((lab.clips / "videos" / f"{name}.mp4").read_bytes())
-        (lab.tmp / "data" / f"{name}.txt").write_text("a dog" if name == "c" else "a cat", encoding="utf-8")
-    assert callback(trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews).prompts() == ["a cat", "a dog"]
+        (lab.tmp / "data" / f"{name}.mp4").write_bytes(
+            (lab.clips / "videos" / f"{name}.mp4").read_bytes()
+        )
+        (lab.tmp / "data" / f"{name}.txt").write_text(
+            "a dog" if name == "c" else "a cat", encoding="utf-8"
+        )
+    assert callback(trainer_of(lab, {"samples": 2}, lab.tmp / "data"), Previews).prompts() == [
+        "a cat",
+        "a dog",
+    ]
 
 
 @pytest.mark.effect("samples", "sample_after", "sample.frames")
 @pytest.mark.parametrize("frames", [None, 6])
-def test_a_preview_on_request_is_made_or_its_failure_a_warning(lab: Lab, frames: int | None) -> None:
+def test_a_preview_on_request_is_made_or_its_failure_a_warning(
+    lab: Lab, frames: int | None
+) -> None:
     """Although none are due."""
-    knobs = {"sample_after": 0, "samples": ["a prompt of no clip"], "steps": 2, "sample.frames": frames}
+    knobs = {
+        "sample_after": 0,
+        "samples": ["a prompt of no clip"],
+        "steps": 2,
+        "sample.frames": frames,
+    }
     trainer = trainer_of(lab, knobs)
     (trainer.run / "control.json").write_text('{"sample": true}', encoding="utf-8")
     assert train_loop(trainer) == "done"
-    assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == ([1] if frames is None else [])
-    assert ["sample.frames" in line["text"] for line in of_kind(trainer.run, "warning")] == [True] * (frames == 6)
+    assert steps_of(list((trainer.run / "samples").glob("*.mp4"))) == (
+        [1] if frames is None else []
+    )
+    assert ["sample.frames" in line["text"] for line in of_kind(trainer.run, "warning")] == [
+        True
+    ] * (frames == 6)
 
 
 @pytest.mark.effect("sample.seed")
@@ -187,29 +240,48 @@ def test_the_shift_moves_the_noise_levels_of_denoising(lab: Lab) -> None:
 
     plain = levels(1)
     for shift, wanted in ((6, 6), (0.5, 0.5), (None, 3)):  # the checkpoint's own is 3
-        assert levels(shift) == pytest.approx([wanted * t / (1 + (wanted - 1) * t) for t in plain], abs=0.002)
+        assert levels(shift) == pytest.approx(
+            [wanted * t / (1 + (wanted - 1) * t) for t in plain], abs=0.002
+        )
 
 
 @pytest.mark.effect("sample.guidance")
-def test_above_1_each_denoising_step_asks_the_network_twice_with_the_prompt_and_without(lab: Lab) -> None:
+def test_above_1_each_denoising_step_asks_the_network_twice_with_the_prompt_and_without(
+    lab: Lab,
+) -> None:
     """How the answers are combined: tests/models/test_pipelines.py."""
     texts, films = text_of(lab, "a cat", ""), []
     for guidance, passes in ((1, 1), (9, 2), (None, 2)):  # the family's own is above 1
         (film,), calls, _ = previews(lab, samples=["a cat"], sample__guidance=guidance)
         assert torch.equal(torch.cat([call["text"] for call in calls]), texts[:passes])
         films.append(film)
-    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(films, 2))
+    assert not any(
+        np.array_equal(one, other) for one, other in itertools.combinations(films, 2)
+    )
 
 
 @pytest.mark.effect("output_model_destination", "output_model_format")
 def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
-    roots = {"diffusers": "transformer.blocks.0.attn1.to_q.", "comfyui": "diffusion_model.blocks.0.self_attn.q."}
-    for formats, place in ((["diffusers"], None), (["comfyui"], None), (["diffusers", "comfyui"], lab.tmp / "other")):
+    roots = {
+        "diffusers": "transformer.blocks.0.attn1.to_q.",
+        "comfyui": "diffusion_model.blocks.0.self_attn.q.",
+    }
+    for formats, place in (
+        (["diffusers"], None),
+        (["comfyui"], None),
+        (["diffusers", "comfyui"], lab.tmp / "other"),
+    ):
         destination = None if place is None else str(place)
-        trainer = trainer_of(lab, {"output_model_format": formats, "output_model_destination": destination})
+        trainer = trainer_of(
+            lab, {"output_model_format": formats, "output_model_destination": destination}
+        )
         run_steps(trainer, 1)
-        done = export_run(trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved)
-        assert [one.path.parent for one in done] == [place or trainer.run / "export"] * len(formats)
+        done = export_run(
+            trainer.run, trainer.family, trainer.parameters, 1, trainer.job.resolved
+        )
+        assert [one.path.parent for one in done] == [place or trainer.run / "export"] * len(
+            formats
+        )
         for format, one in zip(formats, done, strict=True):
             assert f"{roots[format]}lora_B.weight" in load_file(one.path)
 
@@ -217,9 +289,13 @@ def test_the_lora_is_written_where_and_as_the_config_says(lab: Lab) -> None:
 PROBED = {"sample_metrics.budget": 1e6, "sample_metrics.steps": 1, "sample_metrics.samples": 2}
 
 
-def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
+def measured(
+    lab: Lab, **knobs: Any
+) -> tuple[dict[str, Any], list[dict[str, torch.Tensor]], Path]:
     """The journal's line of the base's probe, the network's calls for it, and the run folder."""
-    trainer = trainer_of(lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()})
+    trainer = trainer_of(
+        lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()}
+    )
     with watched(trainer.net) as calls:
         probe(trainer, 0)
     (line,) = of_kind(trainer.run, "sample_metrics")
@@ -227,11 +303,15 @@ def measured(lab: Lab, **knobs: Any) -> tuple[dict[str, Any], list[dict[str, tor
 
 
 @pytest.mark.effect("sample_metrics.budget")
-@pytest.mark.parametrize(("budget", "steps", "not_measured"), [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])])
+@pytest.mark.parametrize(
+    ("budget", "steps", "not_measured"), [(0, [], []), (0.05, [], [0]), (1e6, [0, 3, 4], [])]
+)
 def test_what_the_budget_does_not_allow_is_not_measured(
     lab: Lab, budget: float, steps: list[int], not_measured: list[int]
 ) -> None:
-    trainer = trainer_of(lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3})
+    trainer = trainer_of(
+        lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3}
+    )
     with watched(trainer.net) as calls:
         train_loop(trainer)
     lines = of_kind(trainer.run, "sample_metrics")
@@ -241,28 +321,44 @@ def test_what_the_budget_does_not_allow_is_not_measured(
 
 
 @pytest.mark.effect("sample_metrics.samples", "sample_metrics.steps", "sample_metrics.prompts")
-@pytest.mark.parametrize(("samples", "steps", "prompts"), [(1, 1, 2), (3, 1, 2), (1, 3, 2), (2, 1, ["a cat", "a dog"])])
+@pytest.mark.parametrize(
+    ("samples", "steps", "prompts"),
+    [(1, 1, 2), (3, 1, 2), (1, 3, 2), (2, 1, ["a cat", "a dog"])],
+)
 def test_the_number_of_samples_their_steps_and_their_prompts(
     samples: int, steps: int, prompts: int | list[str], lab: Lab
 ) -> None:
     """Prompts are those that are named, or captions."""
     line, calls, run = measured(lab, samples=samples, steps=steps, prompts=prompts)
-    captions = [(lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "ac"]
+    captions = [
+        (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "ac"
+    ]
     wanted = [(captions if prompts == 2 else prompts)[place % 2] for place in range(samples)]
     assert [sample["prompt"] for sample in line["samples"]] == wanted
     assert len(list((run / "sample_metrics").glob("*.mp4"))) == samples
     assert len(calls) == samples * steps
     texts = {prompt: text_of(lab, prompt)[0] for prompt in wanted}
-    assert all(torch.equal(call["text"][0], texts[prompt]) for call, prompt in zip(calls[::steps], wanted, strict=True))
+    assert all(
+        torch.equal(call["text"][0], texts[prompt])
+        for call, prompt in zip(calls[::steps], wanted, strict=True)
+    )
 
 
 @pytest.mark.effect("sample_metrics.encoder")
 def test_samples_are_compared_by_the_encoder_that_is_named(lab: Lab) -> None:
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 32,
+        "patch_size": 16,
+    }
     torch.manual_seed(0)
-    CLIPVisionModel(CLIPVisionConfig(**small, intermediate_size=16)).save_pretrained(lab.tmp / "clip")
+    CLIPVisionModel(CLIPVisionConfig(**small, intermediate_size=16)).save_pretrained(
+        lab.tmp / "clip"
+    )
     size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     CLIPImageProcessor(**size).save_pretrained(lab.tmp / "clip")
     own, _, _ = measured(lab, encoder=str(lab.tmp / "clip"))
@@ -270,13 +366,17 @@ def test_samples_are_compared_by_the_encoder_that_is_named(lab: Lab) -> None:
     assert default["heuristic"]
     assert not own["heuristic"]
     assert own["embedding"].startswith("clip_vision_model-")
-    assert [a["similarity"] for a in own["samples"]] != [b["similarity"] for b in default["samples"]]
+    assert [a["similarity"] for a in own["samples"]] != [
+        b["similarity"] for b in default["samples"]
+    ]
 
 
 @pytest.fixture
 def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
     """The lab with another kind of model and its own cache."""
-    return lambda variant: replace(lab, model=tiny_bases("wan", variant), cache=lab.tmp / variant)
+    return lambda variant: replace(
+        lab, model=tiny_bases("wan", variant), cache=lab.tmp / variant
+    )
 
 
 @pytest.mark.effect("first_frame_probability")
@@ -288,13 +388,19 @@ def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str]
             clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
             assert clean == (share == 1.0)
             zeros = call["t"].view(1, -1).eq(0)[0].tolist() if call["t"].ndim == 2 else [False]
-            assert zeros == ([True, False, False] if share == 1.0 else [False]), "a token a latent frame"
+            assert zeros == ([True, False, False] if share == 1.0 else [False]), (
+                "a token a latent frame"
+            )
 
 
 @pytest.mark.effect("first_frame_probability")
-def test_an_image_model_is_conditioned_on_its_image_or_zeros(kind: Callable[[str], Lab]) -> None:
+def test_an_image_model_is_conditioned_on_its_image_or_zeros(
+    kind: Callable[[str], Lab],
+) -> None:
     for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
-        calls = take(trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})).calls
+        calls = take(
+            trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
+        ).calls
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))
         assert mask[:, :, 0].eq(float(conditioned)).all()
         assert bool(image.any()) == conditioned
@@ -306,7 +412,10 @@ def sees_other_frames(trainer: Trainer) -> bool:
     moved = one.batch.x0.clone()
     moved[:, :, -1] += 1
     with torch.no_grad():
-        said = [trainer.family.predict(trainer.net, x_t, one.t, one.batch) for x_t in (one.batch.x0, moved)]
+        said = [
+            trainer.family.predict(trainer.net, x_t, one.t, one.batch)
+            for x_t in (one.batch.x0, moved)
+        ]
     assert not torch.equal(said[0][:, :, -1], said[1][:, :, -1])
     return not torch.equal(said[0][:, :, 0], said[1][:, :, 0])
 
@@ -328,10 +437,15 @@ def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> Non
     for trained in (True, False):
         for sampled in (True, False):
             knobs: dict[str, Any] = {"samples": ["a cat"], "sample.steps": 2}
-            knobs |= {"video_config.use_temporal_attention": trained, "sample.use_temporal_attention": sampled}
+            knobs |= {
+                "video_config.use_temporal_attention": trained,
+                "sample.use_temporal_attention": sampled,
+            }
             trainer = trainer_of(lab, knobs)
             preview(trainer, 0)
-            drawn[trained, sampled] = film(next((trainer.run / "samples").glob("*.mp4"))).astype(int)
+            drawn[trained, sampled] = film(
+                next((trainer.run / "samples").glob("*.mp4"))
+            ).astype(int)
             assert sees_other_frames(trainer) == trained
     assert np.array_equal(drawn[True, True], drawn[False, True])
     assert np.array_equal(drawn[True, False], drawn[False, False])
@@ -339,12 +453,19 @@ def test_previews_run_the_model_as_shipped_unless_set_otherwise(lab: Lab) -> Non
 
 
 @pytest.mark.effect("sample.guidance_2")
-def test_the_second_expert_has_guidance_of_its_own(lab: Lab, tiny_bases: Callable[..., Path]) -> None:
+def test_the_second_expert_has_guidance_of_its_own(
+    lab: Lab, tiny_bases: Callable[..., Path]
+) -> None:
     """Its first expert alone draws the first half: with one step there is no other, and the key changes nothing."""
     base = str(tiny_bases("wan", "t2v-a14b"))
 
     def drawn(steps: int, guidance_2: float | None) -> np.ndarray:
-        sets = ["sample.frames=5", "sample.resolution=32x32", f"sample.steps={steps}", "sample.guidance=4"]
+        sets = [
+            "sample.frames=5",
+            "sample.resolution=32x32",
+            f"sample.steps={steps}",
+            "sample.guidance=4",
+        ]
         sets += [] if guidance_2 is None else [f"sample.guidance_2={guidance_2}"]
         sampler = open_sampler(SampleOptions(("a cat",), 1, base=base, sets=tuple(sets)))
         return render(sampler, ["a cat"], [1])[0].astype(int)

@@ -41,7 +41,10 @@ from videotune.trainer.components import make_objective
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
     """This number of clips of 32 x 32, equal to no other folder's."""
-    clips = {f"{name}-{chr(97 + i)}.mp4": noise(frames, 32, 32, seed=100 * ord(name[0]) + i) for i in range(count)}
+    clips = {
+        f"{name}-{chr(97 + i)}.mp4": noise(frames, 32, 32, seed=100 * ord(name[0]) + i)
+        for i in range(count)
+    }
     return write_dataset(lab.tmp / name, clips, {}, fps=16)
 
 
@@ -61,8 +64,13 @@ def test_how_often_the_clips_of_a_dataset_are_trained_and_whether_they_are_measu
     rows = [{"path": str(folder(lab, "one"))}, {"path": str(folder(lab, "two")), **keys}]
     trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "epochs": 1})
     names = {clip.id[:12]: Path(clip.path).stem[:3] for clip in trainer.job.library.clips}
-    assert Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"]) == seen
-    assert max(trainer.job.exposure(trainer.job.steps).windows.values()) == keys.get("repeats", 1)
+    assert (
+        Counter(names[name[:12]] for line in run_steps(trainer) for name in line["window_ids"])
+        == seen
+    )
+    assert max(trainer.job.exposure(trainer.job.steps).windows.values()) == keys.get(
+        "repeats", 1
+    )
     measure(trainer, 0)
     (line,) = of_kind(trainer.run, "validation")
     assert (line["held_out"] or {"windows": 0})["windows"] == held_out
@@ -74,7 +82,9 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     one = folder(lab, "one", 1)
 
     def first_loss(row: dict[str, Any]) -> float:
-        trainer = trainer_of(in_cache(lab, "own"), {"datasets": [{"path": str(one), **row}], "steps": 2})
+        trainer = trainer_of(
+            in_cache(lab, "own"), {"datasets": [{"path": str(one), **row}], "steps": 2}
+        )
         return run_steps(trainer, 1)[0]["loss"]
 
     as_training = first_loss({})
@@ -94,9 +104,13 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
     def first_gradient(weight: float) -> torch.Tensor:
         rows = [{"path": str(one), "loss_weight": weight}]
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9})
-        return torch.cat([gradient.flatten() for gradient in take(trainer, 1).gradients[0].values()])
+        return torch.cat(
+            [gradient.flatten() for gradient in take(trainer, 1).gradients[0].values()]
+        )
 
-    torch.testing.assert_close(first_gradient(2.5), 2.5 * first_gradient(1.0), rtol=1e-3, atol=1e-8)
+    torch.testing.assert_close(
+        first_gradient(2.5), 2.5 * first_gradient(1.0), rtol=1e-3, atol=1e-8
+    )
 
 
 def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
@@ -105,10 +119,16 @@ def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
     rows: list[dict[str, Any]] = [{"path": str(one)}]
     losses = {}
     for weight in (None, 0, 1):
-        more = [] if weight is None else [{"path": str(other), "kind": "regularization", "loss_weight": weight}]
+        more = (
+            []
+            if weight is None
+            else [{"path": str(other), "kind": "regularization", "loss_weight": weight}]
+        )
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows + more})
         losses[weight] = [(line["loss"], line["window_ids"]) for line in run_steps(trainer, 3)]
-        assert any("left out: its loss_weight is 0" in note for note in trainer.job.notes) == (weight == 0)
+        assert any("left out: its loss_weight is 0" in note for note in trainer.job.notes) == (
+            weight == 0
+        )
     assert losses[None] == losses[0]
     assert losses[None] != losses[1]
 
@@ -125,7 +145,10 @@ def test_a_dataset_of_weight_0_is_as_good_as_not_there(lab: Lab) -> None:
 def test_a_dataset_has_its_own_resolution_and_windows(
     lab: Lab, knob: dict[str, str], sizes: list[int], counts: list[int]
 ) -> None:
-    rows = [{"path": str(folder(lab, "one", 1, 27))}, {"path": str(folder(lab, "two", 1, 27)), **knob}]
+    rows = [
+        {"path": str(folder(lab, "one", 1, 27))},
+        {"path": str(folder(lab, "two", 1, 27)), **knob},
+    ]
     job = job_of(in_cache(lab, "own"), {"datasets": rows})
     assert [frames.shape[1] for frames in pixels(job).values()] == sizes
     assert [account["windows"] for account in job.library.accounts] == counts
@@ -162,7 +185,11 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
         image.with_suffix(".txt").write_text("a picture", encoding="utf-8")
 
     def batches(multiplier: float) -> dict[int, set[int]]:
-        knobs = {"batch_size": 4, "video_config.video_batch_size_multiplier": multiplier, "epochs": 4}
+        knobs = {
+            "batch_size": 4,
+            "video_config.video_batch_size_multiplier": multiplier,
+            "epochs": 4,
+        }
         source = source_of(in_cache(lab, "own"), knobs, data)
         found: dict[int, set[int]] = {}
         for step in range(1, 13):
@@ -173,7 +200,11 @@ def test_videos_among_images_come_in_smaller_batches(lab: Lab) -> None:
     assert batches(0.5) == {3: {2}, 1: {4}}
     assert batches(0.1) == {3: {1}, 1: {4}}
     assert batches(1.0) == {3: {4}, 1: {4}}
-    alone = job_of(lab, {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25}, folder(lab, "two"))
+    alone = job_of(
+        lab,
+        {"batch_size": 4, "video_config.video_batch_size_multiplier": 0.25},
+        folder(lab, "two"),
+    )
     assert alone.schedule.batches == (4,)
     assert any("unused" in note for note in alone.notes)
 
@@ -183,7 +214,9 @@ def test_so_many_updates_are_made(lab: Lab) -> None:
     for steps in (2, 5):
         trainer = trainer_of(lab, {"steps": steps})
         run_steps(trainer)
-        counts = {int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()}
+        counts = {
+            int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()
+        }
         assert counts == {steps}
 
 
@@ -203,12 +236,18 @@ def test_epochs_are_passes_over_the_four_windows(lab: Lab, epochs: float, update
 
 @pytest.mark.effect("batch_size", "gradient_accumulation_steps")
 @pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_a_step_takes_exactly_batch_times_accumulation_samples(lab: Lab, batch: int, accumulation: int) -> None:
-    trainer = trainer_of(lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2})
+def test_a_step_takes_exactly_batch_times_accumulation_samples(
+    lab: Lab, batch: int, accumulation: int
+) -> None:
+    trainer = trainer_of(
+        lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2}
+    )
     took = take(trainer)
     assert [len(call["x_t"]) for call in took.calls] == [batch] * (2 * accumulation)
     assert [len(line["window_ids"]) for line in took.lines] == [batch * accumulation] * 2
-    assert {int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()} == {2}
+    assert {
+        int(state["step"]) for state in trainer.pool.trainable.optimizer.state.values()
+    } == {2}
 
 
 @pytest.mark.effect("seed")
@@ -218,7 +257,11 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
     def first(seed: int) -> tuple[StepBatch, torch.Tensor, list[str]]:
         trainer = trainer_of(lab, {"seed": seed})
         order = [prepare(trainer.source, step).batch.window_ids[0] for step in range(1, 13)]
-        return prepare(trainer.source, 1), weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"], order
+        return (
+            prepare(trainer.source, 1),
+            weights(trainer)["blocks.0.attn1.to_q.lora_A.weight"],
+            order,
+        )
 
     one, again, other = first(1), first(1), first(2)
     wanted = draws(1, "noise", 1, 0).standard_normal(one[0].noise.shape[1:], "float32")
@@ -244,7 +287,10 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
             return trainer.family.condition(states)
 
         trainer.source = replace(trainer.source, condition=condition)
-        return [(line["loss"], line["grad_norm"], *line["window_ids"]) for line in run_steps(trainer)], readers
+        return [
+            (line["loss"], line["grad_norm"], *line["window_ids"])
+            for line in run_steps(trainer)
+        ], readers
 
     here = threading.current_thread()
     alone, who = train(0)
@@ -258,7 +304,9 @@ def test_batches_are_read_ahead_by_threads_and_are_the_same(lab: Lab) -> None:
 
 @pytest.mark.effect("video_config.temporal_consistency_weight")
 @pytest.mark.parametrize("weight", [0, 0.5, 2])
-def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(lab: Lab, weight: float) -> None:
+def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(
+    lab: Lab, weight: float
+) -> None:
     """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain mse is logged too."""
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
     took, prepared = take(trainer, 1), prepare(trainer.source, 1)
@@ -302,21 +350,32 @@ LEVELS: list[tuple[str | None, dict[str, float], Callable[[float], float]]] = [
 """Distribution, its numbers, and its inverse CDF."""
 
 
-@pytest.mark.effect("timestep_mean", "timestep_std", "timestep_scale", "timestep_distribution", "timestep_shift")
+@pytest.mark.effect(
+    "timestep_mean", "timestep_std", "timestep_scale", "timestep_distribution", "timestep_shift"
+)
 @pytest.mark.parametrize(("name", "numbers", "inverse"), LEVELS)
 def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
     name: str | None, numbers: dict[str, float], inverse: Callable[[float], float], lab: Lab
 ) -> None:
-    knobs = {"timestep_shift": 1} | {f"timestep_{key}": value or None for key, value in numbers.items()}
+    knobs = {"timestep_shift": 1} | {
+        f"timestep_{key}": value or None for key, value in numbers.items()
+    }
     source = source_of(lab, knobs | ({"timestep_distribution": name} if name else {}))
     levels = [prepare(source, step).t.item() for step in range(1, 41)]
-    assert levels == pytest.approx([inverse(draws(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6)
+    assert levels == pytest.approx(
+        [inverse(draws(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6
+    )
 
 
 @pytest.mark.effect("timestep_alpha", "timestep_beta", "timestep_distribution")
 @pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (5.0, 2.0), (2.0, 5.0)])
 def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None:
-    knobs = {"timestep_distribution": "BETA", "timestep_alpha": a, "timestep_beta": b, "timestep_shift": 1}
+    knobs = {
+        "timestep_distribution": "BETA",
+        "timestep_alpha": a,
+        "timestep_beta": b,
+        "timestep_shift": 1,
+    }
     source = source_of(lab, knobs)
     for step in range(1, 41):
         below = float(mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True))
@@ -332,16 +391,23 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
         spec = replace(job.spec, shift_by_tokens=(10, 0.5, 50, 1.5))
         config = job.config.model_copy(update={"timestep_shift": "resolution"})
         source = source_of(lab, {"resolution": size, "timestep_distribution": "UNIFORM"})
-        source = replace(source, objective=make_objective(spec, config), spec=spec, config=config)
+        source = replace(
+            source, objective=make_objective(spec, config), spec=spec, config=config
+        )
         tokens = spec.tokens(job.shapes[0])
         shift = shifts[tokens] = math.exp(0.5 + (tokens - 10) / 40)
         for step in (1, 2, 3):
             u = draws(0, "t", step, 0).random()
-            assert prepare(source, step).t.item() == pytest.approx(shift * u / (1 + (shift - 1) * u), abs=1e-6)
+            assert prepare(source, step).t.item() == pytest.approx(
+                shift * u / (1 + (shift - 1) * u), abs=1e-6
+            )
         fixed = Timesteps("UNIFORM", spec.timestep_shift)
         assert torch.equal(source.objective.timesteps.quantiles(9), fixed.quantiles(9))
     assert len(shifts) == 2
-    assert resolve({"timestep_shift": "resolution"}, {}, spec).config.timestep_shift == "resolution"
+    assert (
+        resolve({"timestep_shift": "resolution"}, {}, spec).config.timestep_shift
+        == "resolution"
+    )
 
 
 @pytest.mark.effect("timestep_stratified")
@@ -350,21 +416,36 @@ def test_the_samples_of_a_step_cover_the_distribution_evenly(lab: Lab) -> None:
     for stratified in (False, True):
         drawn = []
         for split in ({"batch_size": 8}, {"batch_size": 2, "gradient_accumulation_steps": 4}):
-            knobs = {"timestep_stratified": stratified, "timestep_distribution": "UNIFORM", "timestep_shift": 1}
+            knobs = {
+                "timestep_stratified": stratified,
+                "timestep_distribution": "UNIFORM",
+                "timestep_shift": 1,
+            }
             source = source_of(lab, knobs | split)
-            drawn.append([sorted((prepare(source, step).t * 8).long().tolist()) for step in range(1, 11)])
+            drawn.append(
+                [sorted((prepare(source, step).t * 8).long().tolist()) for step in range(1, 11)]
+            )
         assert drawn[0] == drawn[1]
         assert [numbers == list(range(8)) for numbers in drawn[0]] == [stratified] * 10
 
 
 @pytest.mark.effect("loss_weighting", "loss_weighting_gamma")
-def test_min_snr_prices_each_timestep_that_a_run_draws(lab: Lab, tiny_bases: Callable[..., Path]) -> None:
+def test_min_snr_prices_each_timestep_that_a_run_draws(
+    lab: Lab, tiny_bases: Callable[..., Path]
+) -> None:
     """Of a v-prediction model: min(ᾱ, γ(1 - ᾱ)) of the plain error at each whole timestep, γ 5 where none is named."""
     cog = replace(lab, model=tiny_bases("cogvideox"), cache=lab.tmp / "cog")
-    bars = CogVideoXDDIMScheduler.from_pretrained(cog.model, subfolder="scheduler").alphas_cumprod.numpy()
+    bars = CogVideoXDDIMScheduler.from_pretrained(
+        cog.model, subfolder="scheduler"
+    ).alphas_cumprod.numpy()
     levels, moves = [], []
     for weighting, gamma in (("none", None), ("min_snr", None), ("min_snr", 0.05)):
-        knobs = {"loss_weighting": weighting, "loss_weighting_gamma": gamma, "steps": 6, "learning_rate": 1e-2}
+        knobs = {
+            "loss_weighting": weighting,
+            "loss_weighting_gamma": gamma,
+            "steps": 6,
+            "learning_rate": 1e-2,
+        }
         trainer = trainer_of(cog, knobs | {"video_config.target_fps": 16})
         took = take(trainer)
         levels.append([call["t"].item() for call in took.calls])
@@ -375,4 +456,6 @@ def test_min_snr_prices_each_timestep_that_a_run_draws(lab: Lab, tiny_bases: Cal
     assert trainer.source.objective.timesteps.distribution == "UNIFORM", "the family's own"
     assert levels[0] == levels[1] == levels[2]
     assert len(set(levels[0])) > 3
-    assert min((one - other).abs().max() for one, other in itertools.combinations(moves, 2)) > 1e-4
+    assert (
+        min((one - other).abs().max() for one, other in itertools.combinations(moves, 2)) > 1e-4
+    )

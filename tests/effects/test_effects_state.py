@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.effects.effects_kit import Lab, job_of, overrides_of, run_steps, trainer_of, weights, written
+from tests.effects.effects_kit import (
+    Lab,
+    job_of,
+    overrides_of,
+    run_steps,
+    trainer_of,
+    weights,
+    written,
+)
 from tests.shell import train
 from videotune.files import read_json
 from videotune.trainer.checkpoint import complete_checkpoints
@@ -37,7 +45,9 @@ def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(lab: 
         before = {name: value.clone() for name, value in trainer.net.state_dict().items()}
         rates[method] = run_steps(trainer, 2)[0]["lr"]["transformer"]
         after = trainer.net.state_dict()
-        moved[method] = {name for name, value in before.items() if not torch.equal(value, after[name])}
+        moved[method] = {
+            name for name, value in before.items() if not torch.equal(value, after[name])
+        }
     assert all(".lora_" in name for name in moved["LORA"])
     assert len(moved["LORA"]) == 32
     assert moved["FINE_TUNE"] == set(before)
@@ -49,16 +59,25 @@ def test_an_adapter_leaves_the_model_s_weights_and_fine_tuning_changes_all(lab: 
 def test_a_fine_tuned_model_is_a_folder_that_diffusers_opens(lab: Lab, dtype: str) -> None:
     from diffusers import WanPipeline, WanTransformer3DModel
 
-    knobs = {"training_method": "FINE_TUNE", "train_dtype": dtype, "learning_rate": 0.01, "steps": 2}
+    knobs = {
+        "training_method": "FINE_TUNE",
+        "train_dtype": dtype,
+        "learning_rate": 0.01,
+        "steps": 2,
+    }
     trainer = trainer_of(lab, knobs)
     assert all(parameter.dtype == torch.float32 for parameter in trainer.parameters.values())
     run_steps(trainer)
     folder = written(trainer, 2)
-    opened = WanTransformer3DModel.from_pretrained(folder / "transformer", dtype=next(trainer.net.parameters()).dtype)
+    opened = WanTransformer3DModel.from_pretrained(
+        folder / "transformer", dtype=next(trainer.net.parameters()).dtype
+    )
     for name, value in trainer.net.state_dict().items():
         assert torch.equal(opened.state_dict()[name], value), name
     base = load_file(lab.model / "transformer" / "diffusion_pytorch_model.safetensors")
-    assert not torch.allclose(opened.state_dict()["proj_out.weight"].float(), base["proj_out.weight"], atol=1e-3)
+    assert not torch.allclose(
+        opened.state_dict()["proj_out.weight"].float(), base["proj_out.weight"], atol=1e-3
+    )
     assert WanPipeline.from_pretrained(folder).vae is not None
 
 
@@ -83,7 +102,9 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
     assert all(torch.equal(weights(trainer)[name], value) for name, value in live.items())
     assert all(torch.equal(trainer.result[name], value) for name, value in inside.items())
     name = "blocks.0.attn1.to_q.lora_B.weight"
-    assert torch.equal(load_file(written(trainer, 4))[f"transformer.{name}"], trainer.result[name])
+    assert torch.equal(
+        load_file(written(trainer, 4))[f"transformer.{name}"], trainer.result[name]
+    )
     save(trainer, 4, thread=False)
     assert torch.equal(stored(trainer.run, "ema")[name], trainer.result[name])
 
@@ -92,7 +113,9 @@ def test_the_average_is_its_recursion_and_is_what_is_used(lab: Lab, decay: float
 def test_a_run_begins_with_the_weights_that_it_is_given(lab: Lab) -> None:
     first = trainer_of(lab, {"learning_rate": 0.05, "steps": 2})
     run_steps(first)
-    begun, plain = (weights(trainer_of(lab, {"init_from": one})) for one in (str(written(first, 2)), None))
+    begun, plain = (
+        weights(trainer_of(lab, {"init_from": one})) for one in (str(written(first, 2)), None)
+    )
     assert all(torch.equal(begun[name], value) for name, value in weights(first).items())
     assert not any(value.any() for name, value in plain.items() if "lora_B" in name)
 
@@ -112,7 +135,9 @@ CHECKPOINTS: list[tuple[dict[str, float], list[int]]] = [
 
 @pytest.mark.effect("save_keep", "backup_every", "backup_keep", "backup_after")
 @pytest.mark.parametrize(("knobs", "steps"), CHECKPOINTS, ids=str)
-def test_which_checkpoints_and_backups_stay(lab: Lab, knobs: dict[str, float], steps: list[int]) -> None:
+def test_which_checkpoints_and_backups_stay(
+    lab: Lab, knobs: dict[str, float], steps: list[int]
+) -> None:
     """After six steps, of which the last is a save."""
     trainer = trainer_of(lab, {"steps": 6} | knobs)
     assert train_loop(trainer) == "done"
@@ -129,15 +154,27 @@ TRAIN = (1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 def copying(monkeypatch: pytest.MonkeyPatch) -> None:
     """The validation losses are planted, after each step the next."""
 
-    def planted(validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any) -> dict[str, Any]:
+    def planted(
+        validation: Any, family: Any, nets: Any, objective: Any, batch_of: Any
+    ) -> dict[str, Any]:
         lora = [value for name, value in nets.net.named_parameters() if "lora_B" in name]
-        step = planted.seen.setdefault(float(lora[0].detach().double().abs().sum()), len(planted.seen))  # type: ignore[attr-defined]
+        step = planted.seen.setdefault(
+            float(lora[0].detach().double().abs().sum()), len(planted.seen)
+        )  # type: ignore[attr-defined]
 
         def part(value: float, hard: tuple[float, ...]) -> dict[str, Any]:
             clips = {f"{n:012x}": [value * h] * 9 for n, h in enumerate(hard)}
-            return {"mean": value, "by_quantile": [value] * 9, "windows": len(hard), "clips": clips}
+            return {
+                "mean": value,
+                "by_quantile": [value] * 9,
+                "windows": len(hard),
+                "clips": clips,
+            }
 
-        return {"held_out": part(HELD[step], (0.9, 1.0, 1.1)), "train": part(TRAIN[step], (1.0, 1.0))}
+        return {
+            "held_out": part(HELD[step], (0.9, 1.0, 1.1)),
+            "train": part(TRAIN[step], (1.0, 1.0)),
+        }
 
     planted.seen = {}  # type: ignore[attr-defined]
     monkeypatch.setattr("videotune.validation.callbacks.read_validation", planted)
@@ -157,10 +194,21 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
     """A rise is believed at its second reading, after step 5."""
     lines = run_of(lab, steps=7, validate_every=1, early_stopping=readings)
     run, end = lab.tmp / "run", lines[-1]
-    assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, last + 1))
+    assert [line["step"] for line in lines if line["kind"] == "step"] == list(
+        range(1, last + 1)
+    )
     assert (end["kind"], end["why"]) == ("end", "done" if readings is None else "early")
     verdicts = [(line["step"], line["verdict"]) for line in lines if line["kind"] == "verdict"]
-    words = [None, None, "LEARNING", "LEARNING", "PLATEAU", "OVERFITTING", "OVERFITTING", "OVERFITTING"]
+    words = [
+        None,
+        None,
+        "LEARNING",
+        "LEARNING",
+        "PLATEAU",
+        "OVERFITTING",
+        "OVERFITTING",
+        "OVERFITTING",
+    ]
     assert verdicts == list(enumerate(words[: last + 1])), "one line a validation"
     (exported,) = read_json(run / "exports.json")
     if readings is None:  # nothing was saved but the end
@@ -170,8 +218,12 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
         return
     assert end["take"] == {"step": 3, "why": "held-out clips were best there"}
     assert "step-3." in exported["path"]
-    best, end = (run / "checkpoints" / f"step-{step}" / "weights.safetensors" for step in (3, last))
-    name, value = next((name, value) for name, value in load_file(best).items() if "lora_B" in name)
+    best, end = (
+        run / "checkpoints" / f"step-{step}" / "weights.safetensors" for step in (3, last)
+    )
+    name, value = next(
+        (name, value) for name, value in load_file(best).items() if "lora_B" in name
+    )
     assert torch.equal(load_file(run / exported["path"])[f"transformer.{name}"], value)
     assert not torch.equal(load_file(end)[name], value)
 
@@ -183,7 +235,9 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
         ({"validate_every": 2}, "fewer than two clips are held out"),
     ],
 )
-def test_early_stopping_that_cannot_come_is_reported(lab: Lab, knobs: dict[str, Any], why: str) -> None:
+def test_early_stopping_that_cannot_come_is_reported(
+    lab: Lab, knobs: dict[str, Any], why: str
+) -> None:
     for patience in (2, None):
         notes = job_of(lab, knobs | {"early_stopping": patience}).notes
         unused = [note for note in notes if note.startswith("early_stopping is unused")]
@@ -195,7 +249,10 @@ UP = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
 
 @pytest.mark.parametrize(
     ("held", "train", "step", "why"),
-    [(HELD, HELD, 3, "held-out clips were best there"), (UP, TRAIN, 1, "best under the base model itself")],
+    [
+        (HELD, HELD, 3, "held-out clips were best there"),
+        (UP, TRAIN, 1, "best under the base model itself"),
+    ],
     ids=["flies apart", "base was best"],
 )
 def test_the_recommended_checkpoint(
@@ -212,7 +269,9 @@ def test_the_recommended_checkpoint(
 
 def dealt(pair: Lab, **knobs: Any) -> str:
     """H or L for each step."""
-    lines = run_steps(trainer_of(pair, {"steps": 8, "expert_period": 1, "expert_share": 0.5} | knobs))
+    lines = run_steps(
+        trainer_of(pair, {"steps": 8, "expert_period": 1, "expert_share": 0.5} | knobs)
+    )
     return "".join(str(line["expert"])[0] for line in lines)
 
 
@@ -235,8 +294,16 @@ def test_the_experts_that_are_named_train(pair: Lab) -> None:
         trainer = trainer_of(pair, {"experts": word, "expert_period": 1, "steps": 2} | share)
         before = weights(trainer)
         run_steps(trainer)
-        changed = [name for name, value in weights(trainer).items() if not torch.equal(value, before[name])]
-        assert {name.split(".")[0] for name in changed} == moved == {name.split(".")[0] for name in before}
+        changed = [
+            name
+            for name, value in weights(trainer).items()
+            if not torch.equal(value, before[name])
+        ]
+        assert (
+            {name.split(".")[0] for name in changed}
+            == moved
+            == {name.split(".")[0] for name in before}
+        )
 
 
 @pytest.mark.effect("learning_rate_low")
@@ -244,12 +311,20 @@ def test_the_low_expert_s_first_update_has_its_own_rate(pair: Lab) -> None:
     """AdamW's first step moves each weight of B by the rate."""
     reach = {}
     for rate in (None, 0.003):
-        knobs = {"learning_rate": 0.001, "learning_rate_low": rate, "expert_share": 0.5, "expert_period": 1, "steps": 2}
+        knobs = {
+            "learning_rate": 0.001,
+            "learning_rate_low": rate,
+            "expert_share": 0.5,
+            "expert_period": 1,
+            "steps": 2,
+        }
         trainer = trainer_of(pair, knobs)
         run_steps(trainer)
         ends = {name: value for name, value in weights(trainer).items() if "lora_B" in name}
         for expert in ("high", "low"):
-            reach[expert, rate] = max(float(v.abs().max()) for name, v in ends.items() if name.startswith(expert))
+            reach[expert, rate] = max(
+                float(v.abs().max()) for name, v in ends.items() if name.startswith(expert)
+            )
     assert reach["high", None] == reach["high", 0.003] == pytest.approx(0.001, rel=1e-2)
     assert reach["low", None] == pytest.approx(0.001, rel=1e-2)
     assert reach["low", 0.003] == pytest.approx(0.003, rel=1e-2)
@@ -272,10 +347,14 @@ def test_sharding_leaves_a_process_its_part_of_the_weights(
     for value in ("OFF", "FULL"):
         job = job_of(lab, {"sharding": value, "training_method": method})
         family = open_models(job.spec, job.base, job.config)
-        expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
+        expert_schedule = make_expert_schedule(
+            job.spec, job.config, make_objective(job.spec, job.config)
+        )
         pool = open_pool(family, job.config, expert_schedule, 4, 1, one_of_two)
         weights = [p.detach() for name, p in pool.net.named_parameters() if "lora" not in name]
-        held[value] = sum((w.to_local() if isinstance(w, DTensor) else w).numel() for w in weights)
+        held[value] = sum(
+            (w.to_local() if isinstance(w, DTensor) else w).numel() for w in weights
+        )
         trained[value] = sum(p.numel() for p in pool.trainable.parameters.values())
         assert all(type(p.data) is torch.Tensor for p in pool.trainable.parameters.values())
     assert 0.5 * held["OFF"] <= held["FULL"] <= 0.55 * held["OFF"]

@@ -28,10 +28,19 @@ def changed(trainer: Trainer, count: int = 1) -> dict[str, float]:
 def test_new_tokens_leave_both_networks_as_they_are(lab: Lab) -> None:
     trainer = trainer_of(lab, NEW)
     (part,) = trainer.family.text_parts().values()
-    frozen = {"net": trainer.net.state_dict(), "text": part.encoder.get_input_embeddings().table.state_dict()}
-    before = {name: {key: value.clone() for key, value in one.items()} for name, one in frozen.items()}
+    frozen = {
+        "net": trainer.net.state_dict(),
+        "text": part.encoder.get_input_embeddings().table.state_dict(),
+    }
+    before = {
+        name: {key: value.clone() for key, value in one.items()} for name, one in frozen.items()
+    }
     assert all(moved > 0 for moved in changed(trainer).values())
-    assert all(torch.equal(frozen[name][key], value) for name, one in before.items() for key, value in one.items())
+    assert all(
+        torch.equal(frozen[name][key], value)
+        for name, one in before.items()
+        for key, value in one.items()
+    )
     assert trainer.job.config.learning_rate == 1e-3
     assert trainer.job.config.caption_dropout == 0
 
@@ -46,10 +55,14 @@ def test_captions_hold_the_token(lab: Lab) -> None:
         led = sum(text.startswith(f"{token}, ") for text in texts)
         assert led == (4 if token == "<one>" else 2), "two circles of four"
         with torch.no_grad():
-            before = [trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")]
+            before = [
+                trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")
+            ]
             rows_now = next(iter(trainer.parameters.values()))
             rows_now.add_(1)
-            after = [trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")]
+            after = [
+                trainer.family.encode_in_loop([text]).text for text in (f"a {token}", "a thing")
+            ]
         assert not torch.equal(before[0], after[0])
         assert torch.equal(before[1], after[1])
         assert set(load_file(written(trainer))) == {token}
@@ -71,7 +84,9 @@ def test_rows_begin_as_the_words_of_the_text(lab: Lab) -> None:
     drawn, words, other = (trainer_of(lab, NEW | begin) for begin in beginnings)
     (part,) = words.family.text_parts().values()
     numbers = part.tokenizer("red", add_special_tokens=False).input_ids
-    torch.testing.assert_close(rows(words), part.encoder.get_input_embeddings().weight[numbers].mean(0, keepdim=True))
+    torch.testing.assert_close(
+        rows(words), part.encoder.get_input_embeddings().weight[numbers].mean(0, keepdim=True)
+    )
     assert not torch.equal(rows(words), rows(other))
     assert not torch.equal(rows(words), rows(drawn))
 
@@ -89,21 +104,33 @@ def test_new_tokens_and_the_text_encoder_have_a_rate_of_their_own(
 ) -> None:
     """Adam's first step moves each number by the rate; a rate that nothing uses is reported."""
     for rate in (None, own):
-        knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | ({key: rate} if rate else {})
+        knobs = {"learning_rate": 1e-3, "optimizer.weight_decay": 0} | (
+            {key: rate} if rate else {}
+        )
         trainer = trainer_of(lab, method | knobs)
         replaced = rate is not None and method is NEW
         assert any("learning_rate is unused" in note for note in trainer.job.notes) == replaced
         moved = changed(trainer)
-        text = max(far for name, far in moved.items() if name.startswith(("text_encoder.", "embedding.")))
+        text = max(
+            far
+            for name, far in moved.items()
+            if name.startswith(("text_encoder.", "embedding."))
+        )
         assert text == pytest.approx(rate or 1e-3, rel=1e-2)
-        rest = [far for name, far in moved.items() if not name.startswith(("text_encoder.", "embedding."))]
+        rest = [
+            far
+            for name, far in moved.items()
+            if not name.startswith(("text_encoder.", "embedding."))
+        ]
         assert method is NEW or max(rest) == pytest.approx(1e-3, rel=1e-2)
     assert f"{key} is unused: {unused}" in job_of(lab, {key: 1e-3}).notes
 
 
 @pytest.mark.effect("text_encoder.train")
 def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
-    still, live = (trainer_of(lab, FULL | {"text_encoder.train": train}) for train in (False, True))
+    still, live = (
+        trainer_of(lab, FULL | {"text_encoder.train": train}) for train in (False, True)
+    )
     (part,) = still.family.text_parts().values()
     names = {f"text_encoder.{name}" for name, _ in part.encoder.named_parameters()}
     moved = {name: far for trainer in (still, live) for name, far in changed(trainer).items()}
@@ -121,7 +148,9 @@ def test_a_text_encoder_trains_or_stays_as_it_is(lab: Lab) -> None:
         ({"transformer.train": False}, "", False),
     ],
 )
-def test_only_the_named_parts_train(knobs: dict[str, Any], part: str, transformer: bool, lab: Lab) -> None:
+def test_only_the_named_parts_train(
+    knobs: dict[str, Any], part: str, transformer: bool, lab: Lab
+) -> None:
     moved = changed(trainer_of(lab, FULL | knobs))
     own = {name for name in moved if name.startswith("text_encoder.")}
     assert own
@@ -153,19 +182,43 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (OFT | {"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT drops nothing out"),
     (OFT | {"lora.rank": 1}, "lora.rank: OFT turns so many inputs together, at least 2"),
     (OFT | {"lora.rank": 5}, "lora.rank: OFT turns 5 inputs at a time"),
-    (OFT | {"output_model_format": "diffusers"}, "output_model_format: OFT for Wan 2.1 T2V has peft, not 'diffusers'"),
+    (
+        OFT | {"output_model_format": "diffusers"},
+        "output_model_format: OFT for Wan 2.1 T2V has peft, not 'diffusers'",
+    ),
     ({"output_model_format": ["diffusers", "kohya"]}, r"output_model_format.*'kohya'.*comfyui"),
-    ({"transformer.layers": ["blocks.1"]}, r"transformer\.layers: it is for FINE_TUNE; .* lora\.targets says"),
-    (WHOLE | {"transformer.layers": ["blocks.9"]}, r"transformer\.layers: 'blocks\.9' matches no module or parameter"),
-    ({"transformer.train": False}, "transformer.train: LORA trains an adapter of the transformer"),
+    (
+        {"transformer.layers": ["blocks.1"]},
+        r"transformer\.layers: it is for FINE_TUNE; .* lora\.targets says",
+    ),
+    (
+        WHOLE | {"transformer.layers": ["blocks.9"]},
+        r"transformer\.layers: 'blocks\.9' matches no module or parameter",
+    ),
+    (
+        {"transformer.train": False},
+        "transformer.train: LORA trains an adapter of the transformer",
+    ),
     (WHOLE | {"transformer.train": False}, "transformer.train: nothing would train"),
     (TOKENS | {"transformer.train": True}, "transformer.train: EMBEDDING trains new tokens"),
     ({"text_encoder.train": True}, r"text_encoder.train: .* LORA does not"),
     (TOKENS | {"text_encoder.train": True}, "text_encoder.train: EMBEDDING trains new tokens"),
-    (WHOLE | TEXT | {"text_encoder.layers": ["none"]}, "text_encoder.layers: 'none' matches no module"),
-    (WHOLE | {"weight_dtype": "FLOAT_8"}, "weight_dtype: FINE_TUNE trains the transformer, and FLOAT_8 is for frozen"),
-    (WHOLE | {"transformer.weight_dtype": "NFLOAT_4"}, "transformer.weight_dtype: FINE_TUNE trains the transformer"),
-    (WHOLE | TEXT | {"transformer.train": False, "weight_dtype": "INT_8"}, "or set transformer.weight_dtype alone"),
+    (
+        WHOLE | TEXT | {"text_encoder.layers": ["none"]},
+        "text_encoder.layers: 'none' matches no module",
+    ),
+    (
+        WHOLE | {"weight_dtype": "FLOAT_8"},
+        "weight_dtype: FINE_TUNE trains the transformer, and FLOAT_8 is for frozen",
+    ),
+    (
+        WHOLE | {"transformer.weight_dtype": "NFLOAT_4"},
+        "transformer.weight_dtype: FINE_TUNE trains the transformer",
+    ),
+    (
+        WHOLE | TEXT | {"transformer.train": False, "weight_dtype": "INT_8"},
+        "or set transformer.weight_dtype alone",
+    ),
     ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
     ({"optimizer": "PAGED_ADAMW_8BIT"}, "PAGED_ADAMW_8BIT pages"),
     ({"optimizer": "PRODIGY", "learning_rate": 3e-4}, "a rate for other optimizers"),
@@ -187,14 +240,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (SHARDED | WHOLE | {"optimizer.name": "ADAMW_8BIT"}, "optimizer.name: ADAMW_8BIT"),
     ({"learning_rate_cycles": 2}, "it is for COSINE_RESTARTS"),
     ({"learning_rate_power": 2.0, "learning_rate_scheduler": "COSINE"}, "it is for POLYNOMIAL"),
-    ({"timestep_mean": 0.5, "timestep_distribution": "UNIFORM"}, "timestep_mean: timestep_distribution UNIFORM"),
+    (
+        {"timestep_mean": 0.5, "timestep_distribution": "UNIFORM"},
+        "timestep_mean: timestep_distribution UNIFORM",
+    ),
     ({"timestep_std": 0.5, "timestep_distribution": "SIGMOID"}, "it is for LOGIT_NORMAL"),
     ({"timestep_scale": 0.5}, "it is for SIGMOID and MODE"),
     ({"timestep_alpha": 3.0}, "it is for BETA"),
     ({"timestep_beta": 3.0}, "it is for BETA"),
     ({"timestep_scale": 9.0, "timestep_distribution": "MODE"}, "scale of MODE"),
     ({"timestep_shift": "large"}, "timestep_shift"),
-    ({"timestep_shift": "resolution"}, r"timestep_shift: .* publishes no shift by resolution; give a number"),
+    (
+        {"timestep_shift": "resolution"},
+        r"timestep_shift: .* publishes no shift by resolution; give a number",
+    ),
     ({"loss_weighting_gamma": 1.0}, "it is for min_snr"),
     ({"loss_weighting": "min_snr"}, r"loss_weighting.*flow"),
     ({"first_frame_probability": 0.0}, "first_frame_probability.*takes no image"),
@@ -204,9 +263,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"width": 96, "height": 64}, "with resolution"),
     ({"resolution": None, "width": 1e6, "height": 1}, "width"),
     ({"video_config.frames": 8, "video_config.strict_frames": True}, r"frames.*8.*9"),
-    ({"video_config.temporal_compression_ratio": 2}, r"temporal_compression_ratio.*no multiple of this VAE's 4"),
-    ({"video_config.temporal_compression_ratio": 6}, r"temporal_compression_ratio.*no multiple"),
-    ({"video_config.spatial_compression_ratio": 4}, r"spatial_compression_ratio.*no multiple of this VAE's 8"),
+    (
+        {"video_config.temporal_compression_ratio": 2},
+        r"temporal_compression_ratio.*no multiple of this VAE's 4",
+    ),
+    (
+        {"video_config.temporal_compression_ratio": 6},
+        r"temporal_compression_ratio.*no multiple",
+    ),
+    (
+        {"video_config.spatial_compression_ratio": 4},
+        r"spatial_compression_ratio.*no multiple of this VAE's 8",
+    ),
     ({"sample_after": 1, "sample.frames": 6}, "sample.frames"),
     ({"sample_after": 1, "sample.resolution": "40x40"}, "sample.resolution"),
     ({"sample_after": 1, "sample.resolution": "64"}, "sample.resolution"),
@@ -222,13 +290,17 @@ ROWS: list[tuple[dict[str, Any], str]] = [
 """The same of the one dataset's own keys."""
 
 
-@pytest.mark.parametrize(("knobs", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("knobs", "named"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_what_nothing_would_use_is_refused(lab: Lab, knobs: dict[str, Any], named: str) -> None:
     with pytest.raises(VideotuneError, match=named):
         trainer_of(lab, knobs)
 
 
 @pytest.mark.parametrize(("row", "named"), ROWS)
-def test_keys_of_a_dataset_that_nothing_would_use_are_refused(lab: Lab, row: dict[str, Any], named: str) -> None:
+def test_keys_of_a_dataset_that_nothing_would_use_are_refused(
+    lab: Lab, row: dict[str, Any], named: str
+) -> None:
     with pytest.raises(VideotuneError, match=named):
         trainer_of(lab, {"datasets": [{"path": str(lab.clips), **row}]})

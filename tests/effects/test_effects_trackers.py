@@ -28,7 +28,14 @@ from videotune.trainer.resume import Resume
 
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())  # read when the library is imported
 
-SHOWN = {"steps": 3, "validate_every": 3, "sample_after": 3, "samples": ["a cat"], "sample.frames": 5, "save_every": 2}
+SHOWN = {
+    "steps": 3,
+    "validate_every": 3,
+    "sample_after": 3,
+    "samples": ["a cat"],
+    "sample.frames": 5,
+    "save_every": 2,
+}
 OTHERS = tuple(ADAPTERS)
 
 
@@ -36,7 +43,9 @@ OTHERS = tuple(ADAPTERS)
 def _offline(monkeypatch: Patch) -> None:
     wandb.teardown()  # it reads the environment once a process
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DISABLE_WEAVE", "true")  # else a hint on Weave where another test has imported openai
+    monkeypatch.setenv(
+        "WANDB_DISABLE_WEAVE", "true"
+    )  # else a hint on Weave where another test has imported openai
 
 
 class Found(NamedTuple):
@@ -72,21 +81,34 @@ def test_tensorboard_has_curves_validation_and_previews(lab: Lab) -> None:
     board.Reload()
     tags = board.Tags()
     steps = {line["step"]: line for line in lines if line["kind"] == "step"}
-    for tag, key in (("train/loss", "loss"), ("train/mse", "mse"), ("train/grad_norm", "grad_norm")):
+    for tag, key in (
+        ("train/loss", "loss"),
+        ("train/mse", "mse"),
+        ("train/grad_norm", "grad_norm"),
+    ):
         found = {event.step: event.value for event in board.Scalars(tag)}
         assert found == {step: pytest.approx(line[key]) for step, line in steps.items()}
-    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(tags["scalars"])
+    assert {"validation/train", "views/max_window", "seconds/forward", "lr/transformer"} <= set(
+        tags["scalars"]
+    )
     assert any(tag.startswith("mse_by_t/") for tag in tags["scalars"])
     (preview,) = tags["images"]
-    assert (preview, [event.step for event in board.Images(preview)]) == ("a cat (seed 42)", [0, 3])
+    assert (preview, [event.step for event in board.Images(preview)]) == (
+        "a cat (seed 42)",
+        [0, 3],
+    )
     gif: Any = Image.open(BytesIO(board.Images(preview)[0].encoded_image_string))
     assert (gif.format, gif.n_frames) == ("GIF", 5)
-    assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], "no validation possible, said in words"
+    assert [tag for tag in tags["tensors"] if tag.startswith("verdict")], (
+        "no validation possible, said in words"
+    )
 
 
 @pytest.mark.effect("trackers")
 @pytest.mark.parametrize("name", ["tensorboard", *OTHERS])
-def test_a_missing_package_is_an_error_before_any_work(name: str, lab: Lab, monkeypatch: Patch) -> None:
+def test_a_missing_package_is_an_error_before_any_work(
+    name: str, lab: Lab, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES.get(name, (name,))[-1], None)
     with pytest.raises(VideotuneError, match=rf"videotune\[{name}\]"):
         trainer_of(lab, {"trackers": name})
@@ -115,13 +137,23 @@ def records(folder: Path) -> Iterator[Any]:
 def read_wandb(run: Path, project: str) -> Found:
     found, results, config, media = [], {}, "", 0
     for record in records(run):
-        assert record.run.run_id in ("", next(iter(run.glob("wandb/offline*"))).name.split("-")[-1])
+        assert record.run.run_id in (
+            "",
+            next(iter(run.glob("wandb/offline*"))).name.split("-")[-1],
+        )
         config += "".join(item.value_json for item in record.run.config.update)
-        row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        row = {
+            "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+            for item in record.history.item
+        }
         found += [(record.history.step.num, row["train/loss"])] if "train/loss" in row else []
         media += sum("path" in item.nested_key for item in record.history.item)
-        results |= {item.key or item.nested_key[0]: item.value_json for item in record.summary.update}
-    return Found([*dict(found).items()], config, results["verdict"], media)  # offline, each process has a file
+        results |= {
+            item.key or item.nested_key[0]: item.value_json for item in record.summary.update
+        }
+    return Found(
+        [*dict(found).items()], config, results["verdict"], media
+    )  # offline, each process has a file
 
 
 def read_trackio(run: Path, project: str) -> Found:
@@ -131,7 +163,12 @@ def read_trackio(run: Path, project: str) -> Found:
     (own,) = trackio.Api().runs(project)
     rows = SQLiteStorage.get_logs(project, own.name, run_id=own.id)
     found = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
-    media = sum(isinstance(value, dict) for row in rows for key, value in row.items() if key.startswith("samples/"))
+    media = sum(
+        isinstance(value, dict)
+        for row in rows
+        for key, value in row.items()
+        if key.startswith("samples/")
+    )
     return Found(found, json.dumps(own.config), str(own.alerts()), media)
 
 
@@ -141,7 +178,10 @@ def read_mlflow(run: Path, project: str) -> Found:
     client = MlflowClient(f"sqlite:///{run}/mlflow.db")
     (own,) = client.search_runs([client.get_experiment_by_name(project).experiment_id])
     assert own.info.status == "FINISHED"
-    found = [(one.step, one.value) for one in client.get_metric_history(own.info.run_id, "train/loss")]
+    found = [
+        (one.step, one.value)
+        for one in client.get_metric_history(own.info.run_id, "train/loss")
+    ]
     media = len(list(run.glob("mlartifacts/*/artifacts/samples/*/*.mp4")))
     return Found(found, json.dumps(own.data.params), own.data.tags["verdict"], media)
 
@@ -159,17 +199,27 @@ def test_a_tracker_has_curves_previews_verdict_and_config_and_goes_on_after_a_re
     run = run_of(lab, trackers=name, tracker_project=project)
     found = READERS[name](run, project)
     assert found.losses == losses(run)
-    assert (found.media, "no verdict" in found.verdict, lab.clips.name in found.config) == (2, True, True)
+    assert (found.media, "no verdict" in found.verdict, lab.clips.name in found.config) == (
+        2,
+        True,
+        True,
+    )
     assert not any(str(folder) in found.config for folder in (lab.tmp.parent, lab.clips.parent))
     assert train(Overrides(sets=("steps=5",)), run, resume=Resume(step=2)) == DONE
     assert READERS[name](run, project).losses == losses(run)
     assert warnings_of(run) == []
     printed = "".join(capfd.readouterr()).splitlines()
-    assert [line for line in printed if any(word in line for word in ("rackio", "INFO", "wandb:", "mlflow."))] == []
+    assert [
+        line
+        for line in printed
+        if any(word in line for word in ("rackio", "INFO", "wandb:", "mlflow."))
+    ] == []
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_server_that_fails_costs_one_warning_and_no_number(name: str, lab: Lab, monkeypatch: Patch) -> None:
+def test_a_server_that_fails_costs_one_warning_and_no_number(
+    name: str, lab: Lab, monkeypatch: Patch
+) -> None:
     secret = "0123456789abcdef" * 3
     straight = facts_of(run_of(lab))
     shutil.move(lab.tmp / "run", lab.tmp / "straight")
@@ -177,8 +227,14 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(name: str, lab: Lab
         server.status = {"": 500}
         uri = server.url.replace("//", f"//me:{secret}@")
         own = {"WANDB_MODE": "online", "WANDB_BASE_URL": server.url, "WANDB_INIT_TIMEOUT": "2"}
-        own |= {"WANDB_API_KEY": secret[:40], "MLFLOW_TRACKING_URI": uri, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-        for key, value in (own | {"TRACKIO_SERVER_URL": server.url, "TRACKIO_WRITE_TOKEN": secret}).items():
+        own |= {
+            "WANDB_API_KEY": secret[:40],
+            "MLFLOW_TRACKING_URI": uri,
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        }
+        for key, value in (
+            own | {"TRACKIO_SERVER_URL": server.url, "TRACKIO_WRITE_TOKEN": secret}
+        ).items():
             monkeypatch.setenv(key, value)
         wandb.teardown()
         run = run_of(lab, trackers=[name, "tensorboard"])
@@ -186,7 +242,9 @@ def test_a_server_that_fails_costs_one_warning_and_no_number(name: str, lab: Lab
     assert warning.startswith(name)
     assert facts_of(run) == straight
     assert len(list((run / FOLDER).iterdir())) == 1, "the other tracker has the run"
-    assert not any(secret[:40].encode() in path.read_bytes() for path in run.rglob("*") if path.is_file())
+    assert not any(
+        secret[:40].encode() in path.read_bytes() for path in run.rglob("*") if path.is_file()
+    )
 
 
 def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: Patch) -> None:
@@ -194,9 +252,13 @@ def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: Pa
     for lines in (1, 6):
         told: list[str] = []
         answers = iter([None])
-        failing = SimpleNamespace(line=lambda _, answers=answers: next(answers), close=lambda: 1 / 0)
+        failing = SimpleNamespace(
+            line=lambda _, answers=answers: next(answers), close=lambda: 1 / 0
+        )
         monkeypatch.setitem(ADAPTERS, "wandb", lambda run, failing=failing: failing)
-        trackers = Trackers(["wandb"], TrackedRun(Path("run"), "0", "videotune", {}, 1), told.append)
+        trackers = Trackers(
+            ["wandb"], TrackedRun(Path("run"), "0", "videotune", {}, 1), told.append
+        )
         for _ in range(lines):
             trackers.line({"kind": "step"})
         trackers.close()
@@ -205,7 +267,9 @@ def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: Pa
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_folder_that_cannot_be_written_costs_one_warning(name: str, lab: Lab, monkeypatch: Patch) -> None:
+def test_a_folder_that_cannot_be_written_costs_one_warning(
+    name: str, lab: Lab, monkeypatch: Patch
+) -> None:
     """What the library would make is there already, as a file or a folder of that name."""
     run = lab.tmp / "taken"
     (run / "mlflow.db").mkdir(parents=True)
@@ -224,7 +288,9 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(name: str, lab: Lab, 
 
 @pytest.mark.effect("push_to")
 @pytest.mark.parametrize("code", [None, 500])
-def test_a_run_is_pushed_at_its_end_and_a_failure_is_a_warning(code: int | None, lab: Lab, monkeypatch: Patch) -> None:
+def test_a_run_is_pushed_at_its_end_and_a_failure_is_a_warning(
+    code: int | None, lab: Lab, monkeypatch: Patch
+) -> None:
     straight = facts_of(run_of(lab))
     shutil.move(lab.tmp / "run", lab.tmp / "straight")
     with upload_hub(monkeypatch) as hub:

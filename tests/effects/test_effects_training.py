@@ -19,7 +19,16 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 
 from tests.clips import noise, write_dataset
-from tests.effects.effects_kit import Lab, in_cache, job_of, overrides_of, run_steps, take, trainer_of, weights
+from tests.effects.effects_kit import (
+    Lab,
+    in_cache,
+    job_of,
+    overrides_of,
+    run_steps,
+    take,
+    trainer_of,
+    weights,
+)
 from tests.failing_forward import failing_forward
 from tests.read_runs import of_kind
 from tests.shell import Patch, train
@@ -39,7 +48,14 @@ from videotune.trainer.trainer import Trainer
 Weights = dict[str, torch.Tensor]
 
 
-def adamw(start: Weights, gradients: Iterable[Weights], rate: float, b1: float, b2: float, decay: float) -> Weights:
+def adamw(
+    start: Weights,
+    gradients: Iterable[Weights],
+    rate: float,
+    b1: float,
+    b2: float,
+    decay: float,
+) -> Weights:
     """Loshchilov and Hutter's algorithm 2, in float64: the weights after these gradients."""
     out = {name: value.double() for name, value in start.items()}
     mean = {name: torch.zeros_like(value) for name, value in out.items()}
@@ -48,32 +64,50 @@ def adamw(start: Weights, gradients: Iterable[Weights], rate: float, b1: float, 
         for name, gradient in given.items():
             mean[name] = b1 * mean[name] + (1 - b1) * gradient.double()
             square[name] = b2 * square[name] + (1 - b2) * gradient.double().square()
-            update = (mean[name] / (1 - b1**step)) / ((square[name] / (1 - b2**step)).sqrt() + 1e-8)
+            update = (mean[name] / (1 - b1**step)) / (
+                (square[name] / (1 - b2**step)).sqrt() + 1e-8
+            )
             out[name] = out[name] - rate * (update + decay * out[name])
     return out
 
 
-ADAMW: list[dict[str, Any]] = [{}, {"optimizer.beta1": 0.5}, {"optimizer.beta2": 0.5}, {"optimizer.weight_decay": 1.0}]
+ADAMW: list[dict[str, Any]] = [
+    {},
+    {"optimizer.beta1": 0.5},
+    {"optimizer.beta2": 0.5},
+    {"optimizer.weight_decay": 1.0},
+]
 ADAMW += [{"learning_rate": 0.03}, {"optimizer": "adamw"}]
 
 
-@pytest.mark.effect("optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "learning_rate")
+@pytest.mark.effect(
+    "optimizer.beta1", "optimizer.beta2", "optimizer.weight_decay", "learning_rate"
+)
 @pytest.mark.parametrize("knobs", ADAMW, ids=str)
-def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(lab: Lab, knobs: dict) -> None:
+def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(
+    lab: Lab, knobs: dict
+) -> None:
     trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
     start = weights(trainer)
     given = take(trainer, 3).gradients
     numbers = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}
-    numbers |= {key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"}
+    numbers |= {
+        key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"
+    }
     for name, wanted in adamw(start, given, *numbers.values()).items():
-        torch.testing.assert_close(trainer.parameters[name].double(), wanted, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            trainer.parameters[name].double(), wanted, rtol=1e-4, atol=1e-6
+        )
 
 
 @pytest.mark.effect("optimizer.weight_decay")
 def test_the_optimizer_s_name_alone_leaves_the_preset_s_decay(lab: Lab) -> None:
     """The toy preset says weight_decay 0."""
     for optimizer, decay in (("ADAMW", 0.0), ({"name": "ADAMW", "weight_decay": 0.5}, 0.5)):
-        assert job_of(lab, {"optimizer": optimizer}, preset="toy").config.optimizer.weight_decay == decay
+        assert (
+            job_of(lab, {"optimizer": optimizer}, preset="toy").config.optimizer.weight_decay
+            == decay
+        )
 
 
 HALF_WAVE = [(1 + math.cos(math.pi * k / 4)) / 2 for k in range(4)]
@@ -83,9 +117,15 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
     ({"learning_rate_scheduler": "linear"}, [1, 0.75, 0.5, 0.25]),
     ({"learning_rate_scheduler": "COSINE"}, HALF_WAVE),
     ({"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 1}, HALF_WAVE),
-    ({"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 2}, [1, 0.5, 1, 0.5]),
+    (
+        {"learning_rate_scheduler": "COSINE_RESTARTS", "learning_rate_cycles": 2},
+        [1, 0.5, 1, 0.5],
+    ),
     ({"learning_rate_scheduler": "POLYNOMIAL"}, [1, 3 / 4, 2 / 4, 1 / 4]),
-    ({"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2}, [1, 9 / 16, 4 / 16, 1 / 16]),
+    (
+        {"learning_rate_scheduler": "POLYNOMIAL", "learning_rate_power": 2},
+        [1, 9 / 16, 4 / 16, 1 / 16],
+    ),
     ({"warmup_steps": 0}, [1, 1, 1, 1]),
     ({"warmup_steps": 1}, [1 / 2, 1, 1, 1]),
     ({"warmup_steps": 3}, [1 / 4, 2 / 4, 3 / 4, 1]),
@@ -93,9 +133,13 @@ SCHEDULES: list[tuple[dict[str, Any], list[float]]] = [
 ]
 
 
-@pytest.mark.effect("learning_rate_scheduler", "learning_rate_cycles", "learning_rate_power", "warmup_steps")
+@pytest.mark.effect(
+    "learning_rate_scheduler", "learning_rate_cycles", "learning_rate_power", "warmup_steps"
+)
 @pytest.mark.parametrize(("knobs", "factors"), SCHEDULES, ids=str)
-def test_the_rate_of_each_step_is_that_of_the_schedule(lab: Lab, knobs: dict[str, Any], factors: list[float]) -> None:
+def test_the_rate_of_each_step_is_that_of_the_schedule(
+    lab: Lab, knobs: dict[str, Any], factors: list[float]
+) -> None:
     """As the optimizer has it, and as the journal says it."""
     trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
     rates: list[float] = []
@@ -113,7 +157,10 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
     for limit in (1e-3, 1e6):
         trainer = trainer_of(lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2})
         took = take(trainer, 1)
-        found[limit] = torch.cat([g.flatten() for g in took.gradients[0].values()]), took.lines[0]["grad_norm"]
+        found[limit] = (
+            torch.cat([g.flatten() for g in took.gradients[0].values()]),
+            took.lines[0]["grad_norm"],
+        )
     (small, before), (whole, same) = found[1e-3], found[1e6]
     assert before == same == pytest.approx(whole.norm().item(), rel=1e-5)
     assert whole.norm() > 1e-3
@@ -124,11 +171,19 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
 @pytest.mark.effect("train_dtype")
 def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
     losses = {}
-    for name, dtype in (("FLOAT_32", torch.float32), ("BFLOAT_16", torch.bfloat16), (None, torch.float32)):
+    for name, dtype in (
+        ("FLOAT_32", torch.float32),
+        ("BFLOAT_16", torch.bfloat16),
+        (None, torch.float32),
+    ):
         trainer = trainer_of(in_cache(lab, str(name)), {"train_dtype": name})
         took = take(trainer, 1)
         assert trainer.net.blocks[0].attn1.to_q.base_layer.weight.dtype == dtype
-        assert [took.calls[0][name].dtype for name in ("x_t", "text", "t")] == [dtype, dtype, torch.float32]
+        assert [took.calls[0][name].dtype for name in ("x_t", "text", "t")] == [
+            dtype,
+            dtype,
+            torch.float32,
+        ]
         assert {parameter.dtype for parameter in trainer.parameters.values()} == {torch.float32}
         losses[name] = took.lines[0]["loss"]
     assert losses[None] == losses["FLOAT_32"]
@@ -137,7 +192,9 @@ def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
 
 
 @pytest.mark.effect("train_dtype")
-def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cache(lab: Lab) -> None:
+def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cache(
+    lab: Lab,
+) -> None:
     alone = trainer_of(in_cache(lab, "alone"), {"train_dtype": "FLOAT_32"})
     trainer_of(in_cache(lab, "both"), {"train_dtype": "BFLOAT_16"})
     after = trainer_of(in_cache(lab, "both"), {"train_dtype": "FLOAT_32"})
@@ -159,7 +216,9 @@ def test_blocks_are_recomputed_in_backward_and_less_is_kept(lab: Lab) -> None:
         calls[mode] = len(seen)
     assert calls == {"OFF": 3, "ON": 6, "CPU_OFFLOADED": 6}
     assert kept["ON"] < 0.5 * kept["OFF"]
-    assert sent == 2 * 12 * 24 * 4, "3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks"
+    assert sent == 2 * 12 * 24 * 4, (
+        "3 latent frames of 2 x 2 tokens, 24 numbers each, before each of two blocks"
+    )
     assert kept["ON"] - kept["CPU_OFFLOADED"] >= sent
     assert losses["CPU_OFFLOADED"] == losses["ON"] == pytest.approx(losses["OFF"], rel=1e-6)
 
@@ -180,7 +239,17 @@ def kept_by_the_graph(trainer: Trainer) -> int:
 
 
 FULL = {"training_method": "FINE_TUNE", "train_dtype": "BFLOAT_16"}
-EVERY = ("ADAMW", "ADAMW_8BIT", "ADAFACTOR", "PRODIGY", "LION", "LION_8BIT", "MUON", "CAME", "SCHEDULE_FREE")
+EVERY = (
+    "ADAMW",
+    "ADAMW_8BIT",
+    "ADAFACTOR",
+    "PRODIGY",
+    "LION",
+    "LION_8BIT",
+    "MUON",
+    "CAME",
+    "SCHEDULE_FREE",
+)
 
 
 @pytest.mark.effect("optimizer.name")
@@ -191,7 +260,10 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
         trainer = trainer_of(lab, {"optimizer": name, "steps": 2} | rate)
         ways[name] = take(trainer).moved("lora_B")
         (trainable,) = trainer.pool.trainables.values()
-        kept[name] = {key.rpartition(".")[2] for key in optimizer_state(trainable.optimizer, trainable.parameters)}
+        kept[name] = {
+            key.rpartition(".")[2]
+            for key in optimizer_state(trainable.optimizer, trainable.parameters)
+        }
         assert ways[name].abs().max() > 0
     for one, other in itertools.combinations(EVERY, 2):
         alike = other == f"{one}_8BIT"  # an adapter of rank 2 is too small for 8 bits
@@ -208,7 +280,9 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
 def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
     updates = {}
     for rate in (None, 1.0, 2.0):
-        took = take(trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1}))
+        took = take(
+            trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1})
+        )
         updates[rate] = took.moved("lora_B"), took.lines[0]["lr"]["transformer"]
     assert updates[None][1] == 1.0
     assert torch.equal(updates[None][0], updates[1.0][0])
@@ -216,14 +290,24 @@ def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
 
 
 @pytest.mark.effect("optimizer.masters")
-def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_arrive(lab: Lab) -> None:
+def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_arrive(
+    lab: Lab,
+) -> None:
     """Both ways the mean of many small updates is the same; what is kept for each weight is 4 bytes less."""
     change, kept = {}, {}
     for masters in ("FLOAT_32", "STOCHASTIC_ROUNDING"):
-        knobs = {"optimizer.masters": masters, "optimizer.weight_decay": 0, "learning_rate": 2e-5, "steps": 3}
+        knobs = {
+            "optimizer.masters": masters,
+            "optimizer.weight_decay": 0,
+            "learning_rate": 2e-5,
+            "steps": 3,
+        }
         trainer = trainer_of(lab, FULL | knobs)
         net = dict(trainer.net.named_parameters())
-        name = max((n for n, p in net.items() if p.dtype == torch.bfloat16), key=lambda n: net[n].numel())
+        name = max(
+            (n for n, p in net.items() if p.dtype == torch.bfloat16),
+            key=lambda n: net[n].numel(),
+        )
         before = net[name].detach().clone().float()
         run_steps(trainer)
         own = trainer.parameters[name]
@@ -240,11 +324,18 @@ def test_without_masters_weights_are_held_in_bf16_alone_and_small_updates_still_
 
 @pytest.mark.effect("optimizer.step_in_backward")
 @pytest.mark.parametrize("masters", ["float32 weights", "FLOAT_32", "STOCHASTIC_ROUNDING"])
-def test_updates_within_backward_keep_few_gradients_and_are_the_same(lab: Lab, masters: str) -> None:
+def test_updates_within_backward_keep_few_gradients_and_are_the_same(
+    lab: Lab, masters: str
+) -> None:
     """Without clipping: bit for bit the same weights, and at its peak a small part of the gradients' bytes."""
     peaks, ends = {}, {}
     for within in (False, True):
-        knobs = {"optimizer.step_in_backward": within, "max_grad_norm": 1e9, "learning_rate": 1e-3, "steps": 2}
+        knobs = {
+            "optimizer.step_in_backward": within,
+            "max_grad_norm": 1e9,
+            "learning_rate": 1e-3,
+            "steps": 2,
+        }
         knobs |= {"training_method": "FINE_TUNE"}
         if masters != "float32 weights":
             knobs |= FULL | {"optimizer.masters": masters}
@@ -269,12 +360,21 @@ def test_updates_within_backward_keep_few_gradients_and_are_the_same(lab: Lab, m
 def test_within_backward_the_norm_of_each_tensor_is_what_is_clipped(lab: Lab) -> None:
     """LION takes the sign, so clipping shows in the moment: at most the limit times 1 - beta2 for each tensor."""
     for limit in (1e-5, 1e9):
-        knobs = {"optimizer.name": "LION", "optimizer.step_in_backward": True, "max_grad_norm": limit, "steps": 1}
+        knobs = {
+            "optimizer.name": "LION",
+            "optimizer.step_in_backward": True,
+            "max_grad_norm": limit,
+            "steps": 1,
+        }
         trainer = trainer_of(lab, knobs)
         run_steps(trainer)
         (trainable,) = trainer.pool.trainables.values()
         state = optimizer_state(trainable.optimizer, trainable.parameters)
-        norms = [value.norm().item() for key, value in state.items() if key.endswith("state1") and value.any()]
+        norms = [
+            value.norm().item()
+            for key, value in state.items()
+            if key.endswith("state1") and value.any()
+        ]
         clipped = [norm for norm in norms if norm == pytest.approx(1e-5 * 0.01, rel=1e-2)]
         assert len(clipped) == (len(norms) if limit == 1e-5 else 0)
         assert len(norms) > 4
@@ -292,8 +392,12 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
             assert trainable.ema is not None
-            assert trainable.ema._now([pretended])[0].device.type == ("cuda" if where == "device" else "cpu")
-    assert all(torch.equal(value, found["host"][name]) for name, value in found["device"].items())
+            assert trainable.ema._now([pretended])[0].device.type == (
+                "cuda" if where == "device" else "cpu"
+            )
+    assert all(
+        torch.equal(value, found["host"][name]) for name, value in found["device"].items()
+    )
 
 
 @pytest.mark.effect("layer_offload_fraction")
@@ -305,10 +409,16 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
         lines = run_steps(trainer, 2)
         losses[fraction], after[fraction] = [line["loss"] for line in lines], weights(trainer)
         own = [p for name, p in trainer.net.named_parameters() if "lora_" not in name]
-        away[fraction] = sum(p.numel() * 4 for p in own) - sum(p.untyped_storage().nbytes() for p in own)
+        away[fraction] = sum(p.numel() * 4 for p in own) - sum(
+            p.untyped_storage().nbytes() for p in own
+        )
         streams = trainer.pool.streams
         loads[fraction] = 0 if streams is None else streams.buffers.loads
-    block = sum(p.numel() * 4 for name, p in trainer.net.blocks[0].named_parameters() if "lora_" not in name)
+    block = sum(
+        p.numel() * 4
+        for name, p in trainer.net.blocks[0].named_parameters()
+        if "lora_" not in name
+    )
     assert away[0.0] == 0
     assert away[0.5] == pytest.approx(block, rel=0.02)
     assert away[1.0] == pytest.approx(2 * block, rel=0.02)
@@ -320,11 +430,17 @@ def test_so_many_blocks_wait_on_the_host_and_are_loaded_for_their_turn(lab: Lab)
 
 
 @pytest.mark.effect("micro_batch_size")
-@pytest.mark.parametrize(("size", "passes"), [(None, [4, 4]), (9, [4, 4]), (3, [3, 3, 2]), (1, [1] * 8)])
-def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(lab: Lab, size: int | None, passes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "passes"), [(None, [4, 4]), (9, [4, 4]), (3, [3, 3, 2]), (1, [1] * 8)]
+)
+def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(
+    lab: Lab, size: int | None, passes: list[int]
+) -> None:
     """Two batches of four a step, of which a part takes its samples one after the other."""
     knobs = {"batch_size": 4, "gradient_accumulation_steps": 2}
-    whole, split = (take(trainer_of(lab, knobs | more), 1) for more in ({}, {"micro_batch_size": size}))
+    whole, split = (
+        take(trainer_of(lab, knobs | more), 1) for more in ({}, {"micro_batch_size": size})
+    )
     assert [len(call["x_t"]) for call in split.calls] == passes
     assert split.lines[0]["window_ids"] == whole.lines[0]["window_ids"]
     assert split.lines[0]["loss"] == pytest.approx(whole.lines[0]["loss"], rel=1e-5)
@@ -361,14 +477,20 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     assert not torch.are_deterministic_algorithms_enabled()
     unsafe = True
     assert go("unsafe") == DONE
-    with pytest.raises(VideotuneError, match="deterministic: an operation of this model cannot promise the same bits"):
+    with pytest.raises(
+        VideotuneError,
+        match="deterministic: an operation of this model cannot promise the same bits",
+    ):
         go("refused", deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.effect("out_of_memory")
 def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: Lab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def weights(run: str) -> dict[str, torch.Tensor]:
         return load_file(tmp_path / run / "checkpoints" / "step-4" / "weights.safetensors")
@@ -381,7 +503,10 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
     assert "Trying once more with gradient_checkpointing=ON" in capsys.readouterr().err
     straight, again = weights("straight"), weights("again")
     assert all(torch.equal(again[name], value) for name, value in straight.items())
-    assert any("out of memory in step 3" in line["text"] for line in of_kind(tmp_path / "again", "warning"))
+    assert any(
+        "out of memory in step 3" in line["text"]
+        for line in of_kind(tmp_path / "again", "warning")
+    )
     (resumed,) = of_kind(tmp_path / "again", "resume")
     assert resumed["from_step"] == 2
     assert resumed["changes"] == ["gradient_checkpointing: 'OFF' -> 'ON'"]
@@ -389,7 +514,9 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
 
 @pytest.mark.slow
 @pytest.mark.effect("compile")
-def test_compiled_blocks_take_the_same_steps_with_few_graphs(lab: Lab, monkeypatch: Patch) -> None:
+def test_compiled_blocks_take_the_same_steps_with_few_graphs(
+    lab: Lab, monkeypatch: Patch
+) -> None:
     """Three buckets; with checkpointing and streamed weights too, for which nothing is compiled anew."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(lab.tmp / "inductor"))
     clips = {f"{side}.mp4": noise(5, side, 32, seed=side) for side in (32, 48, 64)}
@@ -425,7 +552,9 @@ def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: P
 
 
 @pytest.mark.effect("compile")
-def test_auto_compiles_where_the_planned_run_is_long_enough(lab: Lab, monkeypatch: Patch) -> None:
+def test_auto_compiles_where_the_planned_run_is_long_enough(
+    lab: Lab, monkeypatch: Patch
+) -> None:
     card = Card("a card", 80 << 30, 1e15, 1e11)
     chosen = {}
     for steps in (10, 1000):
@@ -442,8 +571,12 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(lab: Lab, monkeypatc
 
 
 @pytest.mark.effect("compile")
-@pytest.mark.parametrize("beside", [{"deterministic": True}, {"sharding": "FULL"}, {"weight_dtype": "INT_8"}])
-def test_what_cannot_be_compiled_is_refused(beside: dict[str, Any], lab: Lab, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    "beside", [{"deterministic": True}, {"sharding": "FULL"}, {"weight_dtype": "INT_8"}]
+)
+def test_what_cannot_be_compiled_is_refused(
+    beside: dict[str, Any], lab: Lab, monkeypatch: Patch
+) -> None:
     with pytest.raises(VideotuneError, match=r"^compile: .*: set it to false"):
         job_of(lab, {"compile": True} | beside)
     monkeypatch.setattr(shutil, "which", lambda _: None)
@@ -461,7 +594,9 @@ def test_attention_is_computed_by_the_back_end_of_that_name(lab: Lab) -> None:
         calls[name] = dict(seen)
     assert calls == {"auto": {"native": 8}, "_native_math": {"_native_math": 8}}
     assert losses["auto"] == pytest.approx(losses["_native_math"], rel=1e-5)
-    assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native", "of nobody else"
+    assert attention_dispatch._AttentionBackendRegistry.get_active_backend()[0] == "native", (
+        "of nobody else"
+    )
 
 
 @contextmanager
@@ -482,7 +617,9 @@ def patched_dispatch(seen: Counter[str]) -> Iterator[None]:
 
 @pytest.mark.effect("attention")
 @pytest.mark.parametrize("fastest", ["native", "_native_math"])
-def test_auto_takes_the_fastest_attention_of_those_that_work(fastest: str, lab: Lab, monkeypatch: Patch) -> None:
+def test_auto_takes_the_fastest_attention_of_those_that_work(
+    fastest: str, lab: Lab, monkeypatch: Patch
+) -> None:
     """Measured without a trace in what is learnt."""
     tried: list[str] = []
 
@@ -497,20 +634,33 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(fastest: str, lab: 
         patching.setattr(attention, "overlaps", lambda _: True)
         attention.choose_attention(trainer, loop.step_settings(trainer))
     assert tried == ["native"] * 2 + ["_native_math"] * 2, "flash is not installed"
-    assert trainer.pool.attention == trainer.net.blocks[0].attn1.processor._attention_backend == fastest
+    assert (
+        trainer.pool.attention
+        == trainer.net.blocks[0].attn1.processor._attention_backend
+        == fastest
+    )
 
 
-def test_the_passes_of_the_measurement_are_those_of_a_step(lab: Lab, monkeypatch: Patch) -> None:
+def test_the_passes_of_the_measurement_are_those_of_a_step(
+    lab: Lab, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
     straight, other = (trainer_of(lab) for _ in range(2))
     assert attention._seconds(other, loop.step_settings(other)) > 0
     other.pool.trainable.optimizer.zero_grad(set_to_none=True)
-    assert [line["loss"] for line in run_steps(other)] == [line["loss"] for line in run_steps(straight)]
+    assert [line["loss"] for line in run_steps(other)] == [
+        line["loss"] for line in run_steps(straight)
+    ]
 
 
 @pytest.mark.effect("attention")
 @pytest.mark.parametrize(
-    ("name", "why"), [("sage", "is not one of"), ("flash_hub", "is not one of"), ("flash", "cannot be used here")]
+    ("name", "why"),
+    [
+        ("sage", "is not one of"),
+        ("flash_hub", "is not one of"),
+        ("flash", "cannot be used here"),
+    ],
 )
 def test_an_attention_that_cannot_train_is_refused(name: str, why: str, lab: Lab) -> None:
     with pytest.raises(VideotuneError, match=f"attention: .*{why}"):

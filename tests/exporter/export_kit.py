@@ -16,19 +16,28 @@ def scale(kind: str) -> float:
     return 1.0 if kind == "OFT" else 2.0
 
 
-def trained(family: Any, kind: str = "LORA", rank: int = 4, expert: str | None = None) -> tuple[torch.nn.Module, State]:
+def trained(
+    family: Any, kind: str = "LORA", rank: int = 4, expert: str | None = None
+) -> tuple[torch.nn.Module, State]:
     """A network with an adapter on its linear layers, and the adapter's tensors."""
     net, alpha = family.denoiser(expert), None if kind == "OFT" else 2.0 * rank
-    state = add_lora(net, family.spec, Lora(rank=rank, alpha=alpha, targets="linear", variant=kind), seed=0)
+    state = add_lora(
+        net, family.spec, Lora(rank=rank, alpha=alpha, targets="linear", variant=kind), seed=0
+    )
     for index, parameter in enumerate(state.values()):
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+        parameter.data += 0.1 * torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(index)
+        )
     return net, state
 
 
 def acts(net: Any) -> torch.Tensor:
     """What a network of Wan makes of one batch."""
     generator = torch.Generator().manual_seed(0)
-    x, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 8, 16, generator=generator)
+    x, text = (
+        torch.randn(1, 4, 2, 4, 4, generator=generator),
+        torch.randn(1, 8, 16, generator=generator),
+    )
     given = {"hidden_states": x.to(net.dtype), "encoder_hidden_states": text.to(net.dtype)}
     with torch.no_grad():
         return net(**given, timestep=torch.tensor([500.0]), return_dict=False)[0]

@@ -23,21 +23,35 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def pairs(family: Any, targets: Any = "linear", rank: int = RANK) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def pairs(
+    family: Any, targets: Any = "linear", rank: int = RANK
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """B and A of each module, drawn."""
     net = family.skeleton()
     found = {}
     for seed, path in enumerate(matching(net, family.spec, targets)):
         rows, columns = net.get_submodule(path).weight.shape
-        found[path] = (drawn(rows, rank, seed=2 * seed), drawn(rank, columns, seed=2 * seed + 1))
+        found[path] = (
+            drawn(rows, rank, seed=2 * seed),
+            drawn(rank, columns, seed=2 * seed + 1),
+        )
     return found
 
 
-def plain(family: Any, path: Path, alpha: float | None = None, targets: Any = "linear", rank: int = RANK) -> Tensors:
+def plain(
+    family: Any,
+    path: Path,
+    alpha: float | None = None,
+    targets: Any = "linear",
+    rank: int = RANK,
+) -> Tensors:
     """A file with PEFT's names behind ``transformer.``, alpha beside the factors; the ΔW of its modules, float64."""
     tensors, deltas = {}, {}
     for name, (b, a) in pairs(family, targets, rank).items():
-        tensors |= {f"transformer.{name}.lora_A.weight": a, f"transformer.{name}.lora_B.weight": b}
+        tensors |= {
+            f"transformer.{name}.lora_A.weight": a,
+            f"transformer.{name}.lora_B.weight": b,
+        }
         if alpha is not None:
             tensors[f"transformer.{name}.alpha"] = torch.tensor(alpha)
         deltas[name] = (1.0 if alpha is None else alpha / rank) * b.double() @ a.double()
@@ -51,7 +65,9 @@ def deltas_of(family: Any, path: Path) -> Tensors:
     return {name: change(own.parts, own.scale) for name, own in found.items()}
 
 
-def same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], bound: float = 1e-6) -> None:
+def same(
+    found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], bound: float = 1e-6
+) -> None:
     """Every ΔW is the wanted one, relative to its size; a module that only one of them has changes nothing."""
     for name in found.keys() | wanted.keys():
         if name not in wanted or name not in found:

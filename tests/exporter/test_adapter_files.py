@@ -44,7 +44,11 @@ def joined(family: Any, state: State) -> State:
     order = [own for _, group in family.spec.fused.get("comfyui", ()) for own in group]
     out = {}
     for name, members in rows.items():
-        members.sort(key=lambda each: next((i for i, own in enumerate(order) if each[0].endswith(f".{own}")), 0))
+        members.sort(
+            key=lambda each: next(
+                (i for i, own in enumerate(order) if each[0].endswith(f".{own}")), 0
+            )
+        )
         for path, _, _ in members[1:]:
             state[f"{path}.lora_A.weight"] = members[0][1]
         out[f"{name}.lora_A.weight"] = members[0][1]
@@ -80,7 +84,10 @@ FORMS: dict[str, tuple[bool, str, str, Callable[[str], str]]] = {
 
 def effect(family: Any, path: Path) -> State:
     parts, scales = read_parts(family, path)
-    return {name: scales[name] * own["lora_B"].double() @ own["lora_A"].double() for name, own in parts.items()}
+    return {
+        name: scales[name] * own["lora_B"].double() @ own["lora_A"].double()
+        for name, own in parts.items()
+    }
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -111,11 +118,15 @@ def test_every_form_does_what_it_did_where_it_was_trained(
         ("lora_config", {"r": RANK, "lora_alpha": 2, "target_modules": "(a+)+$", "rank_pattern": {"(a+)+$": 5}}, 0.5),
     ],
 )  # fmt: skip
-def test_alpha_may_stand_in_the_header(key: str, value: Any, scale: float, family: Any, tmp_path: Path) -> None:
+def test_alpha_may_stand_in_the_header(
+    key: str, value: Any, scale: float, family: Any, tmp_path: Path
+) -> None:
     """diffusers and finetrainers write it there; no pattern that stands beside it is ever looked at."""
     state = trained(family)
     path = tmp_path / "x.safetensors"
-    save_file({f"transformer.{name}": x for name, x in state.items()}, path, {key: json.dumps(value)})
+    save_file(
+        {f"transformer.{name}": x for name, x in state.items()}, path, {key: json.dumps(value)}
+    )
     wanted, found = updates(state, scale), effect(family, path)
     assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
 
@@ -125,14 +136,21 @@ def test_pefts_own_settings_stand_beside_the_file(family: Any, tmp_path: Path) -
     first = next(modules(state))[0]
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2, "alpha_pattern": {first: 4}}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    save_file({f"base_model.model.{name}": x for name, x in state.items()}, tmp_path / "adapter_model.safetensors")
+    save_file(
+        {f"base_model.model.{name}": x for name, x in state.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
     found = effect(family, tmp_path / "adapter_model.safetensors")
     half, whole = updates(state, 0.5), updates(state, 1.0)
     for name in half:
-        torch.testing.assert_close(found[name], (whole if name == first else half)[name], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            found[name], (whole if name == first else half)[name], rtol=1e-6, atol=1e-6
+        )
 
 
-def test_a_file_without_alpha_is_told(family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_alpha_is_told(
+    family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state, path = trained(family), tmp_path / "x.safetensors"
     save_file({f"transformer.{name}": x for name, x in state.items()}, path)
     effect(family, path)
@@ -146,7 +164,9 @@ KEYS = ("lora_adapter_metadata", "lora_config")
 HEADERS: list[dict[str, str]] = [
     *({key: text} for key in KEYS for text in ("[]", "5", "{", '"x"', "null", '{"a": ' * 5000)),
     {"lora_adapter_metadata": '{"transformer.lora_alpha": "(a+)+$"}'},
-    {"lora_adapter_metadata": '{"transformer.lora_alpha": 2, "transformer.alpha_pattern": {"(a+)+$": 5}}'},
+    {
+        "lora_adapter_metadata": '{"transformer.lora_alpha": 2, "transformer.alpha_pattern": {"(a+)+$": 5}}'
+    },
     {"lora_config": '{"lora_alpha": true}'},
     {"lora_config": '{"lora_alpha": 0}'},
     {"videotune": "[]"},
@@ -156,19 +176,27 @@ HEADERS: list[dict[str, str]] = [
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=lambda header: json.dumps(header)[:60])
-def test_settings_that_are_damaged_or_patterns_are_refused(header: dict[str, str], family: Any, tmp_path: Path) -> None:
+def test_settings_that_are_damaged_or_patterns_are_refused(
+    header: dict[str, str], family: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "x.safetensors"
     save_file({f"transformer.{name}": x for name, x in trained(family).items()}, path, header)
     with pytest.raises(VideotuneError, match=r"x\.safetensors"):
         effect(family, path)
 
 
-A, B = "transformer.blocks.0.attn1.to_q.lora_A.weight", "transformer.blocks.0.attn1.to_q.lora_B.weight"
+A, B = (
+    "transformer.blocks.0.attn1.to_q.lora_A.weight",
+    "transformer.blocks.0.attn1.to_q.lora_B.weight",
+)
 ALPHA = "transformer.blocks.0.attn1.to_q.alpha"
 
 
 def pair(state: State, name: str) -> State:
-    return {f"{name}.lora_A.weight": state[A].clone(), f"{name}.lora_B.weight": state[B].clone()}
+    return {
+        f"{name}.lora_A.weight": state[A].clone(),
+        f"{name}.lora_B.weight": state[B].clone(),
+    }
 
 
 DAMAGE: dict[str, Callable[[State], Any]] = {
@@ -207,7 +235,9 @@ def test_damaged_tensors_are_refused(how: str, family: Any, tmp_path: Path) -> N
 
 
 def test_a_file_of_ours_is_held_against_its_own_digest(family: Any, tmp_path: Path) -> None:
-    path = export_lora(family, "diffusers", trained(family), 1.0, tmp_path / "x.safetensors", {}).path
+    path = export_lora(
+        family, "diffusers", trained(family), 1.0, tmp_path / "x.safetensors", {}
+    ).path
     effect(family, path)
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
@@ -216,11 +246,20 @@ def test_a_file_of_ours_is_held_against_its_own_digest(family: Any, tmp_path: Pa
         effect(family, path)
 
 
-def test_biases_are_sampled_with_and_no_run_begins_with_them(family: Any, tmp_path: Path) -> None:
+def test_biases_are_sampled_with_and_no_run_begins_with_them(
+    family: Any, tmp_path: Path
+) -> None:
     """diffusers' converter takes a distilled LoRA's ``diff_b`` for biases; in ours there is no place for them."""
     name, path = "diffusion_model.blocks.0.self_attn.q", tmp_path / "x.safetensors"
-    tensors = {f"{name}.lora_down.weight": torch.ones(2, 24), f"{name}.lora_up.weight": torch.ones(24, 2)}
-    save_file(tensors | {f"{name}.diff_b": torch.full((24,), 3.0), f"{name}.alpha": torch.tensor(1.0)}, path)
+    tensors = {
+        f"{name}.lora_down.weight": torch.ones(2, 24),
+        f"{name}.lora_up.weight": torch.ones(24, 2),
+    }
+    save_file(
+        tensors
+        | {f"{name}.diff_b": torch.full((24,), 3.0), f"{name}.alpha": torch.tensor(1.0)},
+        path,
+    )
     net = family.denoiser()
     read_file(family, net, path, ADAPTER)
     layer = net.get_submodule("blocks.0.attn1.to_q")
@@ -235,15 +274,30 @@ def test_cogvideox_in_comfyuis_names(tiny_family: Open, tmp_path: Path) -> None:
     family = tiny_family("cogvideox")
     state = trained(family, "linear")
     done = export_lora(family, "comfyui", state, 1.0, tmp_path / "x.safetensors", {})
-    keys = [key.removeprefix("diffusion_model.blocks.0.") for key in load_file(done.path) if ".0." in key]
-    assert {key.split(".lora")[0] for key in keys} == {"q", "k", "v", "attn_out", "ff_proj", "ff_out"}
+    keys = [
+        key.removeprefix("diffusion_model.blocks.0.")
+        for key in load_file(done.path)
+        if ".0." in key
+    ]
+    assert {key.split(".lora")[0] for key in keys} == {
+        "q",
+        "k",
+        "v",
+        "attn_out",
+        "ff_proj",
+        "ff_out",
+    }
     assert done.max_error == 0.0
     assert "videotune" in done.reader
 
 
 def test_weights_of_8_bits_are_read(family: Any, tmp_path: Path) -> None:
-    state = {f"transformer.{name}": x.to(torch.float8_e4m3fn) for name, x in trained(family).items()}
+    state = {
+        f"transformer.{name}": x.to(torch.float8_e4m3fn) for name, x in trained(family).items()
+    }
     save_file(state, tmp_path / "eight.safetensors")
     save_file({name: x.float() for name, x in state.items()}, tmp_path / "full.safetensors")
-    eight, full = (effect(family, tmp_path / f"{name}.safetensors") for name in ("eight", "full"))
+    eight, full = (
+        effect(family, tmp_path / f"{name}.safetensors") for name in ("eight", "full")
+    )
     assert all(torch.equal(eight[name], full[name]) for name in full)

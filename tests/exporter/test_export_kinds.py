@@ -43,12 +43,16 @@ def wanted_of(family: Any, state: dict[str, Any], kind: str) -> torch.Tensor:
 
 
 @KINDS
-def test_every_format_is_read_back_and_acts_as_trained(kind: str, family: Any, tmp_path: Path) -> None:
+def test_every_format_is_read_back_and_acts_as_trained(
+    kind: str, family: Any, tmp_path: Path
+) -> None:
     """diffusers' form by its pipeline too, which reads DoRA with its magnitudes."""
     _, state = trained(family, kind)
     wanted = wanted_of(family, state, kind)
     for format in formats_of(family, kind):
-        done = export_lora(family, format, state, scale(kind), tmp_path / f"{format}.safetensors", {"step": 1})
+        done = export_lora(
+            family, format, state, scale(kind), tmp_path / f"{format}.safetensors", {"step": 1}
+        )
         assert done.modules == 20
         assert done.max_error < 1e-6
         assert done.reader.startswith("diffusers" if kind in ("LORA", "DORA") else "PEFT")
@@ -58,15 +62,21 @@ def test_every_format_is_read_back_and_acts_as_trained(kind: str, family: Any, t
         if format == "diffusers":
             pipe = WanPipeline.from_pretrained(family.folder)
             pipe.load_lora_weights(str(done.path))
-            torch.testing.assert_close(acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5)
-            magnitudes = [name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")]
+            torch.testing.assert_close(
+                acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5
+            )
+            magnitudes = [
+                name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")
+            ]
             assert len(magnitudes) == (20 if kind == "DORA" else 0)
     assert not torch.allclose(wanted, acts(family.denoiser()), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
+def test_peft_reads_the_kin_by_what_stands_in_the_file(
+    kind: str, rank: int, family: Any, tmp_path: Path
+) -> None:
     """By PEFT alone, on diffusers' own model: none of our code reads the file."""
     import peft
 
@@ -84,18 +94,31 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(kind: str, rank: int, fam
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
 @pytest.mark.parametrize("rank", [2, 8])
-def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, family: Any, tmp_path: Path) -> None:
+def test_comfyui_s_formula_over_comfyui_s_names(
+    kind: str, rank: int, family: Any, tmp_path: Path
+) -> None:
     """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
     state = trained(family, kind, rank)[1]
-    tensors = load_file(export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path)
+    tensors = load_file(
+        export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path
+    )
     wanted = updates(state, 2.0)
-    names = {"blocks.1.attn2.to_out.0": "blocks.1.cross_attn.o", "blocks.0.ffn.net.0.proj": "blocks.0.ffn.0"}
+    names = {
+        "blocks.1.attn2.to_out.0": "blocks.1.cross_attn.o",
+        "blocks.0.ffn.net.0.proj": "blocks.0.ffn.0",
+    }
     for path, native in names.items():
-        own = {key.rpartition(".")[2]: value.double() for key, value in tensors.items() if f".{native}." in key}
+        own = {
+            key.rpartition(".")[2]: value.double()
+            for key, value in tensors.items()
+            if f".{native}." in key
+        }
         assert all(f"diffusion_model.{native}.{part}" in tensors for part in own)
         assert "alpha" not in own
         if kind == "LOHA":
-            found = (own["hada_w1_a"] @ own["hada_w1_b"]) * (own["hada_w2_a"] @ own["hada_w2_b"])
+            found = (own["hada_w1_a"] @ own["hada_w1_b"]) * (
+                own["hada_w2_a"] @ own["hada_w2_b"]
+            )
         else:
             assert ("lokr_w2" in own) == (rank == 8)
             second = own["lokr_w2"] if "lokr_w2" in own else own["lokr_w2_a"] @ own["lokr_w2_b"]
@@ -106,7 +129,11 @@ def test_comfyui_s_formula_over_comfyui_s_names(kind: str, rank: int, family: An
 @pytest.mark.parametrize(
     ("kind", "format", "words"),
     [
-        ("DORA", "comfyui", "has diffusers, not 'comfyui': ComfyUI divides DoRA's weights by another norm"),
+        (
+            "DORA",
+            "comfyui",
+            "has diffusers, not 'comfyui': ComfyUI divides DoRA's weights by another norm",
+        ),
         ("LOHA", "diffusers", "has comfyui, peft, not 'diffusers'"),
         ("LOKR", "diffusers", "--merge` serves everyone"),
         ("OFT", "comfyui", "has peft, not 'comfyui': ComfyUI's OFT turns a weight's outputs"),
@@ -118,13 +145,22 @@ def test_formats_that_others_would_read_wrongly_are_refused(
     kind: str, format: str, words: str, family: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(VideotuneError) as caught:
-        export_lora(family, format, trained(family, kind)[1], scale(kind), tmp_path / "x.safetensors", {})
+        export_lora(
+            family,
+            format,
+            trained(family, kind)[1],
+            scale(kind),
+            tmp_path / "x.safetensors",
+            {},
+        )
     assert words in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 @KINDS
-@pytest.mark.parametrize(("value", "words"), [(None, "is zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")])
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "is zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")]
+)
 def test_an_adapter_that_helps_nobody_is_not_exported(
     kind: str, value: float | None, words: str, family: Any, tmp_path: Path
 ) -> None:
@@ -133,27 +169,44 @@ def test_an_adapter_that_helps_nobody_is_not_exported(
     if value is not None:
         list(state.values())[-1].data.fill_(value)
     with pytest.raises(VideotuneError, match=words):
-        export_lora(family, formats_of(family, kind)[-1], state, 1.0, tmp_path / "x.safetensors", {})
+        export_lora(
+            family, formats_of(family, kind)[-1], state, 1.0, tmp_path / "x.safetensors", {}
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
     """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
     _, state = trained(family)
-    path = export_lora(family, "diffusers", state, 2.0, tmp_path / "x.safetensors", {"step": 3, "word": "zörble"}).path
+    path = export_lora(
+        family,
+        "diffusers",
+        state,
+        2.0,
+        tmp_path / "x.safetensors",
+        {"step": 3, "word": "zörble"},
+    ).path
     tensors = load_file(path)
     assert not any("alpha" in name for name in tensors)
     b = tensors["transformer.blocks.0.attn1.to_q.lora_B.weight"]
     torch.testing.assert_close(b, 2.0 * state["blocks.0.attn1.to_q.lora_B.weight"].detach())
     with safe_open(path, "pt") as file:
         header = file.metadata()
-    assert set(header) == {"format", "videotune"}, "lora_adapter_metadata would make diffusers scale a second time"
-    assert json.loads(header["videotune"]) == {"step": 3, "word": "zörble", "digest": digest_of(tensors)}
+    assert set(header) == {"format", "videotune"}, (
+        "lora_adapter_metadata would make diffusers scale a second time"
+    )
+    assert json.loads(header["videotune"]) == {
+        "step": 3,
+        "word": "zörble",
+        "digest": digest_of(tensors),
+    }
 
 
 def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> None:
     family, other = tiny_family("wan"), tiny_family("cogvideox")
-    path = export_lora(family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}).path
+    path = export_lora(
+        family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}
+    ).path
     with pytest.raises(ValueError, match=r"modules that the model lacks; .* blocks"):
         read_lora(other, other.denoiser(), path, ADAPTER)
 
@@ -165,7 +218,9 @@ def test_a_file_that_would_act_otherwise_is_an_error(
     """The check can fail, for each tensor of each kind: one changed number is enough."""
     (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
     tensors = baked(family, format, state, scale(kind))
-    for key in [key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key]:
+    for key in [
+        key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key
+    ]:
         other = {name: value.clone() for name, value in tensors.items()}
         other[key].view(-1)[1] += 0.01
         monkeypatch.setattr(adapter_export, "baked", lambda *_, other=other: other)
@@ -178,9 +233,13 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
 @KINDS
-def test_the_folder_opens_and_acts_as_the_adapter_did(kind: str, family: Any, tmp_path: Path) -> None:
+def test_the_folder_opens_and_acts_as_the_adapter_did(
+    kind: str, family: Any, tmp_path: Path
+) -> None:
     net, state = trained(family, kind)
-    done = export_merged(family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1})
+    done = export_merged(
+        family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1}
+    )
     pipe = WanPipeline.from_pretrained(done.path)
     torch.testing.assert_close(acts(pipe.transformer.eval()), acts(net), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(acts(net), acts(family.denoiser()), atol=1e-3)
@@ -197,10 +256,15 @@ def mixed(family: Any, folder: Path) -> Path:
     files = {"one.safetensors": {}, "two.safetensors": {}}
     for name, value in weights.items():
         first = name.startswith("blocks.0.")
-        files["one.safetensors" if first else "two.safetensors"][name] = value if first else value.bfloat16()
+        files["one.safetensors" if first else "two.safetensors"][name] = (
+            value if first else value.bfloat16()
+        )
     for file, tensors in files.items():
         save_file(tensors, folder / "transformer" / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, own in files.items() for name in own}}
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, own in files.items() for name in own},
+    }
     (folder / "transformer" / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     return folder
 
@@ -213,17 +277,31 @@ def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
 
     base = mixed(tiny_family("wan"), tmp_path / "base")
     family = find("wan")(base, torch.device("cpu"), torch.float32)
-    before = {file: (base / "transformer" / file).read_bytes() for file in ("one.safetensors", "two.safetensors")}
+    before = {
+        file: (base / "transformer" / file).read_bytes()
+        for file in ("one.safetensors", "two.safetensors")
+    }
     _, state = trained(family, kind)
-    folder = export_merged(family, {"transformer": state}, scale(kind), base, tmp_path / "m", {}).path
+    folder = export_merged(
+        family, {"transformer": state}, scale(kind), base, tmp_path / "m", {}
+    ).path
     parts, dtypes = by_module(state), set()
     for file, old in before.items():
-        assert (base / "transformer" / file).read_bytes() == old, "the base's own file was written to"
-        was, now = load_file(base / "transformer" / file), load_file(folder / "transformer" / file)
+        assert (base / "transformer" / file).read_bytes() == old, (
+            "the base's own file was written to"
+        )
+        was, now = (
+            load_file(base / "transformer" / file),
+            load_file(folder / "transformer" / file),
+        )
         assert list(was) == list(now)
         for name, value in was.items():
             path = name.removesuffix(".weight")
-            wanted = new_weight(value, parts[path], scale(kind)).to(value.dtype) if path in parts else value
+            wanted = (
+                new_weight(value, parts[path], scale(kind)).to(value.dtype)
+                if path in parts
+                else value
+            )
             assert now[name].dtype == value.dtype
             assert torch.equal(now[name], wanted), name
             dtypes |= {value.dtype} if path in parts else set()
@@ -233,32 +311,45 @@ def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
 
 
 @pytest.mark.parametrize("experts", [("high", "low"), ("low",)])
-def test_both_experts_or_one(experts: tuple[str, ...], tiny_family: Open, tmp_path: Path) -> None:
+def test_both_experts_or_one(
+    experts: tuple[str, ...], tiny_family: Open, tmp_path: Path
+) -> None:
     family = tiny_family("wan", variant="t2v-a14b")
     nets = {expert: trained(family, expert=expert) for expert in experts}
     states = {expert: state for expert, (_, state) in nets.items()}
-    pipe = WanPipeline.from_pretrained(export_merged(family, states, 2.0, family.folder, tmp_path / "m", {}).path)
+    pipe = WanPipeline.from_pretrained(
+        export_merged(family, states, 2.0, family.folder, tmp_path / "m", {}).path
+    )
     for expert, net in (("high", pipe.transformer), ("low", pipe.transformer_2)):
         wanted = nets[expert][0] if expert in nets else family.denoiser(expert)
         torch.testing.assert_close(acts(net.eval()), acts(wanted), rtol=1e-4, atol=1e-5)
 
 
-def test_a_base_in_its_authors_names_is_merged_as_any_other(family: Any, tmp_path: Path) -> None:
+def test_a_base_in_its_authors_names_is_merged_as_any_other(
+    family: Any, tmp_path: Path
+) -> None:
     state, base = trained(family, "LORA")[1], shutil.copytree(family.folder, tmp_path / "base")
     rename, file = family.original, base / "transformer" / WEIGHTS
     save_file({rename(name): value for name, value in load_file(file).items()}, file)
     out = [export_merged(family, {"transformer": state}, 2.0, one, tmp_path / str(i), {}).path
            for i, one in enumerate((base, family.folder))]  # fmt: skip
     own, usual = (load_file(folder / "transformer" / WEIGHTS) for folder in out)
-    assert {name: value.tolist() for name, value in own.items()} == {key: x.tolist() for key, x in usual.items()}
+    assert {name: value.tolist() for name, value in own.items()} == {
+        key: x.tolist() for key, x in usual.items()
+    }
 
 
 def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
     _, state = trained(family, "LORA")
-    for value, said in (({f"more.{name}": x for name, x in state.items()}, "no weight called more"), (state, "NaN")):
+    for value, said in (
+        ({f"more.{name}": x for name, x in state.items()}, "no weight called more"),
+        (state, "NaN"),
+    ):
         next(iter(state.values())).data.fill_(float("nan") if value is state else 0.0)
         with pytest.raises(VideotuneError, match=said):
-            export_merged(family, {"transformer": value}, 2.0, family.folder, tmp_path / "out" / "m", {})
+            export_merged(
+                family, {"transformer": value}, 2.0, family.folder, tmp_path / "out" / "m", {}
+            )
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -266,8 +357,15 @@ def test_weights_too_large_for_the_base_s_dtype_are_told(family: Any, tmp_path: 
     _, state = trained(family, "LORA")
     base = shutil.copytree(family.folder, tmp_path / "base")
     file = base / "transformer" / WEIGHTS
-    save_file({name: value.half() for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    save_file(
+        {name: value.half() for name, value in load_file(file).items()},
+        file,
+        metadata={"format": "pt"},
+    )
     state["blocks.0.attn1.to_q.lora_B.weight"].data.fill_(1e6)
-    with pytest.raises(VideotuneError, match=r"blocks.0.attn1.to_q.weight is too large for the base's torch.float16"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"blocks.0.attn1.to_q.weight is too large for the base's torch.float16",
+    ):
         export_merged(family, {"transformer": state}, 2.0, base, tmp_path / "m", {})
     assert not (tmp_path / "m").exists()

@@ -37,16 +37,24 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
         out = tmp_path / f"{form}{'' if form == 'peft' else '.safetensors'}"
         convert(first, kit.target(family, out, form))
         found = inspect(out, str(family.folder))
-        assert (found["family"], found["kind"], found["misfits"]) == (family.spec.name, "LORA", [])
+        assert (found["family"], found["kind"], found["misfits"]) == (
+            family.spec.name,
+            "LORA",
+            [],
+        )
         assert found["expert"] == "low"
         whole = 0.0
         for row in found["modules"]:
             assert row["state"] == "ok"
             assert row["scale"] == 0.5
-            torch.testing.assert_close(row["norm"], float(wanted[row["path"]].norm()), rtol=1e-6, atol=0.0)
+            torch.testing.assert_close(
+                row["norm"], float(wanted[row["path"]].norm()), rtol=1e-6, atol=0.0
+            )
             whole += row["norm"] ** 2
         groups = {own["group"]: own["share"] for own in found["groups"]}
-        feed = sum(row["norm"] ** 2 for row in found["modules"] if row["group"] == "feed_forward")
+        feed = sum(
+            row["norm"] ** 2 for row in found["modules"] if row["group"] == "feed_forward"
+        )
         assert groups["feed_forward"] == pytest.approx(feed / whole)
         assert sum(groups.values()) == pytest.approx(1.0)
         assert readers(found)["videotune"] == 1.0
@@ -63,31 +71,54 @@ def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> Non
         strengths[form] = readers(inspect(out, str(family.folder)))
     assert strengths["diffusers"] == {"videotune": 1.0, "diffusers": 1.0}
     assert strengths["comfyui"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0}
-    assert strengths["kohya"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0, "musubi-tuner": 1.0}
+    assert strengths["kohya"] == {
+        "videotune": 1.0,
+        "diffusers": 1.0,
+        "ComfyUI": 1.0,
+        "musubi-tuner": 1.0,
+    }
     assert strengths["peft"] == {"videotune": 1.0, "PEFT": 1.0}
-    pipe = {f"diffusion_model.{key}": value for key, value in load_file(tmp_path / "comfyui.safetensors").items()}
-    pipe = {key.removeprefix("diffusion_model."): value for key, value in pipe.items() if not key.endswith(".alpha")}
+    pipe = {
+        f"diffusion_model.{key}": value
+        for key, value in load_file(tmp_path / "comfyui.safetensors").items()
+    }
+    pipe = {
+        key.removeprefix("diffusion_model."): value
+        for key, value in pipe.items()
+        if not key.endswith(".alpha")
+    }
     # diffusion-pipe, models/wan/wan.py, save_adapter: PEFT's settings beside ComfyUI's names
     (tmp_path / "pipe").mkdir()
     save_file(pipe, tmp_path / "pipe" / "adapter_model.safetensors")
-    (tmp_path / "pipe" / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 2}))
+    (tmp_path / "pipe" / "adapter_config.json").write_text(
+        json.dumps({"r": 4, "lora_alpha": 2})
+    )
     found = readers(inspect(tmp_path / "pipe", str(family.folder)))
     assert found == {"videotune": 1.0, "diffusers": 0.5, "ComfyUI": 0.5, "diffusion-pipe": 0.5}
 
 
-@pytest.mark.parametrize("folder", sorted(own.name for own in CONFIGS.iterdir() if own.is_dir()))
+@pytest.mark.parametrize(
+    "folder", sorted(own.name for own in CONFIGS.iterdir() if own.is_dir())
+)
 def test_published_bases_are_known_by_the_shapes(folder: str, tmp_path: Path) -> None:
     """One block's attention at the published width, under the authors' flat names."""
     family = of_base(CONFIGS / folder)(CONFIGS / folder, torch.device("cpu"), torch.float32)
     net, tensors = family.skeleton(), {}
     for path, module in net.named_modules():
-        if path.startswith(f"{family.spec.blocks[0]}.0.") and path.endswith(("attn1.to_k", "attn.to_k")):
+        if path.startswith(f"{family.spec.blocks[0]}.0.") and path.endswith(
+            ("attn1.to_k", "attn.to_k")
+        ):
             rows, columns = module.weight.shape
-            tensors = {f"{path}.lora_A.weight": torch.ones(1, columns), f"{path}.lora_B.weight": torch.ones(rows, 1)}
+            tensors = {
+                f"{path}.lora_A.weight": torch.ones(1, columns),
+                f"{path}.lora_B.weight": torch.ones(rows, 1),
+            }
     save_file(tensors, tmp_path / "a.safetensors")
     found = inspect(tmp_path / "a.safetensors")
     index = json.loads((CONFIGS / "index.json").read_text())
-    assert {name for name, own in index.items() if own == folder and "/" in name} <= set(found["fits"])
+    assert {name for name, own in index.items() if own == folder and "/" in name} <= set(
+        found["fits"]
+    )
 
 
 def test_odd_modules_are_named_and_the_table_fits(
@@ -100,7 +131,11 @@ def test_odd_modules_are_named_and_the_table_fits(
     state[f"{names[0]}.lora_B.weight"].zero_()
     state[f"{names[1]}.lora_A.weight"][0, 0] = float("nan")
     state[f"{names[2]}.lora_A.weight"][0, 0] = float("inf")
-    save_file(state | {"foo.bias": torch.ones(1)}, first, {"ss_base_model_version": "x" * 5000, "odd": "\x1b[31m\n"})
+    save_file(
+        state | {"foo.bias": torch.ones(1)},
+        first,
+        {"ss_base_model_version": "x" * 5000, "odd": "\x1b[31m\n"},
+    )
     found = inspect(first, str(family.folder))
     states = {row["name"]: row["state"] for row in found["modules"] if row["state"] != "ok"}
     assert states == {names[0]: "zero", names[1]: "NaN", names[2]: "infinite"}
@@ -125,13 +160,24 @@ def test_a_lora_of_another_model(family: Any, tiny_bases: Bases, tmp_path: Path)
 
 def test_files_that_hold_no_adapter(family: Any, tmp_path: Path) -> None:
     (weights,) = (family.folder / "transformer").glob("*.safetensors")
-    cut, pickled, empty = tmp_path / "cut.safetensors", tmp_path / "x.pt", tmp_path / "none.safetensors"
+    cut, pickled, empty = (
+        tmp_path / "cut.safetensors",
+        tmp_path / "x.pt",
+        tmp_path / "none.safetensors",
+    )
     kit.plain(family, cut)
     cut.write_bytes(cut.read_bytes()[:-100])
     pickled.write_bytes(pickle.dumps({"lora_A": 1}))
     save_file({}, empty)
     (tmp_path / "folder").mkdir()
-    for path in (weights, cut, pickled, empty, tmp_path / "folder", tmp_path / "absent.safetensors"):
+    for path in (
+        weights,
+        cut,
+        pickled,
+        empty,
+        tmp_path / "folder",
+        tmp_path / "absent.safetensors",
+    ):
         with pytest.raises(VideotuneError):
             run("lora", "inspect", path)
 
@@ -152,7 +198,13 @@ def test_damaged_files_are_read_or_refused(family: Any, tmp_path: Path) -> None:
 
 
 KEYS = st.text(st.sampled_from("aABlor_.w0 1\x00é"), max_size=30) | st.sampled_from(
-    ["lora_unet_blocks_0_self_attn_q", "transformer.blocks.0.attn1.to_q", "diffusion_model.blocks.0.ffn.0", "x", ""]
+    [
+        "lora_unet_blocks_0_self_attn_q",
+        "transformer.blocks.0.attn1.to_q",
+        "diffusion_model.blocks.0.ffn.0",
+        "x",
+        "",
+    ]
 )
 PARTS = st.sampled_from(["lora_A.weight", "lora_B.weight", "lora_down.weight", "alpha", "lokr_w1", "lokr_w2_a", "hada_w1_a",
                          "oft_R.weight", "dora_scale", "lora_A.x.y.weight", "lora.up.weight", ""])  # fmt: skip
@@ -167,11 +219,16 @@ HEADERS = st.dictionaries(
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.tuples(KEYS, PARTS), SHAPES, max_size=6), HEADERS)
 def test_any_names_shapes_and_headers(
-    family: Any, tmp_path: Path, tensors: dict[tuple[str, str], list[int]], header: dict[str, str]
+    family: Any,
+    tmp_path: Path,
+    tensors: dict[tuple[str, str], list[int]],
+    header: dict[str, str],
 ) -> None:
     """Whatever a header says is told, or refused in a sentence."""
     path = tmp_path / "a.safetensors"
-    save_file({".".join(key): torch.ones(shape) for key, shape in tensors.items()}, path, header)
+    save_file(
+        {".".join(key): torch.ones(shape) for key, shape in tensors.items()}, path, header
+    )
     with suppress(VideotuneError):
         inspect(path, str(family.folder))
     with suppress(VideotuneError):

@@ -44,9 +44,15 @@ def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: 
 
 
 @pytest.mark.parametrize("name", kit.FAMILIES)
-def test_diffusers_reads_its_form_with_alpha(name: str, tiny_family: Open, tmp_path: Path) -> None:
+def test_diffusers_reads_its_form_with_alpha(
+    name: str, tiny_family: Open, tmp_path: Path
+) -> None:
     """``load_lora_weights`` itself, the alpha of the header included, ranks that differ too."""
-    family, first, out = tiny_family(name), tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    family, first, out = (
+        tiny_family(name),
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+    )
     wanted = kit.plain(family, first, 2.0)
     convert(first, kit.target(family, out))
     kit.same(read_back(family, out), wanted)
@@ -62,7 +68,11 @@ def test_peft_reads_its_folder(family: Any, tmp_path: Path) -> None:
     net = family.denoiser()
     before = {name: net.get_submodule(name).weight.double() for name in wanted}
     merged = peft.PeftModel.from_pretrained(net, str(tmp_path / "out")).merge_and_unload()
-    kit.same({name: merged.get_submodule(name).weight.double() - before[name] for name in wanted}, wanted, 1e-5)
+    kit.same(
+        {name: merged.get_submodule(name).weight.double() - before[name] for name in wanted},
+        wanted,
+        1e-5,
+    )
 
 
 def lycoris(family: Any, kind: str) -> tuple[kit.Tensors, kit.Tensors]:
@@ -76,13 +86,20 @@ def lycoris(family: Any, kind: str) -> tuple[kit.Tensors, kit.Tensors]:
             deltas[name] = 0.5 * (b.double() @ a.double()) * (b2.double() @ a2.double())
         else:
             one, two = kit.drawn(4, 4, seed=seed), kit.drawn(rows // 4, columns // 4, seed=seed)
-            parts, deltas[name] = {"lokr_w1": one, "lokr_w2": two}, torch.kron(one.double(), two.double())
-        tensors |= {f"{flat}.{part}": value for part, value in parts.items()} | {f"{flat}.alpha": torch.tensor(2.0)}
+            parts, deltas[name] = (
+                {"lokr_w1": one, "lokr_w2": two},
+                torch.kron(one.double(), two.double()),
+            )
+        tensors |= {f"{flat}.{part}": value for part, value in parts.items()} | {
+            f"{flat}.alpha": torch.tensor(2.0)
+        }
     return tensors, deltas
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
-def test_lycoris_files_are_converted_where_the_form_has_the_kind(kind: str, family: Any, tmp_path: Path) -> None:
+def test_lycoris_files_are_converted_where_the_form_has_the_kind(
+    kind: str, family: Any, tmp_path: Path
+) -> None:
     """A LoKr of whole factors is not scaled, whatever alpha says: so LyCORIS, musubi and ComfyUI have it."""
     first = tmp_path / "a.safetensors"
     tensors, wanted = lycoris(family, kind)
@@ -116,37 +133,61 @@ def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
     name, (b, _) = next(iter(kit.pairs(family, "attention").items()))
     assert torch.equal(found[f"base_model.model.{name}.lora_magnitude_vector"], b.norm(dim=1))
     with pytest.raises(VideotuneError, match="norm"):
-        convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "b.safetensors", "comfyui"))
+        convert(
+            tmp_path / "a.safetensors",
+            kit.target(family, tmp_path / "b.safetensors", "comfyui"),
+        )
 
 
-def test_musubis_joined_qkv_is_taken_apart_and_joined_again(tiny_family: Open, tmp_path: Path) -> None:
+def test_musubis_joined_qkv_is_taken_apart_and_joined_again(
+    tiny_family: Open, tmp_path: Path
+) -> None:
     """musubi's HunyuanVideo names (networks/lora.py, modules MMDoubleStreamBlock): one A for q, k and v."""
     family, tensors = tiny_family("hunyuan_video"), {}
     width, flat = 24, "lora_unet_double_blocks_0_img_attn_qkv"
     a, b = kit.drawn(4, width), kit.drawn(3 * width, 4)
-    tensors = {f"{flat}.lora_down.weight": a, f"{flat}.lora_up.weight": b, f"{flat}.alpha": torch.tensor(1.0)}
+    tensors = {
+        f"{flat}.lora_down.weight": a,
+        f"{flat}.lora_up.weight": b,
+        f"{flat}.alpha": torch.tensor(1.0),
+    }
     save_file(tensors, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "b.safetensors"))
     found = read_back(family, tmp_path / "b.safetensors")
     for part, rows in zip(("to_q", "to_k", "to_v"), b.split(width), strict=True):
-        kit.same({"": found[f"transformer_blocks.0.attn.{part}"]}, {"": 0.25 * rows.double() @ a.double()})
+        kit.same(
+            {"": found[f"transformer_blocks.0.attn.{part}"]},
+            {"": 0.25 * rows.double() @ a.double()},
+        )
     convert(tmp_path / "b.safetensors", kit.target(family, tmp_path / "c.safetensors", "kohya"))
-    assert all(torch.equal(value, tensors[key]) for key, value in load_file(tmp_path / "c.safetensors").items())
+    assert all(
+        torch.equal(value, tensors[key])
+        for key, value in load_file(tmp_path / "c.safetensors").items()
+    )
 
 
 def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
     one, two, out = (tmp_path / f"{name}.safetensors" for name in "abc")
     first, second = kit.plain(family, one, 2.0), kit.plain(family, two, None, "attention", 3)
     merge([one, two], [0.5, -2.0], None, kit.target(family, out))
-    wanted = {name: 0.5 * delta - 2.0 * second.get(name, torch.zeros_like(delta)) for name, delta in first.items()}
+    wanted = {
+        name: 0.5 * delta - 2.0 * second.get(name, torch.zeros_like(delta))
+        for name, delta in first.items()
+    }
     kit.same(kit.deltas_of(family, out), wanted)
-    told = merge([one, two], [0.5, -2.0], 2, kit.target(family, tmp_path / "d.safetensors", "kohya"))
+    told = merge(
+        [one, two], [0.5, -2.0], 2, kit.target(family, tmp_path / "d.safetensors", "kohya")
+    )
     best = {name: torch.linalg.svdvals(delta)[2:].norm() for name, delta in wanted.items()}
     found = kit.deltas_of(family, tmp_path / "d.safetensors")
     for name, delta in wanted.items():
-        torch.testing.assert_close((found[name] - delta).norm(), best[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            (found[name] - delta).norm(), best[name], rtol=1e-5, atol=1e-6
+        )
     whole = sum(delta.square().sum() for delta in wanted.values()) ** 0.5
-    assert f"{float(sum(lost**2 for lost in best.values()) ** 0.5 / whole):.2e}" in " ".join(told)
+    assert f"{float(sum(lost**2 for lost in best.values()) ** 0.5 / whole):.2e}" in " ".join(
+        told
+    )
 
 
 def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> None:
@@ -158,7 +199,10 @@ def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> Non
     for name, delta in wanted.items():
         best = torch.linalg.svdvals(delta)[3:].norm()
         torch.testing.assert_close((found[name] - delta).norm(), best, rtol=1e-5, atol=1e-6)
-    assert run("lora", "resize", first, out=out, energy=0.9, base=family.folder, overwrite=True) == 0
+    assert (
+        run("lora", "resize", first, out=out, energy=0.9, base=family.folder, overwrite=True)
+        == 0
+    )
     ranks = {key: len(value) for key, value in load_file(out).items() if "lora_A" in key}
     found = kit.deltas_of(family, out)
     for name, delta in wanted.items():
@@ -185,7 +229,13 @@ def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
     share = own / (own + sum(float(delta.square().sum()) for delta in wanted.values()))
     assert f"{share:.2%}" in told[2]
     with pytest.raises(VideotuneError, match="differs"):
-        extract(Path(family.folder), str(family.folder), 4, None, kit.target(family, tmp_path / "c.safetensors"))
+        extract(
+            Path(family.folder),
+            str(family.folder),
+            4,
+            None,
+            kit.target(family, tmp_path / "c.safetensors"),
+        )
 
 
 def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
@@ -198,7 +248,9 @@ def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
     assert float((b @ a - left @ right - noise).norm()) <= 1.001 * float(best)
 
 
-def test_nothing_is_written_where_something_is_wrong(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_nothing_is_written_where_something_is_wrong(
+    family: Any, tiny_bases: Bases, tmp_path: Path
+) -> None:
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     kit.plain(family, first, 2.0)
     own, cog = str(family.folder), str(tiny_bases("cogvideox"))
@@ -221,7 +273,13 @@ def test_nothing_is_written_where_something_is_wrong(family: Any, tiny_bases: Ba
 
 
 @pytest.mark.parametrize(
-    ("weights", "told"), [([0.0], "nothing"), ([1e-320], "nothing"), ([1.0, -1.0], "nothing"), ([math.nan], "finite")]
+    ("weights", "told"),
+    [
+        ([0.0], "nothing"),
+        ([1e-320], "nothing"),
+        ([1.0, -1.0], "nothing"),
+        ([math.nan], "finite"),
+    ],
 )
 @pytest.mark.parametrize("rank", [None, 2])
 def test_a_sum_of_nothing_is_one_sentence(
@@ -235,18 +293,27 @@ def test_a_sum_of_nothing_is_one_sentence(
 
 
 def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path) -> None:
-    family, one, other = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    family, one, other = (
+        tiny_family("wan"),
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+    )
     wanted = kit.plain(family, one)
     tensors = load_file(one)
     first = next(key for key in tensors if "lora_B" in key)
     save_file(tensors | {first: -tensors[first]}, other)
     merge([one, other], (), None, kit.target(family, tmp_path / "sum.safetensors"))
     gone = first.removeprefix("transformer.").removesuffix(".lora_B.weight")
-    kit.same(kit.deltas_of(family, tmp_path / "sum.safetensors"), {n: 2 * x for n, x in wanted.items() if n != gone})
+    kit.same(
+        kit.deltas_of(family, tmp_path / "sum.safetensors"),
+        {n: 2 * x for n, x in wanted.items() if n != gone},
+    )
 
 
 @pytest.mark.parametrize("name", ["loop.safetensors", "loop.safetensors/x.safetensors"])
-def test_a_link_to_itself_as_out_is_no_crash(name: str, tiny_family: Open, tmp_path: Path) -> None:
+def test_a_link_to_itself_as_out_is_no_crash(
+    name: str, tiny_family: Open, tmp_path: Path
+) -> None:
     family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / name
     kit.plain(family, source)
     (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
@@ -259,7 +326,9 @@ def test_a_link_to_itself_as_out_is_no_crash(name: str, tiny_family: Open, tmp_p
 
 
 @pytest.mark.parametrize("how", ["float4", "float64", "alpha", "surrogate"])
-def test_what_numbers_and_texts_cannot_hold(how: str, tiny_family: Open, tmp_path: Path) -> None:
+def test_what_numbers_and_texts_cannot_hold(
+    how: str, tiny_family: Open, tmp_path: Path
+) -> None:
     """Refused by the source's name; half a letter in our header's texts is kept."""
     family, source = tiny_family("wan"), tmp_path / "a.safetensors"
     kit.plain(family, source)
@@ -277,5 +346,7 @@ def test_what_numbers_and_texts_cannot_hold(how: str, tiny_family: Open, tmp_pat
     if how == "surrogate":
         convert(source, target)
         return
-    with pytest.raises(VideotuneError, match=r"a\.safetensors.*(no weights|infinite|no finite)"):
+    with pytest.raises(
+        VideotuneError, match=r"a\.safetensors.*(no weights|infinite|no finite)"
+    ):
         convert(source, target)

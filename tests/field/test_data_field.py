@@ -26,7 +26,10 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     planned = sum(account["frames"] for account in library.accounts)
     decoded = 0
     for window in library.windows:
-        times, size = sample_window(window, PLAIN, 0).times, (window.shape.height, window.shape.width)
+        times, size = (
+            sample_window(window, PLAIN, 0).times,
+            (window.shape.height, window.shape.width),
+        )
         decoded += len(decode(library.media[window.clip_id], times, *size))
     assert decoded == planned == 5 + 5 + 17 + 17 + 68
 
@@ -39,7 +42,9 @@ def test_decord_99_rotation_metadata(tmp_path: Path) -> None:
     library = scanned(tmp_path, resolution="96x64")
     window = library.windows[0]
     assert (window.shape.height, window.shape.width) == (96, 64)
-    frames = decode(library.media[window.clip_id], sample_window(window, PLAIN, 0).times, 96, 64)
+    frames = decode(
+        library.media[window.clip_id], sample_window(window, PLAIN, 0).times, 96, 64
+    )
     assert read_numbers(frames) == list(range(17))
 
 
@@ -67,7 +72,10 @@ def one_clip(folder: Path, count: int, fps: float, frames: int) -> Library:
 def shown(library: Library) -> list[list[int]]:
     """The numbers painted into the frames of each window."""
     clip = library.media[library.windows[0].clip_id]
-    return [read_numbers(decode(clip, sample_window(window, PLAIN, 0).times, 48, 48)) for window in library.windows]
+    return [
+        read_numbers(decode(clip, sample_window(window, PLAIN, 0).times, 48, 48))
+        for window in library.windows
+    ]
 
 
 @pytest.mark.parametrize("frames", [45, 61, 65])
@@ -79,10 +87,15 @@ def test_diffusion_pipe_207_65_frames_at_16_fps_are_65(tmp_path: Path, frames: i
     assert shown(library) == [list(range(frames))]
 
 
-def test_diffusion_pipe_113_60_frames_at_24_fps_are_40_and_make_a_shorter_window(tmp_path: Path) -> None:
+def test_diffusion_pipe_113_60_frames_at_24_fps_are_40_and_make_a_shorter_window(
+    tmp_path: Path,
+) -> None:
     """There a bucket of 57 frames dropped every clip; here each has a window of 37, and it is said that none has 57."""
     library = one_clip(tmp_path, 60, 24, 57)
     assert library.skipped == ()
     assert library.accounts[0]["model_frames"] == 40
     assert shown(library) == [[int(i * 1.5 + 0.1) for i in range(37)]]
-    assert any("no clip is long enough for 57 frames: the longest window has 37" in note for note in library.notes)
+    assert any(
+        "no clip is long enough for 57 frames: the longest window has 37" in note
+        for note in library.notes
+    )

@@ -22,7 +22,10 @@ FAST_VP = {"cpu-used": "8", "deadline": "realtime"}
 
 FILES: dict[str, dict[str, Any]] = {
     "h264.mp4": {"options": {"bf": "3", "g": "24", "preset": "ultrafast"}},
-    "hevc.mp4": {"codec": "libx265", "options": {"preset": "ultrafast", "x265-params": "log-level=none"}},
+    "hevc.mp4": {
+        "codec": "libx265",
+        "options": {"preset": "ultrafast", "x265-params": "log-level=none"},
+    },
     "mpeg4.mp4": {"codec": "mpeg4"},
     "av1.mp4": {"codec": "libsvtav1", "options": {"preset": "12", "svtav1-params": "lp=1"}},
     "prores.mov": {"codec": "prores_ks", "pix_fmt": "yuv422p10le"},
@@ -36,7 +39,10 @@ FILES: dict[str, dict[str, Any]] = {
 """Every codec and container, each for one of the rates."""
 
 CONSTANT = list(zip([8, 12, 15, 23.976, 24, 25, 29.97, 30, 50, 59.94, 60], FILES, strict=True))
-TURNED = [(fps, name) for (fps, _), (_, name) in zip(CONSTANT, CONSTANT[5:] + CONSTANT[:5], strict=True)]
+TURNED = [
+    (fps, name)
+    for (fps, _), (_, name) in zip(CONSTANT, CONSTANT[5:] + CONSTANT[:5], strict=True)
+]
 
 
 def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
@@ -56,10 +62,14 @@ def check_speed(facts: MediaInfo, target: float, longest: float) -> None:
 
 @pytest.mark.parametrize("target", [8.0, 16.0, 24.0])
 @pytest.mark.parametrize(("source", "name"), CONSTANT + TURNED)
-def test_ai_toolkit_421_motion_keeps_its_speed(tmp_path: Path, source: float, name: str, target: float) -> None:
+def test_ai_toolkit_421_motion_keeps_its_speed(
+    tmp_path: Path, source: float, name: str, target: float
+) -> None:
     rate = RATES.get(source, Fraction(source))
     times = [float(i / rate) for i in range(int(SECONDS * rate))]
-    facts = probe(write_clip(tmp_path / name, moving_dot(times, SPEED, width=288), source, **FILES[name]))
+    facts = probe(
+        write_clip(tmp_path / name, moving_dot(times, SPEED, width=288), source, **FILES[name])
+    )
     check_speed(facts, target, 1 / float(rate))
 
 
@@ -83,9 +93,13 @@ def screen_times() -> list[float]:
 @pytest.mark.parametrize("target", [16.0, 24.0])
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.mov", "h264.mkv", "vp9.webm"])
 @pytest.mark.parametrize("filmed", [phone_times, screen_times])
-def test_ai_toolkit_421_variable_rates_too(tmp_path: Path, filmed: Any, name: str, target: float) -> None:
+def test_ai_toolkit_421_variable_rates_too(
+    tmp_path: Path, filmed: Any, name: str, target: float
+) -> None:
     times = filmed()
-    path = write_clip(tmp_path / name, moving_dot(times, SPEED, width=288), 24, times=times, **FILES[name])
+    path = write_clip(
+        tmp_path / name, moving_dot(times, SPEED, width=288), 24, times=times, **FILES[name]
+    )
     facts = probe(path)
     assert np.abs(np.array(facts.timestamps) - times).max() <= 1.1e-3
     check_speed(facts, target, 0.09)
@@ -99,7 +113,13 @@ def test_diffusion_pipe_513_49_frames_at_16_fps_are_49(tmp_path: Path, name: str
     assert read_numbers(decode(facts, frame_times(0.0, 49, 16), 64, 96)) == list(range(49))
 
 
-COUNTS = [(113, 23.976, 16, 75), (101, 23.976, 16, 67), (60, 24, 16, 40), (60, 24, 24, 60), (89, 16, 16, 89)]
+COUNTS = [
+    (113, 23.976, 16, 75),
+    (101, 23.976, 16, 67),
+    (60, 24, 16, 40),
+    (60, 24, 24, 60),
+    (89, 16, 16, 89),
+]
 COUNTS += [(121, 30, 24, 96)]
 
 
@@ -114,7 +134,9 @@ def test_diffusion_pipe_391_the_count_is_the_same_in_every_container(
     assert frames_in(facts.seconds, target) == expected
     shown = facts.frames_at(frame_times(0.0, expected, target))
     rate = float(RATES.get(fps, Fraction(fps)))
-    exact = np.arange(expected) / target * rate + 0.1 + 1e-6  # the frame that has begun, or begins within a tenth
+    exact = (
+        np.arange(expected) / target * rate + 0.1 + 1e-6
+    )  # the frame that has begun, or begins within a tenth
     rounded = 0.0011 * rate if name.endswith(("mkv", "webm")) else 0.0
     assert (np.floor(exact - rounded) <= shown).all()
     assert (shown <= np.floor(exact + rounded)).all()

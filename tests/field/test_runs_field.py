@@ -36,8 +36,18 @@ Words = Callable[..., Overrides]
 @pytest.fixture
 def words(small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> Words:
     """Settings of a run over the tiny base, without readings, previews or saves unless they are named."""
-    fixed = (f"base_model_name={tiny_bases('wan')}", f"cache_dir={tmp_path / 'cache'}", "resolution=32x32")
-    fixed += ("lora.rank=2", "dataloader_threads=0", "validate_every=0", "sample_after=0", "save_every=0")
+    fixed = (
+        f"base_model_name={tiny_bases('wan')}",
+        f"cache_dir={tmp_path / 'cache'}",
+        "resolution=32x32",
+    )
+    fixed += (
+        "lora.rank=2",
+        "dataloader_threads=0",
+        "validate_every=0",
+        "sample_after=0",
+        "save_every=0",
+    )
     return lambda *sets, data=small_clips: Overrides(data=str(data), sets=(*fixed, *sets))
 
 
@@ -76,7 +86,14 @@ def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> 
 
     The promise is 2 % of a run whose steps take a second; here a step is 30 ms, other programs run, and 20 % are allowed.
     """
-    sets = ("steps=12", "batch_size=6", "validate_every=6", "sample_after=6", "save_every=6", "sample.steps=2")
+    sets = (
+        "steps=12",
+        "batch_size=6",
+        "validate_every=6",
+        "sample_after=6",
+        "save_every=6",
+        "sample.steps=2",
+    )
     wall = trained(words(*sets), tmp_path / "run")
     parts = Counter[str]()
     for line in read_journal(tmp_path / "run"):
@@ -89,7 +106,9 @@ def test_seconds_by_phase_sum_to_the_wall_time(words: Words, tmp_path: Path) -> 
     assert sum(parts.values()) <= 1.02 * wall
 
 
-def test_a_run_that_waits_for_data_says_so(words: Words, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_that_waits_for_data_says_so(
+    words: Words, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """Each batch takes 60 ms longer to come than it does; the warning comes once, after twenty steps."""
     import videotune.trainer.loop as train
 
@@ -109,13 +128,23 @@ def test_a_run_that_waits_for_data_says_so(words: Words, tmp_path: Path, monkeyp
 
 
 @pytest.mark.long
-def test_a_planted_overfit_is_stopped_near_its_minimum_and_the_good_file_is_there(tmp_path: Path) -> None:
+def test_a_planted_overfit_is_stopped_near_its_minimum_and_the_good_file_is_there(
+    tmp_path: Path,
+) -> None:
     """Two minutes on an idle core: four clips, and a run that would go on ten times longer than it should."""
     run = tmp_path / "run"
     write_dataset(tmp_path / "own", concept_clips=4, reminder_clips=0)
     write_dataset(tmp_path / "others", concept_clips=8, reminder_clips=0, seed=1)
-    data = [{"path": str(tmp_path / "own")}, {"path": str(tmp_path / "others"), "kind": "validation"}]
-    sets = (f"datasets={json.dumps(data)}", f"cache_dir={tmp_path / 'cache'}", "sample_after=0", "save_every=0")
+    data = [
+        {"path": str(tmp_path / "own")},
+        {"path": str(tmp_path / "others"), "kind": "validation"},
+    ]
+    sets = (
+        f"datasets={json.dumps(data)}",
+        f"cache_dir={tmp_path / 'cache'}",
+        "sample_after=0",
+        "save_every=0",
+    )
     often = ("steps=600", "validate_every=15", "early_stopping=1")
     rate = ("learning_rate_scheduler=CONSTANT", "learning_rate=0.002")
     assert train(Overrides(preset="toy", sets=(*sets, *often, *rate)), run) == DONE

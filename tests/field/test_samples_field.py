@@ -30,7 +30,9 @@ def test_finetrainers_353_static_is_less_than_slow_is_less_than_fast(seed: int) 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("speed", [0.0, 1.0, 3.0])
-def test_diffsynth_1064_an_alternating_gain_is_flicker_and_a_smooth_pan_is_not(seed: int, speed: float) -> None:
+def test_diffsynth_1064_an_alternating_gain_is_flicker_and_a_smooth_pan_is_not(
+    seed: int, speed: float
+) -> None:
     frames = panned(speed, seed)
     smooth, flickering = measures(frames), measures(lit(frames, GAIN))
     assert smooth.flicker is not None
@@ -53,7 +55,10 @@ def test_a_gain_is_no_motion_and_a_fade_is_no_flicker() -> None:
 def test_musubi_52_saturation_grows_with_colour_alone() -> None:
     frames = panned(1).astype(np.float32)
     grey = frames.mean(-1, keepdims=True)
-    found = [measures((grey + (frames - grey) * k).clip(0, 255).astype(np.uint8)).saturation for k in (0, 0.5, 1, 2)]
+    found = [
+        measures((grey + (frames - grey) * k).clip(0, 255).astype(np.uint8)).saturation
+        for k in (0, 0.5, 1, 2)
+    ]
     assert found[0] == pytest.approx(0, abs=1e-3)
     assert found == sorted(found)
     assert found[3] == pytest.approx(2 * found[2], rel=0.15)

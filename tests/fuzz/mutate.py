@@ -45,7 +45,9 @@ def damaged_bytes(content: bytes, random_: random.Random) -> bytes:
         elif kind == 4:
             out[at : at + length] = bytes(len(out[at : at + length]))
         else:
-            out[at:at] = random_.choice((b"\0", b"{", b"]", b'"', b"\xff\xfe", b"NaN", b"9" * 400, b"\n", b"[" * 2000))
+            out[at:at] = random_.choice(
+                (b"\0", b"{", b"]", b'"', b"\xff\xfe", b"NaN", b"9" * 400, b"\n", b"[" * 2000)
+            )
     return bytes(out)
 
 
@@ -72,7 +74,13 @@ def damaged_json(content: bytes, random_: random.Random) -> bytes:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        value
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    ):
         yield value, key
         yield from _places(value[key])
 
@@ -96,7 +104,11 @@ def damaged(path: Path, random_: random.Random) -> bytes:
         json.loads(content)
     except ValueError:
         return damaged_bytes(content, random_)
-    return damaged_json(content, random_) if random_.random() < 0.7 else damaged_bytes(content, random_)
+    return (
+        damaged_json(content, random_)
+        if random_.random() < 0.7
+        else damaged_bytes(content, random_)
+    )
 
 
 class TooLong(BaseException):
@@ -119,7 +131,9 @@ def limited(seconds: float = LIMIT) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def try_each(files: list[Path], read: Callable[[], object], count: int = COUNT, seed: int = 0) -> dict[str, int]:
+def try_each(
+    files: list[Path], read: Callable[[], object], count: int = COUNT, seed: int = 0
+) -> dict[str, int]:
     """Damage one of the files, ``read``, put it back; so many times. How many readings went well, and how many were refused.
 
     AssertionError that names the seeds for whatever is no VideotuneError or OSError, which the command line tells in a
@@ -139,13 +153,21 @@ def try_each(files: list[Path], read: Callable[[], object], count: int = COUNT, 
         except (VideotuneError, OSError) as error:
             outcome["refused"] += 1
             if isinstance(error, VideotuneError) and len(str(error)) > 5000:
-                wrong.append(f"seed {number}: {path.name}: {len(str(error))} letters: {str(error)[:100]}")
+                wrong.append(
+                    f"seed {number}: {path.name}: {len(str(error))} letters: {str(error)[:100]}"
+                )
         except (Exception, TooLong) as error:
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next
-            where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else "?"
-            wrong.append(f"seed {number}: {path.name}: {type(error).__name__}: {str(error)[:100]} at {where}")
+            where = (
+                f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+                if trace
+                else "?"
+            )
+            wrong.append(
+                f"seed {number}: {path.name}: {type(error).__name__}: {str(error)[:100]} at {where}"
+            )
         finally:
             path.write_bytes(kept[path])
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong[:30])

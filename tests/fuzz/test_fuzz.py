@@ -49,7 +49,10 @@ samples:
 def test_configs(tmp_path: Path) -> None:
     files = []
     for number, name in enumerate([name for name in preset_names() if name != "toy"][::6]):
-        config = read_preset(name) | {"base_model_name": "asset:toy", "datasets": [{"path": "clips", "trigger": "x"}]}
+        config = read_preset(name) | {
+            "base_model_name": "asset:toy",
+            "datasets": [{"path": "clips", "trigger": "x"}],
+        }
         files.append(tmp_path / f"{number}.json")
         files[-1].write_text(json.dumps(config, indent=1))
     files.append(tmp_path / "a.yaml")
@@ -80,7 +83,11 @@ def test_base_models(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_weights_of_a_base_model(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
-    files = [path for part in ("transformer", "vae") for path in sorted((base / part).glob("*.safetensors"))]
+    files = [
+        path
+        for part in ("transformer", "vae")
+        for path in sorted((base / part).glob("*.safetensors"))
+    ]
     config = resolve_config(Overrides(base=str(base)))[0].config
 
     def read() -> None:
@@ -94,17 +101,40 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
     family = tiny_family("wan")
     files = [tmp_path / f"{kind}.safetensors" for kind in ("diffusers", "kohya", "peft")]
     linears = family.skeleton().named_modules()
-    sizes = {name: module.weight.shape for name, module in linears if name.endswith(("to_q", "to_k"))}
+    sizes = {
+        name: module.weight.shape for name, module in linears if name.endswith(("to_q", "to_k"))
+    }
     state, kohya = {}, {}
     for name, (rows, columns) in sizes.items():
         a, b = torch.randn(4, columns), torch.randn(rows, 4)
-        state[f"transformer.{name}.lora_A.weight"], state[f"transformer.{name}.lora_B.weight"] = a, b
+        (
+            state[f"transformer.{name}.lora_A.weight"],
+            state[f"transformer.{name}.lora_B.weight"],
+        ) = a, b
         flat = f"lora_unet_{family.native(name).replace('.', '_')}"
-        kohya |= {f"{flat}.lora_down.weight": a, f"{flat}.lora_up.weight": b, f"{flat}.alpha": torch.tensor(2.0)}
-    settings = {"r": 4, "lora_alpha": 8, "target_modules": sorted(sizes), "rank_pattern": {}, "alpha_pattern": {}}
-    save_file(state, files[0], metadata={"format": "pt", "lora_adapter_metadata": json.dumps({"transformer.r": 4})})
+        kohya |= {
+            f"{flat}.lora_down.weight": a,
+            f"{flat}.lora_up.weight": b,
+            f"{flat}.alpha": torch.tensor(2.0),
+        }
+    settings = {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": sorted(sizes),
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    save_file(
+        state,
+        files[0],
+        metadata={"format": "pt", "lora_adapter_metadata": json.dumps({"transformer.r": 4})},
+    )
     save_file(kohya, files[1], metadata={"ss_network_dim": "4", "ss_network_alpha": "2"})
-    save_file(state, files[2], metadata={"adapter_config": json.dumps(settings | {"peft_type": "LORA"})})
+    save_file(
+        state,
+        files[2],
+        metadata={"adapter_config": json.dumps(settings | {"peft_type": "LORA"})},
+    )
 
     for path in files[:2]:
         read_parts(family, path)
@@ -117,7 +147,9 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(
+    small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A run that was interrupted after step 4, with readings of validation, previews and an average of its weights."""
     home = tmp_path_factory.mktemp("fuzz")
     sets = (
@@ -127,7 +159,11 @@ def run(small_clips: Path, tiny_bases: Callable[..., Path], tmp_path_factory: py
     )  # fmt: skip
     assert train(Overrides(data=str(small_clips), sets=sets), home / "run") == DONE
     journal = home / "run" / "journal.jsonl"
-    lines = [line for line in journal.read_text().splitlines(keepends=True) if '"kind": "end"' not in line]
+    lines = [
+        line
+        for line in journal.read_text().splitlines(keepends=True)
+        if '"kind": "end"' not in line
+    ]
     journal.write_text("".join(lines))
     return home / "run"
 
@@ -173,7 +209,9 @@ def test_files_of_a_run(run: Path, tmp_path: Path) -> None:
 
 def test_checkpoints(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    step = max((copy / "checkpoints").iterdir(), key=lambda folder: int(folder.name.rpartition("-")[2]))
+    step = max(
+        (copy / "checkpoints").iterdir(), key=lambda folder: int(folder.name.rpartition("-")[2])
+    )
     files = sorted(path for path in step.iterdir() if path.is_file())
 
     def read() -> None:
@@ -186,4 +224,9 @@ def test_checkpoints(run: Path, tmp_path: Path) -> None:
     read()
     assert try_each(files, read, COUNT)["refused"] > 0
     words = SampleOptions(("a cat",), 0, copy, None, None, (), 1.0, (), (), ())
-    try_each([step / "state.json", step / "COMPLETE"], lambda: open_sampler(words), COUNT // 20, seed=1)
+    try_each(
+        [step / "state.json", step / "COMPLETE"],
+        lambda: open_sampler(words),
+        COUNT // 20,
+        seed=1,
+    )

@@ -22,7 +22,9 @@ MUSUBI = {
 }  # fmt: skip
 
 
-def clip(name: str, frames: int, fps: float, size: tuple[int, int] = (832, 480)) -> dict[str, Any]:
+def clip(
+    name: str, frames: int, fps: float, size: tuple[int, int] = (832, 480)
+) -> dict[str, Any]:
     """A row of `videotune check --json`."""
     source = {"source_frames": frames, "source_fps": fps, "source_seconds": frames / fps}
     return {
@@ -46,7 +48,9 @@ OURS = {"steps_per_epoch": 1.0, "noise": [0.1, 0.3, 0.5, 0.7, 0.9], "scale": 1.0
 
 
 def result(trainer: str, values: dict[str, Any], *clips: dict[str, Any]) -> dict[str, Any]:
-    return build_autopsy(trainer, rules_of(trainer, values, WAN), WAN, account(*clips), OURS, [])
+    return build_autopsy(
+        trainer, rules_of(trainer, values, WAN), WAN, account(*clips), OURS, []
+    )
 
 
 def kinds(found: dict[str, Any]) -> set[str]:
@@ -58,7 +62,11 @@ def test_a_clip_at_another_rate_plays_at_another_speed_unless_it_is_resampled() 
     speeds = [row["theirs"][0]["speed"] for row in found["clips"]]
     assert speeds == pytest.approx([16 / 24, 1.0])
     assert "speed" in kinds(found)
-    kept = result("musubi", MUSUBI | {"dataset_config.datasets.0.source_fps": 24.0}, clip("a.mp4", 96, 24.0))
+    kept = result(
+        "musubi",
+        MUSUBI | {"dataset_config.datasets.0.source_fps": 24.0},
+        clip("a.mp4", 96, 24.0),
+    )
     assert kept["clips"][0]["theirs"][0]["speed"] == pytest.approx(1.0, abs=0.02)
     assert "speed" not in kinds(kept)
 
@@ -66,20 +74,32 @@ def test_a_clip_at_another_rate_plays_at_another_speed_unless_it_is_resampled() 
 def test_short_clips_are_dropped_and_named() -> None:
     found = result("musubi", MUSUBI, clip("short.mp4", 20, 16.0), clip("long.mp4", 40, 16.0))
     assert (found["theirs"]["used"], found["theirs"]["dropped"]) == (1, 1)
-    assert "short.mp4" in next(one["text"] for one in found["findings"] if one["kind"] == "dropped")
+    assert "short.mp4" in next(
+        one["text"] for one in found["findings"] if one["kind"] == "dropped"
+    )
 
 
 def test_alpha_and_noise_levels_are_laid_beside_ours() -> None:
     found = result("musubi", MUSUBI, clip("a.mp4", 64, 16.0))
     assert found["theirs"]["scale"] == 0.5
-    assert found["theirs"]["noise"][2] == pytest.approx(12 / 13, abs=1e-3)  # 12·0.5 / (1 + 11·0.5)
+    assert found["theirs"]["noise"][2] == pytest.approx(
+        12 / 13, abs=1e-3
+    )  # 12·0.5 / (1 + 11·0.5)
     assert {"alpha", "noise"} <= kinds(found)
-    ignored = result("musubi", MUSUBI | {"timestep_sampling": "sigmoid"}, clip("a.mp4", 64, 16.0))
-    assert ignored["theirs"]["noise"][2] == pytest.approx(0.5, abs=1e-3)  # the shift is not read
+    ignored = result(
+        "musubi", MUSUBI | {"timestep_sampling": "sigmoid"}, clip("a.mp4", 64, 16.0)
+    )
+    assert ignored["theirs"]["noise"][2] == pytest.approx(
+        0.5, abs=1e-3
+    )  # the shift is not read
 
 
 def test_a_file_without_alpha_is_read_at_another_scale() -> None:
-    values = {"rank": 128, "lora_alpha": 64, "dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 832]]}
+    values = {
+        "rank": 128,
+        "lora_alpha": 64,
+        "dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 832]],
+    }
     found = result("finetrainers", values, clip("a.mp4", 99, 16.0))
     assert (found["theirs"]["scale"], found["theirs"]["read_scale"]) == (0.5, 1.0)
     assert {"scale", "speed"} <= kinds(found)  # 99 frames pressed into 33
@@ -92,7 +112,11 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
     wide = {"dataset_config.datasets.0.video_resolution_buckets": [[33, 480, 480]]}
     stretched = result("finetrainers", wide, clip("a.mp4", 33, 16.0))
     assert stretched["clips"][0]["theirs"][0]["stretch"] == pytest.approx(480 / 832)
-    square = {"dataset.directory.0.path": "x", "dataset.frame_buckets": [33], "dataset.resolutions": [480]}
+    square = {
+        "dataset.directory.0.path": "x",
+        "dataset.frame_buckets": [33],
+        "dataset.resolutions": [480],
+    }
     cut = result("diffusion-pipe", square, clip("a.mp4", 40, 16.0))
     assert cut["clips"][0]["theirs"][0]["cut"] == pytest.approx(1 - 480 / 832)
     assert "held" in kinds(held)
@@ -112,10 +136,15 @@ def test_held_frames_stretched_and_cut_pictures_are_named() -> None:
         ("onetrainer", {"frames": 33, "concepts.0.path": "x", "batch_size": 2}, 1),
     ],
 )  # fmt: skip
-def test_steps_of_an_epoch_are_those_of_their_batches(trainer: str, values: dict[str, Any], steps: int) -> None:
+def test_steps_of_an_epoch_are_those_of_their_batches(
+    trainer: str, values: dict[str, Any], steps: int
+) -> None:
     applied = rules_of(trainer, values, WAN)
     clips = [clip(f"{i}.mp4", 41, 16.0) for i in range(3)]
-    found = {row["path"]: [found for one in applied.datasets for found in outcomes(one, row, 16.0)] for row in clips}
+    found = {
+        row["path"]: [found for one in applied.datasets for found in outcomes(one, row, 16.0)]
+        for row in clips
+    }
     assert steps_of(applied, found) == steps
 
 
@@ -130,7 +159,13 @@ def test_a_config_without_clips_and_a_value_that_is_none_are_refused() -> None:
 
 def written(folder: Path) -> list[Path]:
     data, script = folder / "data.toml", folder / "run.sh"
-    lines = ["[general]", "resolution = [64, 64]", "[[datasets]]", 'video_directory = "x"', "target_frames = [9, 17]"]
+    lines = [
+        "[general]",
+        "resolution = [64, 64]",
+        "[[datasets]]",
+        'video_directory = "x"',
+        "target_frames = [9, 17]",
+    ]
     data.write_text("\n".join(lines))
     script.write_text("python wan_train_network.py --task t2v-1.3B --dit x.safetensors --network_module "
                       "networks.lora_wan --network_dim 8 --dataset_config data.toml\n")  # fmt: skip
@@ -151,17 +186,34 @@ def test_the_command_prints_and_gives_json(
     text = capsys.readouterr().out
     assert all(row["path"] in text.replace("\n", "") for row in found["clips"])
     assert (
-        run("autopsy", *files, data=small_clips, set="dataset_config.datasets.0.target_frames=999", as_json=True)
+        run(
+            "autopsy",
+            *files,
+            data=small_clips,
+            set="dataset_config.datasets.0.target_frames=999",
+            as_json=True,
+        )
         == DONE
     )
     assert json.loads(capsys.readouterr().out)["theirs"]["used"] == 0
 
 
-def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_path: Path, capsys: Printed) -> None:
+def test_a_dataset_file_alone_needs_the_name_of_a_model(
+    small_clips: Path, tmp_path: Path, capsys: Printed
+) -> None:
     data = written(tmp_path)[0].with_name("data.toml")
     with pytest.raises(VideotuneError, match="--base"):
         run("autopsy", data, data=small_clips)
-    assert run("autopsy", data, data=small_clips, base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers", offline=True) == DONE
+    assert (
+        run(
+            "autopsy",
+            data,
+            data=small_clips,
+            base="Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+            offline=True,
+        )
+        == DONE
+    )
     assert "musubi" in capsys.readouterr().out
 
 
@@ -171,9 +223,18 @@ def test_a_dataset_file_alone_needs_the_name_of_a_model(small_clips: Path, tmp_p
             "sigmoid_scale=-1", "dataset_config.datasets.0.batch_size=0",
             "dataset_config.datasets.0.target_frames=[[1,2],[3,4]]"],
 )  # fmt: skip
-def test_values_that_no_trainer_takes_are_one_sentence(small_clips: Path, tmp_path: Path, odd: str) -> None:
+def test_values_that_no_trainer_takes_are_one_sentence(
+    small_clips: Path, tmp_path: Path, odd: str
+) -> None:
     with pytest.raises(VideotuneError):
-        run("autopsy", *written(tmp_path), "--set", "timestep_sampling=sigmoid", data=small_clips, set=odd)
+        run(
+            "autopsy",
+            *written(tmp_path),
+            "--set",
+            "timestep_sampling=sigmoid",
+            data=small_clips,
+            set=odd,
+        )
 
 
 def test_nothing_is_written_where_their_config_says(small_clips: Path, tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def test_musubi_frames() -> None:
     for n, fps, mode, counts, own, source, wanted in TABLES["musubi frames"]:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
-        found = rules.extracted(mode, counts, 4, rates, (stride, samples, most), Source(n, fps, 1, 1))
+        found = rules.extracted(
+            mode, counts, 4, rates, (stride, samples, most), Source(n, fps, 1, 1)
+        )
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
 
@@ -37,7 +39,17 @@ def test_musubi_frames() -> None:
 def test_diffusion_pipe_frames() -> None:
     for n, fps, counts, mode, rate, step, wanted in TABLES["diffusion-pipe frames"]:
         assert (
-            mark(one(rules.resampled(mode, [(count, None) for count in counts], step, rate, Source(n, fps, 1, 1))))
+            mark(
+                one(
+                    rules.resampled(
+                        mode,
+                        [(count, None) for count in counts],
+                        step,
+                        rate,
+                        Source(n, fps, 1, 1),
+                    )
+                )
+            )
             == wanted
         ), (n, fps, counts, mode, rate)
 
@@ -46,13 +58,24 @@ def test_diffusion_pipe_size_buckets() -> None:
     """The nearest ratio that the clip fills comes before the longest."""
     for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
         shaped = [(frames, width / height) for width, height, frames in buckets]
-        found = rules.resampled("single_beginning", shaped, 4, 16.0, Source(n, 16.0, round(10**6 * ratio), 10**6))
-        assert (None if isinstance(found, str) else len(found[0])) == (wanted and rules.step_rounded(wanted[2], 4))
+        found = rules.resampled(
+            "single_beginning", shaped, 4, 16.0, Source(n, 16.0, round(10**6 * ratio), 10**6)
+        )
+        assert (None if isinstance(found, str) else len(found[0])) == (
+            wanted and rules.step_rounded(wanted[2], 4)
+        )
 
 
 def test_ai_toolkit_frames() -> None:
     for n, fps, count, rate, shrink, auto, trim, step, wanted in TABLES["ai-toolkit frames"]:
-        assert mark(one(rules.stretched(count, rate, shrink, auto, trim, step, Source(n, fps, 1, 1)))) == wanted, (
+        assert (
+            mark(
+                one(
+                    rules.stretched(count, rate, shrink, auto, trim, step, Source(n, fps, 1, 1))
+                )
+            )
+            == wanted
+        ), (
             n,
             fps,
             count,
@@ -63,7 +86,10 @@ def test_finetrainers_frames_and_sizes() -> None:
     for n, (width, height), buckets, wanted, size in TABLES["finetrainers frames"]:
         indices = one(rules.spread(buckets, Source(n, 24.0, 1, 1)))
         assert mark(indices) == wanted
-        assert list(rules.bucket_by_ratio(buckets, Source(n, 24.0, width, height), wanted[2])) == size
+        assert (
+            list(rules.bucket_by_ratio(buckets, Source(n, 24.0, width, height), wanted[2]))
+            == size
+        )
 
 
 def test_simpletuner_frames() -> None:
@@ -81,10 +107,15 @@ def test_ltx_trainer_frames_and_sizes() -> None:
         found = rules.first([bucket[0] for bucket in buckets], "", Source(n, fps, 1, 1))
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
-            assert list(rules.bucket_by_sides(buckets, Source(n, fps, width, height), count)) == size
+            assert (
+                list(rules.bucket_by_sides(buckets, Source(n, fps, width, height), count))
+                == size
+            )
 
 
-@pytest.mark.parametrize("trainer", ["musubi", "diffusion-pipe", "ai-toolkit", "simpletuner", "onetrainer"])
+@pytest.mark.parametrize(
+    "trainer", ["musubi", "diffusion-pipe", "ai-toolkit", "simpletuner", "onetrainer"]
+)
 def test_sizes(trainer: str) -> None:
     for row in TABLES[f"{trainer} sizes"]:
         match trainer:
@@ -102,7 +133,10 @@ def test_sizes(trainer: str) -> None:
                 found = [rules.listed_aspects(side, multiple, Source(1, 1.0, *clip), 1)]
             case _:
                 clip, side, square, *wanted = row
-                found = [rules.own_ratio(side, 64, square, edge, Source(1, 1.0, *clip), 1) for edge in (False, True)]
+                found = [
+                    rules.own_ratio(side, 64, square, edge, Source(1, 1.0, *clip), 1)
+                    for edge in (False, True)
+                ]
         assert [list(size) for size in found] == wanted, row
 
 
@@ -110,7 +144,9 @@ WAN: ModelSpec = find("wan").spec
 LTX: ModelSpec = find("ltx_video").spec
 
 
-def noise_of(trainer: str, values: dict[str, Any], bucket: tuple[int, int, int] = (1, 480, 832)) -> list[float]:
+def noise_of(
+    trainer: str, values: dict[str, Any], bucket: tuple[int, int, int] = (1, 480, 832)
+) -> list[float]:
     spec = LTX if trainer == "ltx-trainer" else WAN
     found = rules_of(trainer, values | DATASETS[trainer], spec).noise(bucket)
     assert isinstance(found, Noise), found
@@ -132,16 +168,25 @@ DATASETS: dict[str, dict[str, Any]] = {
 def test_noise_levels() -> None:
     """To 0.01: their draws are random, or lie on a table of 1000 steps."""
     for values, bucket, wanted in TABLES["musubi noise"]:
-        assert noise_of("musubi", values, tuple(bucket)) == pytest.approx(wanted, abs=0.01), values
+        assert noise_of("musubi", values, tuple(bucket)) == pytest.approx(wanted, abs=0.01), (
+            values
+        )
     for values, bucket, wanted in TABLES["diffusion-pipe noise"]:
         flat = {f"model.{key}": value for key, value in values.items()}
-        assert noise_of("diffusion-pipe", flat, tuple(bucket)) == pytest.approx(wanted, abs=0.01), values
+        assert noise_of("diffusion-pipe", flat, tuple(bucket)) == pytest.approx(
+            wanted, abs=0.01
+        ), values
     for kind, shift, wanted in TABLES["ai-toolkit noise"]:
         if shift != 5.0:  # that of a model whose latents are 16 times smaller
             values = {"config.process.0.train.timestep_type": kind}
             assert noise_of("ai-toolkit", values) == pytest.approx(wanted, abs=0.01), kind
     for trainer in ("finetrainers", "simpletuner", "onetrainer"):
         for values, wanted in TABLES[f"{trainer} noise"]:
-            assert noise_of(trainer, values) == pytest.approx(wanted, abs=0.01), (trainer, values)
+            assert noise_of(trainer, values) == pytest.approx(wanted, abs=0.01), (
+                trainer,
+                values,
+            )
     for bucket, wanted in TABLES["ltx-trainer noise"]:
-        assert noise_of("ltx-trainer", {}, tuple(bucket)) == pytest.approx(wanted, abs=0.01), bucket
+        assert noise_of("ltx-trainer", {}, tuple(bucket)) == pytest.approx(wanted, abs=0.01), (
+            bucket
+        )

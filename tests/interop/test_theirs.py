@@ -38,11 +38,21 @@ HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
             "dataset.resolutions": [[640, 360]],
         },
     ),
-    "ai-toolkit": (["ai-toolkit/job.yaml"], {"config.process.0.train.lr": 2e-4, "config.process.0.datasets.0.fps": 16}),
-    "onetrainer": (["onetrainer/config.json"], {"concept_file_name.1.path": "held", "optimizer.beta1": 0.9}),
+    "ai-toolkit": (
+        ["ai-toolkit/job.yaml"],
+        {"config.process.0.train.lr": 2e-4, "config.process.0.datasets.0.fps": 16},
+    ),
+    "onetrainer": (
+        ["onetrainer/config.json"],
+        {"concept_file_name.1.path": "held", "optimizer.beta1": 0.9},
+    ),
     "simpletuner": (
         ["simpletuner/config.json"],
-        {"lora_rank": 10, "data_backend_config.0.video.num_frames": 45, "data_backend_config.1.default": True},
+        {
+            "lora_rank": 10,
+            "data_backend_config.0.video.num_frames": 45,
+            "data_backend_config.1.default": True,
+        },
     ),
     "finetrainers": (
         ["finetrainers/examples/run/train.sh"],
@@ -50,10 +60,16 @@ HELD: dict[str, tuple[list[str], dict[str, Any]]] = {
             "dp_degree": 2,
             "rank": 14,
             "target_modules": "transformer_blocks.*(to_q|to_k|to_v|to_out.0)",
-            "dataset_config.datasets.0.video_resolution_buckets": [[25, 320, 576], [49, 320, 576]],
+            "dataset_config.datasets.0.video_resolution_buckets": [
+                [25, 320, 576],
+                [49, 320, 576],
+            ],
         },
     ),
-    "videomodelstudio": (["videomodelstudio/session.json"], {"params.lora_rank": "48", "status.step": 0}),
+    "videomodelstudio": (
+        ["videomodelstudio/session.json"],
+        {"params.lora_rank": "48", "status.step": 0},
+    ),
     "ltx-trainer": (
         ["ltx-trainer/video.yaml"],
         {"validation.video_dims": [384, 256, 25], "checkpoints.keep_last_n": -1},
@@ -76,10 +92,15 @@ def test_every_leaf_of_a_config_and_of_what_it_refers_to(trainer: str) -> None:
 
 
 def test_a_referred_file_given_too_is_not_read_twice() -> None:
-    main, data = CONFIGS / "diffusion-pipe" / "main.toml", CONFIGS / "diffusion-pipe" / "data.toml"
+    main, data = (
+        CONFIGS / "diffusion-pipe" / "main.toml",
+        CONFIGS / "diffusion-pipe" / "data.toml",
+    )
     assert read_theirs([data, main]).values == read_theirs([main]).values
     assert read_theirs([data]).values == {
-        key: value for key, value in read_theirs([main]).values.items() if key.startswith("dataset.")
+        key: value
+        for key, value in read_theirs([main]).values.items()
+        if key.startswith("dataset.")
     }
 
 
@@ -98,7 +119,9 @@ def test_paths_and_variables_of_windows() -> None:
     assert theirs.values["dataset_config.datasets.1.frame_stride"] == 8
 
 
-def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_no_line_of_a_script_is_run_and_variables_are_of_the_file_alone(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.setenv("SECRET", "told")
     touch = f"touch {tmp_path}/made"
     script = f'{touch}\nA=$({touch})\npython x_train.py --dit "$SECRET" --seed `{touch}`\n'
@@ -121,8 +144,12 @@ BAD = {
     "weights.pt": pickle.dumps({"network_module": "networks.lora"}, protocol=2),
     "picture.png": b"\x89PNG\r\n\x1a\n\0\0",
     "huge.sh": b"--network_module x " * 60_000,
-    "many.json": json.dumps({"model_type": 1, "training_method": 2, **{f"k{i}": i for i in range(2_001)}}).encode(),
-    "grows.sh": b"A=aaaaaaaaaa\n" + b"A=$A$A$A$A\n" * 30 + b"python train.py --network_module $A\n",
+    "many.json": json.dumps(
+        {"model_type": 1, "training_method": 2, **{f"k{i}": i for i in range(2_001)}}
+    ).encode(),
+    "grows.sh": b"A=aaaaaaaaaa\n"
+    + b"A=$A$A$A$A\n" * 30
+    + b"python train.py --network_module $A\n",
 }
 
 

@@ -32,7 +32,11 @@ def row(found: Imported, key: str) -> Row:
 
 def all_rules(trainer: str) -> list[tuple[str, dict[str, Any]]]:
     known = rules(trainer)["rules"]
-    several = ((key, rule) for key, some in known.items() for rule in (some if isinstance(some, list) else [some]))
+    several = (
+        (key, rule)
+        for key, some in known.items()
+        for rule in (some if isinstance(some, list) else [some])
+    )
     return [(key, {"to": rule} if isinstance(rule, str) else rule) for key, rule in several]
 
 
@@ -46,7 +50,17 @@ def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(trainer:
         names = rule.get("to", [])
         assert set([names] if isinstance(names, str) else names) <= set(leaves()), key
         assert isinstance(rule.get("as"), dict) or rule.get("as") in _CONVERSIONS, key
-        assert not set(rule) - {"to", "as", "when", "note", "differs", "source", "base", "over", "empty"}, key
+        assert not set(rule) - {
+            "to",
+            "as",
+            "when",
+            "note",
+            "differs",
+            "source",
+            "base",
+            "over",
+            "empty",
+        }, key
         if "differs" in rule:
             assert rule["source"], key
             surprises.add(key)
@@ -78,13 +92,25 @@ def test_a_config_in_our_keys(name: str) -> None:
     assert {key: ours.get(key) for key in expected["ours"]} == expected["ours"]
     folder = CONFIGS / Path(expected["files"][0]).parent
     datasets = expected.get("datasets", [])
-    rows = [{"path": str(folder / row["path"])} if "/" not in row["path"] else {} for row in datasets]
-    assert found.config.get("datasets", []) == [one | row for one, row in zip(datasets, rows, strict=True)]
+    rows = [
+        {"path": str(folder / row["path"])} if "/" not in row["path"] else {}
+        for row in datasets
+    ]
+    assert found.config.get("datasets", []) == [
+        one | row for one, row in zip(datasets, rows, strict=True)
+    ]
     assert {row.verdict for row in found.rows} <= set(ORDER)
     assert all(
-        row.ours or row.note for row in found.rows if row.verdict != "same" and row.theirs not in (None, "", [], {})
+        row.ours or row.note
+        for row in found.rows
+        if row.verdict != "same" and row.theirs not in (None, "", [], {})
     )
-    told = {key: value for row in found.rows for key, value in row.ours.items() if not key.startswith("datasets.")}
+    told = {
+        key: value
+        for row in found.rows
+        for key, value in row.ours.items()
+        if not key.startswith("datasets.")
+    }
     assert told == ours
     spec = find(found.config["family"]).spec if "family" in found.config else None
     resolve(found.config, {}, spec)
@@ -103,7 +129,10 @@ def test_verdicts_and_notes() -> None:
     one_for_all = row(found, "dataset_config.datasets.1.target_frames")
     assert not one_for_all.ours
     assert "30" in one_for_all.note
-    assert row(imported(*EXPECTED["videomodelstudio"]["files"]), "params.model_version").verdict == "differs"
+    assert (
+        row(imported(*EXPECTED["videomodelstudio"]["files"]), "params.model_version").verdict
+        == "differs"
+    )
     assert row(imported(*EXPECTED["onetrainer"]["files"]), "timestep_distribution").ours == {}
 
 
@@ -116,7 +145,9 @@ def test_a_value_out_of_bounds_is_a_row() -> None:
         "seed": [],
         "max_train_epochs": {},
     }
-    found = translate(Theirs(theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),)))
+    found = translate(
+        Theirs(theirs.trainer, {**theirs.values, **odd}, theirs.files, (("resume", "gone"),))
+    )
     assert all(row(found, key).verdict == "none" for key in odd)
     assert found.rows[-1].verdict == "missing"
     assert found.config["lora"]["alpha"] == 1
@@ -158,16 +189,26 @@ def test_no_value_of_a_key_ends_it(trainer: str) -> None:
 @pytest.mark.parametrize("sampling", ["sigma", "shift", "sigmoid", "uniform"])
 def test_what_a_number_means_depends_on_other_keys(sampling: str) -> None:
     theirs = read_theirs([CONFIGS / name for name in EXPECTED["musubi"]["files"]])
-    found = translate(Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ()))
+    found = translate(
+        Theirs("musubi", {**theirs.values, "timestep_sampling": sampling}, theirs.files, ())
+    )
     assert found.config["timestep_shift"] == (5 if sampling == "shift" else 1)
-    assert found.config["timestep_distribution"] == ("SIGMOID" if sampling in ("shift", "sigmoid") else "UNIFORM")
+    assert found.config["timestep_distribution"] == (
+        "SIGMOID" if sampling in ("shift", "sigmoid") else "UNIFORM"
+    )
 
 
-def test_a_folder_in_diffusers_layout_and_a_single_file_are_taken_where_they_lie(tmp_path: Path) -> None:
+def test_a_folder_in_diffusers_layout_and_a_single_file_are_taken_where_they_lie(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model_index.json").write_text("{}")
     (tmp_path / "dit.safetensors").write_bytes(b"")
-    values = {"model.type": "wan", "model.diffusers_path": "model", "model.transformer_path": "dit.safetensors"}
+    values = {
+        "model.type": "wan",
+        "model.diffusers_path": "model",
+        "model.transformer_path": "dit.safetensors",
+    }
     config = translate(Theirs("diffusion-pipe", values, (tmp_path / "main.toml",), ())).config
     assert config["base_model_name"] == str(tmp_path / "model")
     assert config["transformer"]["file"] == str(tmp_path / "dit.safetensors")

@@ -24,7 +24,14 @@ from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import Source, StepBatch, prepare, quiet_pool, stream, uniforms
+from videotune.latent_cache.batches import (
+    Source,
+    StepBatch,
+    prepare,
+    quiet_pool,
+    stream,
+    uniforms,
+)
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, picks
@@ -44,12 +51,20 @@ def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path)
     """A job on a kind of Wan, its family, and its filled source."""
 
     def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
-        words = (f"base_model_name={tiny_bases('wan', variant)}", f"cache_dir={tmp_path}", "resolution=32x32")
+        words = (
+            f"base_model_name={tiny_bases('wan', variant)}",
+            f"cache_dir={tmp_path}",
+            "resolution=32x32",
+        )
         sets = (*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets)
         job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
         family, store = tiny_family("wan", variant=variant), Store(tmp_path)
         fill_cache(job, family, store)
-        return job, family, make_source(job, family, store, make_objective(job.spec, job.config))
+        return (
+            job,
+            family,
+            make_source(job, family, store, make_objective(job.spec, job.config)),
+        )
 
     return get
 
@@ -60,8 +75,17 @@ def source(make: Make) -> Source:
 
 
 def same(a: StepBatch, b: StepBatch) -> bool:
-    tensors = [(a.t, b.t), (a.noise, b.noise), (a.batch.x0, b.batch.x0), (a.batch.cond.text, b.batch.cond.text)]
-    names = (a.step, a.batch.captions, a.batch.window_ids) == (b.step, b.batch.captions, b.batch.window_ids)
+    tensors = [
+        (a.t, b.t),
+        (a.noise, b.noise),
+        (a.batch.x0, b.batch.x0),
+        (a.batch.cond.text, b.batch.cond.text),
+    ]
+    names = (a.step, a.batch.captions, a.batch.window_ids) == (
+        b.step,
+        b.batch.captions,
+        b.batch.window_ids,
+    )
     return names and all(torch.equal(x, y) for x, y in tensors)
 
 
@@ -74,7 +98,9 @@ def test_threads_change_nothing(threads: int, source: Source) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_several_processes_share_out_a_step_and_none_has_another_s_samples(processes: int, source: Source) -> None:
+def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
+    processes: int, source: Source
+) -> None:
     """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
     for step in (1, 7):
         whole = prepare(source, step)
@@ -82,11 +108,15 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(proce
         own = [part.batch.window_ids if part.batch is not None else () for part in parts]
         assert [name for names in own for name in names] == list(whole.batch.window_ids)
         assert max(map(len, own)) - min(map(len, own)) <= 1
-        assert [part.first for part in parts] == [sum(map(len, own[:i])) for i in range(processes)]
+        assert [part.first for part in parts] == [
+            sum(map(len, own[:i])) for i in range(processes)
+        ]
         held = [part for part in parts if part.batch is not None]
         for get in (lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
             assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
-        assert all(part.window_ids == whole.batch.window_ids for part in parts), "each knows what the others have"
+        assert all(part.window_ids == whole.batch.window_ids for part in parts), (
+            "each knows what the others have"
+        )
 
 
 def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
@@ -115,8 +145,12 @@ def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
     window = source.buckets[0][0]
     key = source.keys.latents(sample_window(window, 0, 5))
     mean = source.store.get("latents", key)["mean"]
-    source.store.put("latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {})
-    one, again, other = (source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0)))
+    source.store.put(
+        "latents", key, {"mean": mean, "logvar": torch.full_like(mean, 2 * 0.693147)}, {}
+    )
+    one, again, other = (
+        source.sample(window, 0, *name).mean for name in ((1, 0), (1, 0), (2, 0))
+    )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     assert (one - mean).std().item() == pytest.approx(2.0, rel=0.15)
@@ -125,14 +159,18 @@ def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
 SHAPE = ClipShape(9, 32, 48, 16.0)
 
 
-def made(folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any) -> Source:
+def made(
+    folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any
+) -> Source:
     """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
     store, keys = Store(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
         for variant in (PLAIN, *range(3)):
             shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
-            latents = torch.full((4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown))
+            latents = torch.full(
+                (4, frames, window.shape.height // 8, window.shape.width // 8), number_of(shown)
+            )
             store.put("latents", keys.latents(shown), {"mean": latents}, {})
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
         store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
@@ -159,7 +197,10 @@ def number_of(shown: Take) -> float:
 
 def some_clips(*repeats: int, **facts: Any) -> list[Clip]:
     """Clips of which each window stands so many times in its bucket."""
-    return [Clip(f"{i:02x}" * 16, "", "", (f"clip {i}",), repeats=r, **facts) for i, r in enumerate(repeats, 1)]
+    return [
+        Clip(f"{i:02x}" * 16, "", "", (f"clip {i}",), repeats=r, **facts)
+        for i, r in enumerate(repeats, 1)
+    ]
 
 
 def entries(clips: Sequence[Clip], **facts: Any) -> list[Window]:
@@ -176,7 +217,10 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
         bucket, places = picks(source.schedule, step)
-        views = [(source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places]
+        views = [
+            (source.buckets[bucket][place], source.variant(bucket, place, epoch))
+            for place, epoch in places
+        ]
         takes = [sample_window(*view, 0) for view in views]
         batch = prepare(source, step).batch
         assert batch.x0[:, 0, 0, 0, 0].tolist() == [number_of(shown) for shown in takes]
@@ -207,13 +251,22 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
         return Moments(torch.full((4, 3, 4, 6), number_of(shown)))
 
     source = with_config(made(tmp_path, [windows], clips, encode=encode), {"variants": 0})
-    batches = [one.batch for one in stream(source, 1, 20, 3)]  # 40 samples of 4 entries: 10 passes
-    wanted = {(clips[0].id, view) for view in range(20)} | {(clips[2].id, view) for view in range(10)}
+    batches = [
+        one.batch for one in stream(source, 1, 20, 3)
+    ]  # 40 samples of 4 entries: 10 passes
+    wanted = {(clips[0].id, view) for view in range(20)} | {
+        (clips[2].id, view) for view in range(10)
+    }
     assert {(shown.window.clip_id, shown.variant) for shown in asked} == wanted
     assert len(asked) == len(wanted)
     assert all(shown == sample_window(shown.window, shown.variant, 0) for shown in asked)
-    numbers = Counter(number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist())
-    assert numbers == Counter([number_of(shown) for shown in asked] + [number_of(sample_window(windows[1], 0, 0))] * 10)
+    numbers = Counter(
+        number for batch in batches for number in batch.x0[:, 0, 0, 0, 0].tolist()
+    )
+    assert numbers == Counter(
+        [number_of(shown) for shown in asked]
+        + [number_of(sample_window(windows[1], 0, 0))] * 10
+    )
 
 
 def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
@@ -222,7 +275,10 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
     _, _, cached = make("t2v", "resolution=16x32", "resize=random", *video)
     in_the_loop = with_config(cached, {"variants": 0})
     first = [source.sample(source.buckets[0][0], 0).mean for source in (cached, in_the_loop)]
-    second = [source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean for source in (cached, in_the_loop)]
+    second = [
+        source.sample(source.buckets[0][0], source.variant(0, 0, 1)).mean
+        for source in (cached, in_the_loop)
+    ]
     assert torch.equal(*first)
     assert torch.equal(*second)
     assert not torch.equal(first[0], second[0])
@@ -230,12 +286,16 @@ def test_encoding_in_the_loop_gives_what_the_cache_holds(make: Make) -> None:
 
 
 @pytest.mark.parametrize("patch_frames", [1, 2])
-def test_frame_dropout_drops_its_share_and_never_the_first(patch_frames: int, tmp_path: Path) -> None:
+def test_frame_dropout_drops_its_share_and_never_the_first(
+    patch_frames: int, tmp_path: Path
+) -> None:
     clips = some_clips(1, 1)
     long = ClipShape(33, 32, 32, 16.0)  # 9 latent frames
     windows = [replace(window, shape=long) for window in entries(clips)]
     without = made(tmp_path, [windows], clips)
-    without = replace(without, spec=SimpleNamespace(**vars(without.spec) | {"patch": (patch_frames, 2, 2)}))
+    without = replace(
+        without, spec=SimpleNamespace(**vars(without.spec) | {"patch": (patch_frames, 2, 2)})
+    )
     source = with_config(without, {"frame_dropout_probability": 0.3})
     dropped = []
     for step in range(1, 151):
@@ -280,7 +340,9 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
     for column in whole.T:
         share = column.sort().values
         even = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-        assert (share - even).abs().max() < 1.63 / 4000**0.5, "Kolmogorov and Smirnov, at the level of 1 %"
+        assert (share - even).abs().max() < 1.63 / 4000**0.5, (
+            "Kolmogorov and Smirnov, at the level of 1 %"
+        )
     assert torch.equal(uniforms(3, 7, 4, True), whole[6])
     assert uniforms(3, 7, 1, True).item() == uniforms(3, 7, 1, False).item()
 
@@ -299,7 +361,9 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
     for step in (1, 2):
         batch = prepare(source, step).batch
         for row, name in enumerate(batch.window_ids):
-            moments = encode_sample(family, source.keys, source.keys.sample(windows[name], 0), job.library.media)
+            moments = encode_sample(
+                family, source.keys, source.keys.sample(windows[name], 0), job.library.media
+            )
             for key in ("image", "clip"):
                 assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
@@ -308,7 +372,9 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
 
 
 @pytest.mark.parametrize("variant", ["i2v", "ti2v"])
-def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(variant: str, make: Make) -> None:
+def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(
+    variant: str, make: Make
+) -> None:
     _, _, source = make(variant, "first_frame_probability=0.3")
     found = told(source, 60)
     assert sum(found) / len(found) == pytest.approx(0.3, abs=0.08)
@@ -316,11 +382,15 @@ def test_the_share_that_is_told_is_counted_and_does_not_hang_on_the_batch(varian
     smaller = replace(source.schedule, batches=tuple(2 for _ in source.schedule.batches))
     assert told(replace(source, schedule=smaller), 60)[::2] == found[::4]
     for share in (0.0, 1.0):
-        assert set(told(with_config(source, first_frame_probability=share), 20)) == {bool(share)}
+        assert set(told(with_config(source, first_frame_probability=share), 20)) == {
+            bool(share)
+        }
 
 
 def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make: Make) -> None:
-    job, family, source = make("ti2v", "first_frame_probability=0.5", "video_config.frame_dropout_probability=0.3")
+    job, family, source = make(
+        "ti2v", "first_frame_probability=0.5", "video_config.frame_dropout_probability=0.3"
+    )
     net, loss = family.denoiser(), make_objective(job.spec, job.config)
     both = 0
     for step in range(1, 9):
@@ -333,9 +403,13 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make:
         with torch.no_grad():
             error = denoising_loss(family, net, loss, batch, one.t, one.noise).mse
             noise = torch.where(batch.given, one.noise + 1, one.noise)
-            assert torch.equal(denoising_loss(family, net, loss, batch, one.t, noise).mse, error), "never fed"
+            assert torch.equal(
+                denoising_loss(family, net, loss, batch, one.t, noise).mse, error
+            ), "never fed"
             other = replace(batch, given=torch.zeros_like(batch.given))
-            both += not torch.equal(denoising_loss(family, net, loss, other, one.t, one.noise).mse, error)
+            both += not torch.equal(
+                denoising_loss(family, net, loss, other, one.t, one.noise).mse, error
+            )
     assert both > 3, "the network sees the clean frame"
 
 
@@ -352,7 +426,9 @@ def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
     for variant in ("i2v", "ti2v"):
         _, _, source = make(variant)
         for share, tells in ((0.0, False), (0.4, False), (0.6, True), (1.0, True)):
-            batch = plain_batch(with_config(source, first_frame_probability=share), source.buckets[0][0])
+            batch = plain_batch(
+                with_config(source, first_frame_probability=share), source.buckets[0][0]
+            )
             assert bool(batch.given.any()) == (tells and variant == "ti2v")
             if variant == "i2v":
                 assert bool(batch.cond.extras["image"].any()) == tells
@@ -362,7 +438,10 @@ def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
 
 def test_an_image_models_latents_have_names_of_their_own(make: Make, tiny_family: Open) -> None:
     """The same VAE's latents of the same clip, without the image beside them, are of no use to it."""
-    prints = {variant: tiny_family("wan", variant=variant).fingerprints()["vae"] for variant in ("t2v", "i2v")}
+    prints = {
+        variant: tiny_family("wan", variant=variant).fingerprints()["vae"]
+        for variant in ("t2v", "i2v")
+    }
     assert prints["i2v"] != prints["t2v"]
     assert tiny_family("wan", torch.bfloat16, "i2v").fingerprints()["vae"] != prints["i2v"]
     assert tiny_family("wan", torch.bfloat16, "t2v").fingerprints()["vae"] == prints["t2v"]
@@ -377,10 +456,14 @@ class Noisy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.family, name)
 
-    def encode_video(self, frames: torch.Tensor, random: np.random.Generator | None = None) -> Moments:
+    def encode_video(
+        self, frames: torch.Tensor, random: np.random.Generator | None = None
+    ) -> Moments:
         moments = self.family.encode_video(frames)
         number = 0.0 if random is None else float(random.standard_normal())
-        return replace(moments, extras=dict(moments.extras) | {"image": moments.extras["image"] + number})
+        return replace(
+            moments, extras=dict(moments.extras) | {"image": moments.extras["image"] + number}
+        )
 
 
 def noise_in(source: Source, window: Window, variant: int, plain: torch.Tensor) -> float:
@@ -401,10 +484,14 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     for window in job.library.windows[:2]:
         plain = clean.plain(window).extras["image"]
         assert torch.equal(source.plain(window).extras["image"], plain)
-        wanted_ = [float(draws(5, "image noise", window.id, v).standard_normal()) for v in range(4)]
+        wanted_ = [
+            float(draws(5, "image noise", window.id, v).standard_normal()) for v in range(4)
+        ]
         assert len(set(wanted_)) == 4
         for where in (source, in_the_loop):
-            assert [noise_in(where, window, v, plain) for v in range(4)] == pytest.approx(wanted_, abs=1e-5)
+            assert [noise_in(where, window, v, plain) for v in range(4)] == pytest.approx(
+                wanted_, abs=1e-5
+            )
         assert noise_in(in_the_loop, window, 9, plain) not in wanted_
     bucket = source.buckets[0]
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
@@ -413,6 +500,13 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     assert len(names) == 5
     other = replace(source.keys, seed=6)
     assert other.latents(other.sample(bucket[0], 0)) not in names
-    items, few = CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))), Store(tmp_path / "few")
-    assert len(missing(few, source.keys, items).samples) == len(entries_of(source.keys, items)) == 3
+    items, few = (
+        CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))),
+        Store(tmp_path / "few"),
+    )
+    assert (
+        len(missing(few, source.keys, items).samples)
+        == len(entries_of(source.keys, items))
+        == 3
+    )
     assert len(missing(few, replace(source.keys, image_noise=False), items).samples) == 1

@@ -21,7 +21,14 @@ from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.latent_cache import encode, keys
-from videotune.latent_cache.encode import CacheItems, cut_captions, entries_of, fill, missing, to_model
+from videotune.latent_cache.encode import (
+    CacheItems,
+    cut_captions,
+    entries_of,
+    fill,
+    missing,
+    to_model,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
@@ -50,7 +57,9 @@ def data_of(folder: Path) -> Data:
     """Two windows of each clip below a folder, and a caption each."""
     facts = {hash_file(path): probe(path) for path in sorted(folder.rglob("*.mp4"))}
     starts = (0.0, LENGTH)
-    takes = [(Window(clip, start, start + LENGTH, SHAPE), 0) for clip in facts for start in starts]
+    takes = [
+        (Window(clip, start, start + LENGTH, SHAPE), 0) for clip in facts for start in starts
+    ]
     return Data(facts, takes, ["", *(Path(known.path).parent.name for known in facts.values())])
 
 
@@ -121,8 +130,16 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     window = data.takes[0][0]
     whole, swapping = replace(window, end=1.2), replace(window, swaps=True)
     plain = sample_window(window, 0, data.seed).times
-    swapped = next(variant for variant in range(99) if sample_window(swapping, variant, data.seed).times != plain)
-    data.takes += [(replace(window, resize="random"), 2), (swapping, swapped), (replace(whole, sampling="start"), 3)]
+    swapped = next(
+        variant
+        for variant in range(99)
+        if sample_window(swapping, variant, data.seed).times != plain
+    )
+    data.takes += [
+        (replace(window, resize="random"), 2),
+        (swapping, swapped),
+        (replace(whole, sampling="start"), 3),
+    ]
     data.takes += [(replace(window, resize=way), 0) for way in ("pad", "stretch")]
     filled(family, tmp_path / "here", data)
     filled(family, tmp_path / "there", data, workers)
@@ -130,15 +147,21 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     for window, variant in data.takes:
         shown = sample_window(window, variant, data.seed)
         key = CacheKeys.of(family, data.seed).latents(shown)
-        frames = decode(data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place)
+        frames = decode(
+            data.facts[window.clip_id], shown.times, 32, 32, shown.window.resize, shown.place
+        )
         truth = family.encode_video(to_model(frames)).mean
         for cache in (here, there):
             assert torch.equal(cache.get("latents", key)["mean"], truth)
             assert cache.get("latents", key)["mean"].dtype == torch.float32
-    assert len({entry.hash for entry in here.entries() if entry.kind == "latents"}) == 9, "all of them differ"
+    assert len({entry.hash for entry in here.entries() if entry.kind == "latents"}) == 9, (
+        "all of them differ"
+    )
 
 
-def test_progress_report_and_what_is_freed(clips: Path, tiny_family: Open, tmp_path: Path, workers: Workers) -> None:
+def test_progress_report_and_what_is_freed(
+    clips: Path, tiny_family: Open, tmp_path: Path, workers: Workers
+) -> None:
     data, family, cache, told = data_of(clips), Watched(tiny_family("wan")), Store(tmp_path), []
     todo = todo_of(family, cache, data)
     assert fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row)) > 0
@@ -153,10 +176,18 @@ def test_progress_report_and_what_is_freed(clips: Path, tiny_family: Open, tmp_p
     assert paths == {known.path for known in data.facts.values()}
 
 
-def test_what_several_ask_for_is_encoded_once(clips: Path, tiny_family: Open, tmp_path: Path) -> None:
+def test_what_several_ask_for_is_encoded_once(
+    clips: Path, tiny_family: Open, tmp_path: Path
+) -> None:
     data = data_of(clips)
     window = data.takes[0][0]
-    data.takes = [(window, 0), (window, PLAIN), (window, 5), (replace(window, resize="random"), PLAIN), (window, 0)]
+    data.takes = [
+        (window, 0),
+        (window, PLAIN),
+        (window, 5),
+        (replace(window, resize="random"), PLAIN),
+        (window, 0),
+    ]
     data.captions = ["a", "b", "a"]
     watched = filled(tiny_family("wan"), tmp_path, data)
     assert (len(watched.pixels), watched.captions) == (1, ["a", "b"])
@@ -209,10 +240,18 @@ def another_model(base: Path, part: str, tmp: Path) -> Path:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_makes_exactly_what_it_touches_anew(
-    change: str, clips: Path, baseline: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: str,
+    clips: Path,
+    baseline: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, cache = baseline[0], shutil.copytree(baseline[1], tmp_path / "cache")
-    folder, dtype, data = shutil.copytree(clips, tmp_path / "clips"), torch.float32, data_of(clips)
+    folder, dtype, data = (
+        shutil.copytree(clips, tmp_path / "clips"),
+        torch.float32,
+        data_of(clips),
+    )
     first, variant = data.takes[0]
     match change:
         case "a clip's bytes":
@@ -229,11 +268,17 @@ def test_a_change_makes_exactly_what_it_touches_anew(
             data.takes[0] = replace(first, end=first.end + 0.2), variant
         case "frames" | "height" | "width":
             shape = replace(first.shape, **{change: 5 if change == "frames" else 16})
-            data.takes = [(replace(window, shape=shape), variant) for window, variant in data.takes]
+            data.takes = [
+                (replace(window, shape=shape), variant) for window, variant in data.takes
+            ]
         case "resize":
             data.takes = [(replace(window, resize="pad"), 0) for window, _ in data.takes]
         case "place":
-            data.takes += [(replace(window, resize="random"), v) for window, _ in data.takes for v in (PLAIN, 1)]
+            data.takes += [
+                (replace(window, resize="random"), v)
+                for window, _ in data.takes
+                for v in (PLAIN, 1)
+            ]
         case "seed":
             data.seed += 1
         case "vae" | "text_encoder" | "tokenizer" | "transformer":
@@ -258,12 +303,17 @@ def test_a_change_makes_exactly_what_it_touches_anew(
 # ---- two at once
 
 
-def test_two_fills_at_once_do_not_disturb_each_other(clips: Path, tiny_family: Open, tmp_path: Path) -> None:
+def test_two_fills_at_once_do_not_disturb_each_other(
+    clips: Path, tiny_family: Open, tmp_path: Path
+) -> None:
     """The second is told who fills; when it comes back it has nothing to do, though it looked before."""
     family, data = tiny_family("wan"), data_of(clips)
     late = Store(tmp_path)
     todo, watched = todo_of(family, late, data), Watched(family)
-    with Store(tmp_path).filling(), pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
+    with (
+        Store(tmp_path).filling(),
+        pytest.raises(VideotuneError, match=f"process {os.getpid()} on"),
+    ):
         fill(watched, late, todo, data.facts, data.seed, None, quiet)
     filled(family, tmp_path, data)
     fill(watched, late, todo, data.facts, data.seed, None, quiet)
@@ -286,7 +336,9 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
     clips: Path, tiny_family: Open, tmp_path: Path, workers: Workers, in_workers: bool
 ) -> None:
     family, data = tiny_family("wan"), spoiled(clips, tmp_path / "clips")
-    with pytest.raises(VideotuneError, match=r"b/same\.mp4: (decode_error|unreadable|not_a_video)"):
+    with pytest.raises(
+        VideotuneError, match=r"b/same\.mp4: (decode_error|unreadable|not_a_video)"
+    ):
         filled(family, tmp_path / "cache", data, workers if in_workers else None)
     cache = Store(tmp_path / "cache")
     assert sum(entry.kind == "latents" for entry in cache.entries()) == 2
@@ -298,7 +350,10 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (torch.OutOfMemoryError("CUDA"), "not enough memory to encode it. Fewer frames or a lower resolution"),
+        (
+            torch.OutOfMemoryError("CUDA"),
+            "not enough memory to encode it. Fewer frames or a lower resolution",
+        ),
         (RuntimeError("Given groups=1, weight of size"), "cannot be encoded: Given groups=1"),
         (None, "cannot be encoded: the encoder's mean holds infinite or undefined numbers"),
     ],
@@ -323,7 +378,9 @@ def test_a_vae_that_fails_names_the_clip_and_the_window(
     todo = todo_of(family, cache, data)
     with pytest.raises(VideotuneError) as caught:
         fill(family, cache, todo, data.facts, data.seed, None, quiet)
-    assert str(caught.value).startswith(f"{data.facts[window.clip_id].path}: window {window.id}: ")
+    assert str(caught.value).startswith(
+        f"{data.facts[window.clip_id].path}: window {window.id}: "
+    )
     assert said in str(caught.value)
     assert len(todo_of(family, Store(tmp_path), data).samples) == 2
     assert family.freed == ["text_encoder", "vae"]
@@ -340,20 +397,26 @@ class Instant:
     def submit(self, task: str, words: dict[str, Any], limit: float) -> Future[Any]:
         assert (task, limit >= self.limit) == ("decode", True)
         future: Future[Any] = Future()
-        future.set_result(np.zeros((len(words["times"]), words["height"], words["width"], 3), np.uint8))
+        future.set_result(
+            np.zeros((len(words["times"]), words["height"], words["width"], 3), np.uint8)
+        )
         self.asked += 1
         return future
 
 
 def many(count: int) -> list[Any]:
-    return [sample_window(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0) for i in range(count)]
+    return [
+        sample_window(Window("c" * 32, float(i), i + LENGTH, SHAPE), 0, 0) for i in range(count)
+    ]
 
 
 def facts_of_one(clips: Path) -> dict[str, MediaInfo]:
     return {"c" * 32: probe(next(clips.rglob("*.mp4")))}
 
 
-def test_frames_wait_within_bounds_of_bytes_and_of_number(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_wait_within_bounds_of_bytes_and_of_number(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = facts_of_one(clips)
     monkeypatch.setattr(encode, "GROUP_BYTES", 1)
     for bound, most in ((10**9, 16), (5 * 3 * 9 * 32 * 32, 5), (1, 1)):
@@ -375,7 +438,9 @@ def test_frames_wait_within_bounds_of_bytes_and_of_number(clips: Path, monkeypat
         assert max(ahead) == most
 
 
-def test_takes_of_one_clip_are_decoded_in_one_pass(clips: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takes_of_one_clip_are_decoded_in_one_pass(
+    clips: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts, takes = facts_of_one(clips), many(10)
     others = [replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)]
     for bound, passes in ((10**9, 2), (4 * 3 * 9 * 32 * 32, 4), (1, 13)):

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from videotune.errors import VideotuneError
-from videotune.latent_cache.sampler import Schedule, bucket_of, order, picks, steps_per_epoch, times_seen, turns
+from videotune.latent_cache.sampler import (
+    Schedule,
+    bucket_of,
+    order,
+    picks,
+    steps_per_epoch,
+    times_seen,
+    turns,
+)
 
 
 @st.composite
@@ -24,7 +32,10 @@ def test_steps_come_in_the_order_of_their_due_times(schedule: Schedule) -> None:
     due = []
     for j, (n, b) in enumerate(zip(schedule.sizes, schedule.batches, strict=True)):
         rate = Fraction(n, b)
-        due += [((turn + (Fraction(1, 2) if j else 0)) / rate, j) for turn in range(int(2 * rate) + 2)]
+        due += [
+            ((turn + (Fraction(1, 2) if j else 0)) / rate, j)
+            for turn in range(int(2 * rate) + 2)
+        ]
     wanted = [j for _, j in sorted(due)][: int(2 * steps_per_epoch(schedule))]
     assert [bucket_of(schedule, step) for step in range(1, len(wanted) + 1)] == wanted
     assert bucket_of(schedule, 1) == 0, "the dearest bucket comes first"
@@ -41,14 +52,21 @@ def test_counts_are_what_was_taken(schedule: Schedule, steps: int) -> None:
             assert epoch == seen[bucket][window], "one permutation after the other"
             seen[bucket][window] += 1
     assert turns(schedule, steps) == tuple(taken[j] for j in range(len(schedule.sizes)))
-    wanted = [[counts[window] for window in range(n)] for counts, n in zip(seen, schedule.sizes, strict=True)]
+    wanted = [
+        [counts[window] for window in range(n)]
+        for counts, n in zip(seen, schedule.sizes, strict=True)
+    ]
     assert times_seen(schedule, steps) == wanted
 
 
 @given(schedules(), st.integers(1, 10**9))
-def test_every_bucket_has_its_share_and_every_window_of_it(schedule: Schedule, steps: int) -> None:
+def test_every_bucket_has_its_share_and_every_window_of_it(
+    schedule: Schedule, steps: int
+) -> None:
     epochs = steps / steps_per_epoch(schedule)
-    for count, n, b in zip(turns(schedule, steps), schedule.sizes, schedule.batches, strict=True):
+    for count, n, b in zip(
+        turns(schedule, steps), schedule.sizes, schedule.batches, strict=True
+    ):
         assert abs(count - epochs * Fraction(n, b)) <= 1 + len(schedule.sizes)
     for counts in times_seen(schedule, steps):
         assert max(counts) - min(counts) <= 1
@@ -66,7 +84,14 @@ def test_the_stream_is_pinned() -> None:
     schedule = Schedule(7, (5, 3), (2, 1))
     buckets, samples = zip(*(picks(schedule, step) for step in range(1, 7)), strict=True)
     assert buckets == (0, 1, 0, 1, 0, 1)
-    assert samples == (((4, 0), (1, 0)), ((2, 0),), ((0, 0), (3, 0)), ((1, 0),), ((2, 0), (0, 1)), ((0, 0),))
+    assert samples == (
+        ((4, 0), (1, 0)),
+        ((2, 0),),
+        ((0, 0), (3, 0)),
+        ((1, 0),),
+        ((2, 0), (0, 1)),
+        ((0, 0),),
+    )
 
 
 @pytest.mark.parametrize(("sizes", "batches"), [((), ()), ((3, 0), (1, 1)), ((3,), (0,))])

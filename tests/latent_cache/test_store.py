@@ -32,7 +32,9 @@ def value(i: int) -> dict[str, torch.Tensor]:
 
 def equal(found: dict[str, torch.Tensor], i: int) -> bool:
     wanted = value(i)
-    return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[name], wanted[name]) for name in wanted
+    )
 
 
 def filled(folder: Path, count: int = 8) -> Store:
@@ -40,7 +42,12 @@ def filled(folder: Path, count: int = 8) -> Store:
     store = Store(folder)
     with store.filling():
         for i in range(count):
-            about = {"window": f"w{i}", "variant": i % 3 - 1, "clip": f"/clips/{i}.mp4", "encoder": "vae-print"}
+            about = {
+                "window": f"w{i}",
+                "variant": i % 3 - 1,
+                "clip": f"/clips/{i}.mp4",
+                "encoder": "vae-print",
+            }
             store.put("latents", f"k{i}", value(i), about)
         text = {"text": torch.ones(2, 3, dtype=torch.bfloat16)}
         store.put("text", "t", text, {"caption": "schön", "encoder": "e"})
@@ -74,7 +81,11 @@ def is_sound(folder: Path, count: int) -> None:
     with store.filling():
         pass
     assert Store(folder).has("text", "t")
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*.*") if path.name != "lock.owner"}
+    files = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*.*")
+        if path.name != "lock.owner"
+    }
     assert files == {entry.file for entry in Store(folder).entries()}
 
 
@@ -86,7 +97,11 @@ def latent_key(window: Window, variant: int, seed: int = 7) -> str:
 
 
 def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> None:
-    for varying in (replace(WINDOW, resize="random"), replace(WINDOW, swaps=True), replace(WINDOW, sampling="frames")):
+    for varying in (
+        replace(WINDOW, resize="random"),
+        replace(WINDOW, swaps=True),
+        replace(WINDOW, sampling="frames"),
+    ):
         keys = {latent_key(varying, variant) for variant in range(4)}
         assert len(keys) == 4, varying
         plain = latent_key(varying, PLAIN)
@@ -127,7 +142,9 @@ def test_what_stays_in_memory_is_bounded_and_true(tmp_path: Path) -> None:
     with pytest.raises(VideotuneError):
         store.get("latents", "1")
     store.put("latents", "0", {"mean": torch.zeros(256)}, {})
-    assert store.get("latents", "0")["mean"].sum() == 0, "an entry that is written anew is read anew"
+    assert store.get("latents", "0")["mean"].sum() == 0, (
+        "an entry that is written anew is read anew"
+    )
 
 
 def test_many_threads_read_one_store(tmp_path: Path) -> None:
@@ -138,7 +155,9 @@ def test_many_threads_read_one_store(tmp_path: Path) -> None:
         assert all(pool.map(lambda i: equal(store.get("latents", f"k{i}"), i), order))
 
 
-def test_files_of_others_and_of_earlier_versions_are_named_and_left_alone(tmp_path: Path) -> None:
+def test_files_of_others_and_of_earlier_versions_are_named_and_left_alone(
+    tmp_path: Path,
+) -> None:
     filled(tmp_path, 2)
     (tmp_path / "latents" / "mine.txt").write_text("a note")
     (tmp_path / "latents" / "shard-0123.safetensors").write_bytes(b"old")
@@ -259,7 +278,9 @@ def test_killed_anywhere_in_pruning_what_is_wanted_stays(tmp_path: Path) -> None
     for folder in after_each_kill(prune_most, tmp_path / "before", 4):
         store = Store(folder)
         assert holds(store, (1, 5))
-        assert not [entry for entry in store.entries() if not store.has(*entry.name)], "nothing half there"
+        assert not [entry for entry in store.entries() if not store.has(*entry.name)], (
+            "nothing half there"
+        )
         assert verify(store, silent) == []
         prune_most(folder)
         assert {entry.key for entry in Store(folder).entries()} == {"k1", "k5"}
@@ -269,7 +290,9 @@ def verify_all(folder: Path) -> None:
     verify(Store(folder), silent)
 
 
-def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(tmp_path: Path) -> None:
+def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(
+    tmp_path: Path,
+) -> None:
     filled(tmp_path / "before")
     spoil(tmp_path / "before", 1, 7)
     for folder in after_each_kill(verify_all, tmp_path / "before", 2):

@@ -62,15 +62,30 @@ def victim(tmp_path: Path) -> Path:
 def test_no_name_in_a_file_leads_out_of_the_cache(tmp_path: Path, victim: Path) -> None:
     folder = tmp_path / "data" / ".videotune-cache"
     filled(folder, 6)
-    names = [str(victim), "../../victim/thesis", f"latents/{victim}", "latents/../../../victim/thesis", "x\0", ""]
+    names = [
+        str(victim),
+        "../../victim/thesis",
+        f"latents/{victim}",
+        "latents/../../../victim/thesis",
+        "x\0",
+        "",
+    ]
     for i, name in enumerate(names):
-        relabel(folder, f"k{i}", lambda label, name=name, i=i: label | {("key", "kind")[i % 2]: name})
+        relabel(
+            folder,
+            f"k{i}",
+            lambda label, name=name, i=i: label | {("key", "kind")[i % 2]: name},
+        )
     everything_done_to(folder)
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize("odd", [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}], ids=repr)
-def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, odd: Any) -> None:
+@pytest.mark.parametrize(
+    "odd", [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}], ids=repr
+)
+def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(
+    tmp_path: Path, odd: Any
+) -> None:
     folder = tmp_path / "cache"
     filled(folder, 6)
     for field in ("kind", "key", "tensors", "bytes", "hash", "about", "made", "versions"):
@@ -78,18 +93,33 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(tmp_path: Path, o
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{field}")))
         Store(folder).put("latents", "k0", value(0), {})
     for name in ("clip", "variant", "length"):
-        relabel(folder, "k1", lambda label, name=name: label | {"about": {**label["about"], name: odd}})
+        relabel(
+            folder,
+            "k1",
+            lambda label, name=name: label | {"about": {**label["about"], name: odd}},
+        )
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{name}")))
         Store(folder).put("latents", "k1", value(1), {})
     relabel(folder, "k2", lambda label: odd)
     everything_done_to(folder)
 
 
-LINKS = ["lock", "lock.owner", "index.json", "latents", "text", "archives", "plans", "latents/.part-1-k9.safetensors"]
+LINKS = [
+    "lock",
+    "lock.owner",
+    "index.json",
+    "latents",
+    "text",
+    "archives",
+    "plans",
+    "latents/.part-1-k9.safetensors",
+]
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_nothing_is_written_through_a_link_in_a_cache(tmp_path: Path, victim: Path, link: str) -> None:
+def test_nothing_is_written_through_a_link_in_a_cache(
+    tmp_path: Path, victim: Path, link: str
+) -> None:
     folder = tmp_path / "cache"
     filled(folder, 6)
     (folder / "lock").unlink(missing_ok=True)
@@ -124,7 +154,11 @@ def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damag
     if damage == "another's":
         path.write_bytes(data.replace(own, other))
     else:
-        path.write_bytes(data.replace(own, bytes(len(own)) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:]))
+        path.write_bytes(
+            data.replace(
+                own, bytes(len(own)) if damage == "zeros" else bytes([own[0] ^ 1]) + own[1:]
+            )
+        )
     assert len(path.read_bytes()) == len(data)
     with pytest.raises(VideotuneError, match=r"5\.mp4.*videotune cache verify"):
         Store(tmp_path).get("latents", "k5")
@@ -140,34 +174,67 @@ def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) 
     store.put("latents", "nan", {"mean": torch.tensor([float("nan")])}, {})
     with pytest.raises(VideotuneError):
         Store(tmp_path).get("latents", "nan")
-    relabel(tmp_path, "k5", lambda label: label | {"tensors": {**label["tensors"], "mean": ["float32", [3, 4, 2, 2]]}})
+    relabel(
+        tmp_path,
+        "k5",
+        lambda label: (
+            label | {"tensors": {**label["tensors"], "mean": ["float32", [3, 4, 2, 2]]}}
+        ),
+    )
     with pytest.raises(VideotuneError):
         Store(tmp_path).get("latents", "k5")
     assert {row.key for row in verify(Store(tmp_path), silent)} == {"nan", "k5"}
 
 
-@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants])
-def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(name: str, variant: str, tiny_family: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant) for name in names() for variant in find(name).variants],
+)
+def test_what_a_family_encodes_fits_it_and_other_shapes_do_not(
+    name: str, variant: str, tiny_family: Any
+) -> None:
     family = tiny_family(name, torch.bfloat16, variant)
     rules = family.spec.rules
-    side, frames = rules.side_multiple, rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1
+    side, frames = (
+        rules.side_multiple,
+        rules.frame_step + rules.frame_rest if rules.most_frames != 1 else 1,
+    )
     high, wide = rules.size or (side, 2 * side)
     shape = ClipShape(frames, high, wide, rules.fps)
     fits = fits_of(family, shape)
     video = tensors_of(family.encode_video(torch.zeros(3, frames, high, wide)))
     text = family.encode_text(["a red circle"])[0]
-    latents, states = (describe(kind, "k", own, {}) for kind, own in (("latents", video), ("text", text)))
+    latents, states = (
+        describe(kind, "k", own, {}) for kind, own in (("latents", video), ("text", text))
+    )
     assert fits(latents, shape)
     assert fits(states, None)
     assert not fits(states, shape)
     assert not fits(latents, None)
-    for kind, (dtype, size) in {"huge": ("float32", (4096, 1, 1, 1)), "dtype": ("int8", (1,))}.items():
+    for kind, (dtype, size) in {
+        "huge": ("float32", (4096, 1, 1, 1)),
+        "dtype": ("int8", (1,)),
+    }.items():
         odd = {"mean": (dtype, size), "text": (dtype, size)}
         assert not fits(replace(latents, tensors=dict(latents.tensors) | odd), shape), kind
         assert not fits(replace(states, tensors=dict(states.tensors) | odd), None), kind
 
 
-ODD = [None, 3, -1, 1e999, [], {}, True, "x", ["x"], {"x": 1}, "9" * 4000, "0 1x9999999999", "1" * 400]
+ODD = [
+    None,
+    3,
+    -1,
+    1e999,
+    [],
+    {},
+    True,
+    "x",
+    ["x"],
+    {"x": 1},
+    "9" * 4000,
+    "0 1x9999999999",
+    "1" * 400,
+]
 
 
 def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path: Path) -> None:
@@ -182,7 +249,13 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
     text = index.read_text()
 
     def places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        inner = (
+            node.items()
+            if isinstance(node, dict)
+            else enumerate(node)
+            if isinstance(node, list)
+            else ()
+        )
         return [path, *(place for name, one in inner for place in places(one, (*path, name)))]
 
     for place in places(json.loads(text)["contents"])[1:]:
@@ -209,7 +282,10 @@ def test_an_index_that_a_dataset_brought_is_believed_in_nothing_absurd(tmp_path:
 
 
 def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Path) -> None:
-    reading = {mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0) for mode in ("OFF", "ON")}
+    reading = {
+        mode: Reading({"forward": {"weights": 4}, "backward": {}}, 1.0)
+        for mode in ("OFF", "ON")
+    }
     facts = StepSpec(reading, reading, (4,), (0, 0), {"OFF": (1,), "ON": (1,)}, ((3, 2.0),))
     good = asdict(facts)
     place = tmp_path / "plan.json"
@@ -219,7 +295,11 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Pa
         for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
             place.write_text(json.dumps(good | {name: odd}))
             assert memory._remembered(place) is None
-    shorter = {"trained": [0], "kept": {"OFF": [], "ON": []}, "one": {"OFF": good["one"]["OFF"]}}
+    shorter = {
+        "trained": [0],
+        "kept": {"OFF": [], "ON": []},
+        "one": {"OFF": good["one"]["OFF"]},
+    }
     for name, odd in shorter.items():
         write_json(place, good | {name: odd})
         assert memory._remembered(place) is None

@@ -21,7 +21,9 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
         slot.flat.fill_(255)  # a NaN in every floating dtype
         slot.flat = flat
         if self._stream is not None:
-            slot.free.record(torch.accelerator.current_stream(self.device))  # behind the clone too
+            slot.free.record(
+                torch.accelerator.current_stream(self.device)
+            )  # behind the clone too
             flat.record_stream(self._stream)
 
     monkeypatch.setattr(DeviceBuffers, "_release", release)

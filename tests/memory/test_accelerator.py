@@ -25,7 +25,9 @@ from videotune.types import BasePlace
 def accelerator(monkeypatch: Patch, kind: str | None) -> None:
     """torch finds an accelerator of this kind."""
     found = None if kind is None else torch.device(kind)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: found
+    )
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", None])
@@ -41,7 +43,9 @@ def test_the_device_is_what_torch_finds(kind: str | None, monkeypatch: Patch) ->
 
 def test_the_plan_of_an_xpu_is_for_its_memory(monkeypatch: Patch) -> None:
     accelerator(monkeypatch, "xpu")
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (11 << 30, 16 << 30))
+    monkeypatch.setattr(
+        torch.accelerator, "get_memory_info", lambda device: (11 << 30, 16 << 30)
+    )
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 1 << 30)
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: "Intel Arc")
     assert fitting.asked_card(None, None) == (12 << 30, None)
@@ -54,7 +58,9 @@ def test_several_processes_on_mps_are_refused(monkeypatch: Patch) -> None:
         pass
 
 
-def test_weights_that_mps_has_no_dtype_for_are_refused(tiny_bases: Any, monkeypatch: Patch) -> None:
+def test_weights_that_mps_has_no_dtype_for_are_refused(
+    tiny_bases: Any, monkeypatch: Patch
+) -> None:
     accelerator(monkeypatch, "mps")
     spec, base = find("wan").spec, BasePlace(str(tiny_bases("wan")), tiny_bases("wan"))
     opened: Any = components.open_models(spec, base, Config(weight_dtype="INT_8"))
@@ -85,7 +91,10 @@ def test_doctor_lists_each_kind_of_device_in_80_columns(
     kind: str | None, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     accelerator(monkeypatch, kind)
-    assert {row[0] for row in devices() if row[1] == "yes"} == {"CPU", *([kind.upper()] if kind else [])}
+    assert {row[0] for row in devices() if row[1] == "yes"} == {
+        "CPU",
+        *([kind.upper()] if kind else []),
+    }
     accelerator(monkeypatch, None)
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(typer.Exit):
@@ -94,4 +103,6 @@ def test_doctor_lists_each_kind_of_device_in_80_columns(
     table = out[out.index("\ndevices") :].splitlines()
     assert all(len(line) <= 80 for line in table)
     for name, what in KINDS.items():
-        assert any(all(word in line for word in (name, *what)) for line in table), "no cell is folded"
+        assert any(all(word in line for word in (name, *what)) for line in table), (
+            "no cell is folded"
+        )

@@ -10,7 +10,9 @@ from videotune.errors import VideotuneError
 from videotune.memory.device_buffers import TORCH, refuse_other_torch
 
 PACKAGE = Path(__file__).parents[2] / "videotune"
-assert TORCH == ("2.11", "2.13"), "all tests ran with torch 2.13 and diffusers 0.42; with 2.11 a part of them, on CUDA"
+assert TORCH == ("2.11", "2.13"), (
+    "all tests ran with torch 2.13 and diffusers 0.42; with 2.11 a part of them, on CUDA"
+)
 INTERNAL = {
     "torch": {
         "torch._subclasses",  # FakeTensor: plans
@@ -26,7 +28,11 @@ INTERNAL = {
         "_execution_engine",  # the end of a backward pass over streamed blocks
         "tensor._version",  # whether a block has changed its own weights
     },
-    "diffusers": {"pipeline._prepare_video_ids", "pipeline._scale_video_ids", "gate._force_inference_output"},
+    "diffusers": {
+        "pipeline._prepare_video_ids",
+        "pipeline._scale_video_ids",
+        "gate._force_inference_output",
+    },
 }
 USED = re.compile(
     r"\btorch\.(?:utils\.)?_[a-zA-Z]\w+|\b_execution_engine\b|\b(?:tensor|pipeline|gate)\._[a-z]\w+"
@@ -35,7 +41,9 @@ USED = re.compile(
 
 
 def test_internal_names_are_these_and_no_others() -> None:
-    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "studio"]
+    sources = [
+        path.read_text() for path in PACKAGE.rglob("*.py") if path.parent.name != "studio"
+    ]
     found = {name for text in sources for name in USED.findall(text)}
     assert found == set().union(*INTERNAL.values())
 

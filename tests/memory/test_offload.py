@@ -51,7 +51,12 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Deep:
 
 
 def test_which_blocks_are_streamed() -> None:
-    assert [spread(8, share) for share in (0, 0.25, 0.5, 1)] == [[], [2, 6], [1, 3, 5, 7], list(range(8))]
+    assert [spread(8, share) for share in (0, 0.25, 0.5, 1)] == [
+        [],
+        [2, 6],
+        [1, 3, 5, 7],
+        list(range(8)),
+    ]
     assert spread(40, 0.01) == [20], "never none where some are asked for"
     for count in range(1, 41):
         for chosen in (spread(count, k / 20) for k in range(21)):
@@ -70,14 +75,18 @@ def test_three_steps_are_those_of_the_plain_network(
     batch = batch_of(family)
     if (name, method) not in PLAIN:
         PLAIN[name, method] = rig(family, None, method, dropout).steps(batch)
-    mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[fraction]
+    mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[
+        fraction
+    ]
     same(PLAIN[name, method], rig(family, (fraction, mode), method, dropout).steps(batch))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
 @pytest.mark.parametrize(("name", "variant"), KINDS)
-def test_every_kind_at_every_setting_is_the_plain_network(name: str, variant: str, method: str, deep: Deep) -> None:
+def test_every_kind_at_every_setting_is_the_plain_network(
+    name: str, variant: str, method: str, deep: Deep
+) -> None:
     family = deep(name, variant)
     batch = batch_of(family)
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
@@ -101,7 +110,10 @@ def test_prior_samples_and_isolated_frames(name: str, deep: Deep) -> None:
     family = deep(name, find(name).variants[0])
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, prior=True)
-    same(plain, rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True))
+    same(
+        plain,
+        rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True),
+    )
 
 
 def predicted(family: Any, net: nn.Module, batch: Any) -> torch.Tensor:
@@ -138,9 +150,15 @@ def test_one_block_at_a_time_and_the_ring_turns_round(deep: Deep) -> None:
         loads.append(ring.loads)
     assert loads == [14, 26, 38]
     assert max(bound) == 1
-    away = [p for name, p in streamed.net.named_parameters() if name.startswith("blocks.") and "lora" not in name]
+    away = [
+        p
+        for name, p in streamed.net.named_parameters()
+        if name.startswith("blocks.") and "lora" not in name
+    ]
     assert away
-    assert all(p.isnan().all() and p.untyped_storage().nbytes() == p.element_size() for p in away)
+    assert all(
+        p.isnan().all() and p.untyped_storage().nbytes() == p.element_size() for p in away
+    )
 
 
 def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
@@ -151,7 +169,9 @@ def test_inputs_wait_on_the_host_and_what_is_shared_stays(deep: Deep) -> None:
         streamed = rig(family, (0.0, "CPU_OFFLOADED"))
         blocks = list(streamed.net.get_submodule(family.spec.blocks[0]))
 
-        def see(_: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked) -> None:
+        def see(
+            _: Any, words: Any, named: Any, entered: list[Any] = entered, parked: int = parked
+        ) -> None:
             entered.append([*words, *named.values()][:parked])
 
         handles = [block.register_forward_pre_hook(see, with_kwargs=True) for block in blocks]
@@ -193,13 +213,21 @@ def test_another_network_takes_over_the_weights_that_have_trained(deep: Deep) ->
         for name, parameter in second.net.named_parameters():
             if name not in home.parameters:
                 parameter.copy_(first.net.get_parameter(name))
-    assert all(second.trainable.parameters[name] is parameter for name, parameter in home.parameters.items())
-    assert torch.equal(predicted(family, second.net, batch), predicted(family, plain.net, batch))
+    assert all(
+        second.trainable.parameters[name] is parameter
+        for name, parameter in home.parameters.items()
+    )
+    assert torch.equal(
+        predicted(family, second.net, batch), predicted(family, plain.net, batch)
+    )
 
 
 def test_letting_go_of_a_network_frees_its_weights(deep: Deep) -> None:
     streamed: Rig = rig(deep(), (0.5, "ON"))
-    watched = [weakref.ref(streamed.streams.host_weights), weakref.ref(streamed.streams.buffers.slots[0].flat)]
+    watched = [
+        weakref.ref(streamed.streams.host_weights),
+        weakref.ref(streamed.streams.buffers.slots[0].flat),
+    ]
     del streamed
     gc.collect()
     assert [known() for known in watched] == [None, None]
@@ -216,7 +244,10 @@ def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
 
         def fail(*_: Any, calls: list[int] = calls) -> None:
             calls.append(1)
-            if len(calls) in (1, 3):  # in the first forward pass; in the second one's recomputation
+            if len(calls) in (
+                1,
+                3,
+            ):  # in the first forward pass; in the second one's recomputation
                 raise ZeroDivisionError
 
         handle = block.register_forward_hook(fail)
@@ -241,7 +272,13 @@ class Block(nn.Module):
         self.register_buffer("calls", torch.zeros(1))
         self.counts = counts
 
-    def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor] | None = None, *, scale: float = 1.0) -> Any:
+    def forward(
+        self,
+        x: torch.Tensor,
+        more: dict[str, torch.Tensor] | None = None,
+        *,
+        scale: float = 1.0,
+    ) -> Any:
         if self.counts:
             self.calls += 1
         return torch.tanh(x[..., self.order] @ self.weight) * scale + (more["x"] if more else 0)
@@ -262,7 +299,9 @@ class Net(nn.Module):
         return x
 
 
-def test_buffers_strides_and_arguments_that_are_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_strides_and_arguments_that_are_no_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host_weights, "PIECE", 256)
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).requires_grad_(True)
     plain, streamed = Net(), Net()
@@ -276,7 +315,12 @@ def test_buffers_strides_and_arguments_that_are_no_tensors(monkeypatch: pytest.M
 def test_a_weight_in_two_places_stays_on_the_device() -> None:
     plain, streamed = Net(tie=True), Net(tie=True)
     streams = stream_blocks(streamed, ["blocks"], CPU, 1.0)
-    away = {entry.name for entries in streams.host_weights.slots for entry in entries if "weight" in entry.name}
+    away = {
+        entry.name
+        for entries in streams.host_weights.slots
+        for entry in entries
+        if "weight" in entry.name
+    }
     assert away == {"blocks.1.weight", "blocks.2.weight"}
     x = torch.ones(1, 4)
     assert torch.equal(plain(x), streamed(x))
@@ -285,7 +329,10 @@ def test_a_weight_in_two_places_stays_on_the_device() -> None:
 def test_a_block_that_changes_its_buffers_is_refused() -> None:
     net = Net(counts=True)
     stream_blocks(net, ["blocks"], CPU, 1.0)
-    with pytest.raises(VideotuneError, match=r"layer_offload_fraction: blocks\.0\.calls is changed by its own block"):
+    with pytest.raises(
+        VideotuneError,
+        match=r"layer_offload_fraction: blocks\.0\.calls is changed by its own block",
+    ):
         net(torch.ones(1, 4))
 
 
@@ -295,7 +342,9 @@ def test_a_weight_of_a_kind_of_its_own_is_refused() -> None:
 
     net = Net()
     net.blocks[1].weight = Packed(torch.ones(4, 4), requires_grad=False)
-    with pytest.raises(VideotuneError, match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed"):
+    with pytest.raises(
+        VideotuneError, match=r"blocks\.1\.weight is a Packed, whose bytes cannot be streamed"
+    ):
         stream_blocks(net, ["blocks"], CPU, 1.0)
 
 
@@ -319,7 +368,9 @@ class Hoard(torch.autograd.Function):
         return gradient @ ctx.weight.t(), None
 
 
-def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Block, "forward", lambda self, x, *_, **__: Hoard.apply(x, self.weight))
     net, x = Net(), torch.ones(1, 4, requires_grad=True)
     stream_blocks(net, ["blocks"], CPU, 1.0)
@@ -329,7 +380,10 @@ def test_the_poison_finds_a_function_that_keeps_a_weight_to_itself(monkeypatch: 
 
 def test_a_host_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=100))
-    with pytest.raises(DoesNotFit, match=r"4 of 4 blocks on the host need 0\.0 GB of .* memory, and 0\.0 GB are free"):
+    with pytest.raises(
+        DoesNotFit,
+        match=r"4 of 4 blocks on the host need 0\.0 GB of .* memory, and 0\.0 GB are free",
+    ):
         stream_blocks(Net(), ["blocks"], CPU, 1.0)
     host.refuse_if_short(100, "so many bytes")
 
@@ -340,7 +394,9 @@ PAGEABLE = (
 )
 
 
-def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     empty, said, asked = torch.empty, [], []
 
     def refuse(*words: Any, pin_memory: bool = False, **named: Any) -> torch.Tensor:
@@ -359,13 +415,19 @@ def test_where_memory_cannot_be_pinned_the_rest_is_pageable_and_said_once(monkey
     assert asked == [256, 256]
     assert said == [PAGEABLE]
     flat = torch.cat(home.parts(*home.spans[0]))
-    assert all(torch.equal(entry.view(flat, entry.begin), weights[entry.name]) for entry in home.slots[0])
+    assert all(
+        torch.equal(entry.view(flat, entry.begin), weights[entry.name])
+        for entry in home.slots[0]
+    )
     assert max(len(part) for part in home.parts(*home.spans[0])) == 256
 
 
 @pytest.mark.cuda
 def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path: Path) -> None:
-    folder, device = deepen(tiny_bases("wan"), tmp_path / "deep", blocks=40), torch.device("cuda")
+    folder, device = (
+        deepen(tiny_bases("wan"), tmp_path / "deep", blocks=40),
+        torch.device("cuda"),
+    )
     family = find("wan")(folder, device, torch.float32)
     net = family.denoiser(device=torch.device("cpu"))
     held = add_lora(net, family.spec, Lora(rank=4), 0)
@@ -373,6 +435,8 @@ def test_homes_are_pinned_and_leave_the_device_free(tiny_bases: Bases, tmp_path:
     before = torch.cuda.memory_allocated()
     streams = stream_blocks(net, family.spec.blocks, device, 1.0, "OFF", list(held.values()))
     assert streams.host_weights is not None
-    assert all(part.is_pinned() for part in streams.host_weights.parts(*streams.host_weights.spans[0]))
+    assert all(
+        part.is_pinned() for part in streams.host_weights.parts(*streams.host_weights.spans[0])
+    )
     assert all(p.is_cuda for p in net.parameters())
     assert torch.cuda.memory_allocated() - before < resident_bytes(streams) + 512 * 60 * 40

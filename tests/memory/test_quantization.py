@@ -15,7 +15,15 @@ from videotune.adapters.kinds import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
 from videotune.config.schema import Lora
-from videotune.memory.quantization import QuantizedLinear, bytes_a_number, form, longest_list, pack, packed_note, unpack
+from videotune.memory.quantization import (
+    QuantizedLinear,
+    bytes_a_number,
+    form,
+    longest_list,
+    pack,
+    packed_note,
+    unpack,
+)
 from videotune.models.model_files import weight_files
 from videotune.models.registry import find, names
 from videotune.types import WeightDtypes
@@ -25,7 +33,9 @@ SIZES = ((32, 128), (33, 7), (48, 100), (1, 1))
 """Weights that are whole blocks, and some that are not."""
 
 
-def opened(name: str, folder: Path, kind: str | None, dtype: torch.dtype = torch.float32) -> Any:
+def opened(
+    name: str, folder: Path, kind: str | None, dtype: torch.dtype = torch.float32
+) -> Any:
     return find(name)(folder, CPU, dtype, WeightDtypes(kind, kind))
 
 
@@ -36,7 +46,11 @@ def deep(tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dequantised(net: nn.Module) -> dict[str, torch.Tensor]:
-    return {path: layer.dequantize() for path, layer in net.named_modules() if isinstance(layer, QuantizedLinear)}
+    return {
+        path: layer.dequantize()
+        for path, layer in net.named_modules()
+        if isinstance(layer, QuantizedLinear)
+    }
 
 
 def plain_with_the_same_numbers(family: Any, packed: nn.Module) -> nn.Module:
@@ -56,10 +70,18 @@ def test_a_number_is_off_by_half_a_step_at_most(kind: str, size: tuple[int, int]
     weight[0] = 0
     kept = pack(weight, kind)
     ours = unpack(kept, kind, size, torch.float32).double()
-    flat = torch.cat([weight.double().flatten(), torch.zeros(-weight.numel() % 128, dtype=torch.float64)]).view(-1, 128)
-    scale = (flat.abs().amax(1, keepdim=True) / (448 if kind == "FLOAT_8" else 127)).expand(flat.shape)
+    flat = torch.cat(
+        [weight.double().flatten(), torch.zeros(-weight.numel() % 128, dtype=torch.float64)]
+    ).view(-1, 128)
+    scale = (flat.abs().amax(1, keepdim=True) / (448 if kind == "FLOAT_8" else 127)).expand(
+        flat.shape
+    )
     scaled = flat / torch.where(scale > 0, scale, 1.0)
-    powers = torch.floor(torch.log2(scaled.abs().clamp(min=2**-6))) if kind == "FLOAT_8" else torch.zeros_like(flat)
+    powers = (
+        torch.floor(torch.log2(scaled.abs().clamp(min=2**-6)))
+        if kind == "FLOAT_8"
+        else torch.zeros_like(flat)
+    )
     half = scale * (2**powers / 16 if kind == "FLOAT_8" else 0.5)
     off = (ours - weight.double()).abs().flatten()
     assert bool((off <= half.flatten()[: len(off)] * (1 + 1e-5)).all())
@@ -74,7 +96,9 @@ def test_nfloat_4_is_linear4bit_to_the_bit(dtype: torch.dtype) -> None:
     torch.manual_seed(2)
     linear = nn.Linear(192, 96)
     theirs = Linear4bit(192, 96, compute_dtype=dtype, quant_type="nf4")
-    theirs.weight = Params4bit(linear.weight.data.clone(), requires_grad=False, quant_type="nf4")
+    theirs.weight = Params4bit(
+        linear.weight.data.clone(), requires_grad=False, quant_type="nf4"
+    )
     theirs.bias = nn.Parameter(linear.bias.data.to(dtype), requires_grad=False)
     theirs = theirs.to("cpu")
     ours = QuantizedLinear(linear, "NFLOAT_4", dtype)
@@ -85,7 +109,9 @@ def test_nfloat_4_is_linear4bit_to_the_bit(dtype: torch.dtype) -> None:
     assert torch.equal(ours.scales, state.absmax)
     out, gradients = [], []
     for layer in (theirs, ours):
-        x = torch.randn(5, 192, dtype=dtype, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        x = torch.randn(
+            5, 192, dtype=dtype, generator=torch.Generator().manual_seed(3)
+        ).requires_grad_()
         out.append(layer(x))
         out[-1].square().sum().backward()
         gradients.append(x.grad)
@@ -103,8 +129,12 @@ def test_odd_sizes_of_four_bits_are_those_of_whole_blocks(kind: str) -> None:
     whole = nn.functional.pad(weight.flatten(), (0, -weight.numel() % 128)).view(-1, 128)
     ours = unpack(pack(weight, kind), kind, (33, 7), torch.float32).flatten()
     theirs = unpack(pack(whole, kind), kind, (len(whole), 128), torch.float32).flatten()
-    torch.testing.assert_close(ours, theirs[: len(ours)], rtol=1e-2, atol=1e-2)  # scales are rounded beside others
-    assert {name: (tuple(x.shape), x.dtype) for name, x in pack(weight, kind).items()} == form(kind, (33, 7))
+    torch.testing.assert_close(
+        ours, theirs[: len(ours)], rtol=1e-2, atol=1e-2
+    )  # scales are rounded beside others
+    assert {name: (tuple(x.shape), x.dtype) for name, x in pack(weight, kind).items()} == form(
+        kind, (33, 7)
+    )
 
 
 def test_bytes_of_a_number() -> None:
@@ -123,17 +153,23 @@ def test_what_the_backward_pass_keeps_is_packed() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_linears_of_the_blocks_are_packed_and_nothing_else(name: str, tiny_bases: Bases) -> None:
+def test_linears_of_the_blocks_are_packed_and_nothing_else(
+    name: str, tiny_bases: Bases
+) -> None:
     """The routing of HiDream's experts is no Linear and stays; so do norms, biases, tables, embeddings and the way out."""
     family, folder = opened(name, tiny_bases(name), "NFLOAT_4"), tiny_bases(name)
     packed, plain = family.denoiser(), opened(name, folder, None).denoiser()
     inside = tuple(f"{path}." for path in family.spec.blocks)
     for path, module in plain.named_modules():
         ours = packed.get_submodule(path)
-        assert isinstance(ours, QuantizedLinear) == (isinstance(module, nn.Linear) and path.startswith(inside)), path
+        assert isinstance(ours, QuantizedLinear) == (
+            isinstance(module, nn.Linear) and path.startswith(inside)
+        ), path
     theirs = dict(plain.named_parameters())
     names_ours = {key for key, _ in packed.named_parameters()}
-    layers = {path for path, module in packed.named_modules() if isinstance(module, QuantizedLinear)}
+    layers = {
+        path for path, module in packed.named_modules() if isinstance(module, QuantizedLinear)
+    }
     for key, value in packed.named_parameters():
         if key.rpartition(".")[0] not in layers or key.endswith(".bias"):
             assert torch.equal(value, theirs[key]), key
@@ -157,25 +193,39 @@ def test_a_packed_network_is_the_plain_one_with_rounded_numbers(kind: str, deep:
 @pytest.mark.parametrize(("kind", "fraction", "mode"), [
     ("FLOAT_8", 0.5, "OFF"), ("INT_8", 1.0, "ON"), ("NFLOAT_4", 0.75, "CPU_OFFLOADED"), ("BFLOAT_16", 1.0, "CPU_OFFLOADED"),
 ])  # fmt: skip
-def test_streamed_bytes_are_the_resident_ones(kind: str, fraction: float, mode: str, deep: Path) -> None:
+def test_streamed_bytes_are_the_resident_ones(
+    kind: str, fraction: float, mode: str, deep: Path
+) -> None:
     """To the bit, with dropout; what a block leaves in its slot is made NaN."""
     family = opened("wan", deep, kind)
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3).steps(batch, 2)
     streamed = rig(family, (fraction, mode), dropout=0.3).steps(batch, 2)
     same(plain, streamed)
-    there = {entry.name: entry.size for entries in streamed.streams.host_weights.slots for entry in entries}
-    layers = {f"{path}.packed": x for path, x in plain.net.named_modules() if f"{path}.packed" in there}
+    there = {
+        entry.name: entry.size
+        for entries in streamed.streams.host_weights.slots
+        for entry in entries
+    }
+    layers = {
+        f"{path}.packed": x
+        for path, x in plain.net.named_modules()
+        if f"{path}.packed" in there
+    }
     assert len(layers) == len(streamed.streams.streamed) * 10
     for name, layer in layers.items():
         (shape, dtype) = form(kind, layer.shape)["packed"]
-        assert there[name] == torch.empty(shape, dtype=dtype, device="meta").nbytes, "packed bytes cross, not numbers"
+        assert there[name] == torch.empty(shape, dtype=dtype, device="meta").nbytes, (
+            "packed bytes cross, not numbers"
+        )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ROUNDED)
 @pytest.mark.parametrize("name", names())
-def test_every_family_streams_packed_weights(name: str, kind: str, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_every_family_streams_packed_weights(
+    name: str, kind: str, tiny_bases: Bases, tmp_path: Path
+) -> None:
     family = opened(name, deepen(tiny_bases(name), tmp_path / name), kind)
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3).steps(batch)
@@ -188,13 +238,18 @@ def test_every_family_streams_packed_weights(name: str, kind: str, tiny_bases: B
 @pytest.mark.parametrize("kind", ["FLOAT_8", "NFLOAT_4"])
 def test_numbers_do_not_depend_on_the_run_s_dtype(kind: str, deep: Path) -> None:
     """Packed from the file's own numbers; bf16 rounds what is made of them once more."""
-    exact, rounded = (dequantised(opened("wan", deep, kind, d).denoiser()) for d in (torch.float32, torch.bfloat16))
+    exact, rounded = (
+        dequantised(opened("wan", deep, kind, d).denoiser())
+        for d in (torch.float32, torch.bfloat16)
+    )
     for path, value in exact.items():
         torch.testing.assert_close(value, rounded[path].float(), rtol=2**-8, atol=0)
 
 
 @pytest.mark.parametrize("variant", PARTS)
-def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str, deep: Path) -> None:
+def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(
+    variant: str, deep: Path
+) -> None:
     family = opened("wan", deep, "NFLOAT_4")
     batch, net = batch_of(family), family.denoiser()
     t = torch.full((len(batch),), 0.5)
@@ -208,10 +263,16 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str
         assert torch.equal(row_norms(net.blocks[0].attn1.to_q), norms)
         assert torch.equal(held["blocks.0.attn1.to_q.lora_magnitude_vector.weight"], norms)
     out = family.predict(net, batch.x0, t, batch)
-    torch.testing.assert_close(out.detach(), before, rtol=0, atol=0 if variant in ("LORA", "LOHA", "LOKR") else 2e-6)
+    torch.testing.assert_close(
+        out.detach(), before, rtol=0, atol=0 if variant in ("LORA", "LOHA", "LOKR") else 2e-6
+    )
     out.square().mean().backward()
     assert any(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in held.values())
-    assert all(p.grad is None for name, p in net.named_parameters() if "packed" in name or "scales" in name)
+    assert all(
+        p.grad is None
+        for name, p in net.named_parameters()
+        if "packed" in name or "scales" in name
+    )
     with torch.no_grad():
         for parameter in held.values():
             parameter.add_(0.05)
@@ -222,7 +283,11 @@ def test_every_kind_of_adapter_begins_at_the_packed_base_and_learns(variant: str
 
 @pytest.mark.parametrize(
     ("kind", "streamed", "dtype"),
-    [("FLOAT_8", False, torch.bfloat16), ("INT_8", True, torch.float32), ("NFLOAT_4", False, torch.float32)],
+    [
+        ("FLOAT_8", False, torch.bfloat16),
+        ("INT_8", True, torch.float32),
+        ("NFLOAT_4", False, torch.float32),
+    ],
 )
 def test_a_text_encoder_reads_as_one_with_rounded_numbers(
     kind: str, streamed: bool, dtype: torch.dtype, tiny_bases: Bases
@@ -235,13 +300,18 @@ def test_a_text_encoder_reads_as_one_with_rounded_numbers(
     ours = family.encode_text(["a red circle"])[0]["text"]
     before = plain.encode_text(["a red circle"])[0]["text"]
     encoder = plain.text_parts()["text_encoder"].encoder
-    for path, weight in dequantised(opened("wan", folder, kind, dtype).part("text_encoder")).items():
+    for path, weight in dequantised(
+        opened("wan", folder, kind, dtype).part("text_encoder")
+    ).items():
         assert path.startswith(f"{longest_list(encoder)}.")
         encoder.get_submodule(path).weight.data = weight
     assert torch.equal(ours, plain.encode_text(["a red circle"])[0]["text"])
     assert not torch.equal(ours, before)
     torch.testing.assert_close(ours, before, rtol=0, atol=0.5 * float(before.abs().max()))
-    assert family.fingerprints()["text_encoder"] == f"{plain.fingerprints()['text_encoder']}-{kind}"
+    assert (
+        family.fingerprints()["text_encoder"]
+        == f"{plain.fingerprints()['text_encoder']}-{kind}"
+    )
 
 
 def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) -> None:
@@ -249,7 +319,9 @@ def test_an_older_fingerprint_is_still_that_of_plain_weights(tiny_bases: Bases) 
         plain, folder = opened(name, tiny_bases(name), None), tiny_bases(name)
         assert plain.fingerprints() == find(name)(folder, CPU, torch.float32).fingerprints()
         packed = opened(name, folder, "INT_8").fingerprints()
-        assert {part for part, mark in plain.fingerprints().items() if mark != packed[part]} == {"text_encoder"}
+        assert {
+            part for part, mark in plain.fingerprints().items() if mark != packed[part]
+        } == {"text_encoder"}
 
 
 def test_shard_by_shard_is_all_at_once(deep: Path, tmp_path: Path) -> None:
@@ -258,7 +330,12 @@ def test_shard_by_shard_is_all_at_once(deep: Path, tmp_path: Path) -> None:
     net = WanTransformer3DModel.from_pretrained(deep / "transformer")
     net.save_pretrained(folder / "transformer", max_shard_size="30KB")
     assert len(weight_files(folder / "transformer")) > 3
-    one, other = (opened("wan", place, "FLOAT_8").denoiser().state_dict() for place in (deep, folder))
+    one, other = (
+        opened("wan", place, "FLOAT_8").denoiser().state_dict() for place in (deep, folder)
+    )
     assert one.keys() == other.keys()
-    assert all(torch.equal(value.view(torch.uint8), other[key].view(torch.uint8)) for key, value in one.items())
+    assert all(
+        torch.equal(value.view(torch.uint8), other[key].view(torch.uint8))
+        for key, value in one.items()
+    )
     assert not any(value.is_meta for value in other.values())

@@ -16,7 +16,9 @@ from videotune.types import Batch, ClipShape
 
 FAMILIES = pytest.mark.parametrize("name", names())
 KINDS = pytest.mark.parametrize(
-    ("name", "variant"), [(name, variant) for name in names() for variant in find(name).variants], ids=lambda word: word
+    ("name", "variant"),
+    [(name, variant) for name in names() for variant in find(name).variants],
+    ids=lambda word: word,
 )
 """Every family with each of the kinds of checkpoint that it knows."""
 Bases, Open = Callable[..., Path], Callable[..., Any]
@@ -36,7 +38,11 @@ def shapes_of(family: Any) -> list[ClipShape]:
         return [small]
     side = rules.side_multiple
     still = ClipShape(1, 3 * side, 2 * side, rules.fps)
-    return [small, still, ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps)]
+    return [
+        small,
+        still,
+        ClipShape(2 * rules.frame_step + rules.frame_rest, 2 * side, 3 * side, rules.fps),
+    ]
 
 
 def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
@@ -47,22 +53,32 @@ def clip_of(family: Any, shape: ClipShape, seed: int) -> torch.Tensor:
 
 
 def batch_of(
-    family: Any, captions: list[str], seed: int = 0, given: bool = False, shape: ClipShape | None = None
+    family: Any,
+    captions: list[str],
+    seed: int = 0,
+    given: bool = False,
+    shape: ClipShape | None = None,
 ) -> Batch:
     """Clips of noise with these captions; where the family is told an image, each is told its own first frame.
 
     ``given``: and feeds that frame clean, where the family does that.
     """
     shape = shape or small_shape(family)
-    moments = [family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))]
+    moments = [
+        family.encode_video(clip_of(family, shape, seed + i)) for i in range(len(captions))
+    ]
     generator = torch.Generator().manual_seed(seed)
     x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
     clean = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
     clean[:, :, 0] = given and family.spec.given == "replace"
     texts = family.encode_text(captions)
-    cond = family.condition([text | one.extras for text, one in zip(texts, moments, strict=True)])
+    cond = family.condition(
+        [text | one.extras for text, one in zip(texts, moments, strict=True)]
+    )
     fps = torch.full((len(captions),), shape.fps)
-    return Batch.of(x0, cond, given=clean, weight=(~clean).float(), captions=tuple(captions), fps=fps)
+    return Batch.of(
+        x0, cond, given=clean, weight=(~clean).float(), captions=tuple(captions), fps=fps
+    )
 
 
 def denoisers(family: Any) -> dict[str, nn.Module]:
@@ -73,7 +89,9 @@ def first_of(family: Any) -> nn.Module:
     return family.denoiser(family.spec.experts[0].name)
 
 
-def noisy_lora(family: Any, net: nn.Module, seed: int = 0, targets: Any = "linear") -> dict[str, nn.Parameter]:
+def noisy_lora(
+    family: Any, net: nn.Module, seed: int = 0, targets: Any = "linear"
+) -> dict[str, nn.Parameter]:
     """A LoRA in the network that changes what it answers."""
     state = add_lora(net, family.spec, Lora(rank=4, alpha=8, targets=targets), seed=seed)
     for name, parameter in state.items():

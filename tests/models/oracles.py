@@ -27,7 +27,11 @@ def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
         x_t, frames = hidden_states[:, : x0.shape[1]], x0.shape[2]
         t = timestep.float() / 1000
-        t = t.view(-1, 1, 1, 1, 1) if t.ndim == 1 else t.view(len(t), frames, -1)[:, None, :, :1, None]
+        t = (
+            t.view(-1, 1, 1, 1, 1)
+            if t.ndim == 1
+            else t.view(len(t), frames, -1)[:, None, :, :1, None]
+        )
         return ((x_t - x0) / t.clamp(min=1e-9)).where(t > 0, t.new_zeros(()))
 
     return answer
@@ -35,7 +39,10 @@ def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 
 def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     """v = (alpha·x_t - x0) / sigma, told the integer timestep; a noisy copy of the first frame may stand in front."""
-    path, steps = objective("v", spec.path_constants, Timesteps()).path, spec.path_constants["num_train_timesteps"]
+    path, steps = (
+        objective("v", spec.path_constants, Timesteps()).path,
+        spec.path_constants["num_train_timesteps"],
+    )
 
     def answer(hidden_states: Tensor, timestep: Tensor, **_: Any) -> Tensor:
         at = path(timestep.float() / (steps - 1))

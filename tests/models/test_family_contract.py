@@ -40,8 +40,14 @@ def family(name: str, variant: str, tiny_family: Open) -> Any:
     return tiny_family(name, variant=variant)
 
 
-def test_each_base_says_its_family_and_its_spec_without_torch(tiny_bases: Callable[..., Path]) -> None:
-    bases = [(name, str(tiny_bases(name, variant))) for name in names() for variant in find(name).variants]
+def test_each_base_says_its_family_and_its_spec_without_torch(
+    tiny_bases: Callable[..., Path],
+) -> None:
+    bases = [
+        (name, str(tiny_bases(name, variant)))
+        for name in names()
+        for variant in find(name).variants
+    ]
     code = """
         import json, sys
         from pathlib import Path
@@ -62,7 +68,9 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
 
-    batch = kit.batch_of(family, ["a red circle", "", "a much longer caption than the others", ""])
+    batch = kit.batch_of(
+        family, ["a red circle", "", "a much longer caption than the others", ""]
+    )
     assert condition(family, None, batch) is batch
     for on in (False, True):
         for part in family.text_parts().values():
@@ -77,12 +85,18 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
         assert set(live.cond.extras) == set(batch.cond.extras)
         for key, value in batch.cond.extras.items():
             own = live.cond.extras[key]
-            assert (own - value).abs().max() <= (1e-5 if on else 0) if key in told else own is value
+            assert (
+                (own - value).abs().max() <= (1e-5 if on else 0)
+                if key in told
+                else own is value
+            )
 
 
 @pytest.mark.parametrize("recomputed", ["OFF", "ON"])
 @KINDS
-def test_gradients_reach_new_tokens_through_the_frozen_denoiser(family: Any, recomputed: str) -> None:
+def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
+    family: Any, recomputed: str
+) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
 
     net, parts = kit.first_of(family), family.text_parts()
@@ -106,12 +120,19 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(family: Any, rec
 
 
 @KINDS
-def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(family: Any) -> None:
+def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
+    family: Any,
+) -> None:
     parts, bare = family.text_parts(), family.text_skeletons()
     assert set(parts) == set(bare) == set(family.tokenizers())
     pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
-    for net, meta in [*pairs, *((net, family.skeleton(expert)) for expert, net in kit.denoisers(family).items())]:
-        loaded, described = ({key: value.shape for key, value in one.state_dict().items()} for one in (net, meta))
+    for net, meta in [
+        *pairs,
+        *((net, family.skeleton(expert)) for expert, net in kit.denoisers(family).items()),
+    ]:
+        loaded, described = (
+            {key: value.shape for key, value in one.state_dict().items()} for one in (net, meta)
+        )
         assert described == loaded
         assert all(parameter.is_meta for parameter in meta.parameters())
     for part, one in parts.items():
@@ -130,7 +151,10 @@ def test_a_batch_is_its_samples(family: Any) -> None:
     net, x_t, t = kit.first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
     with torch.no_grad():
         together = family.predict(net, x_t, t, batch)
-        apart = [family.predict(net, x_t[i : i + 1], t[i : i + 1], part) for i, part in enumerate(batch.split(1))]
+        apart = [
+            family.predict(net, x_t[i : i + 1], t[i : i + 1], part)
+            for i, part in enumerate(batch.split(1))
+        ]
     torch.testing.assert_close(together, torch.cat(apart), rtol=1e-4, atol=1e-5)
 
 
@@ -138,7 +162,9 @@ def test_a_batch_is_its_samples(family: Any) -> None:
 def test_tokens_are_counted_with_torch_as_without(family: Any) -> None:
     captions = ["abc", "", "  two   words ", "long " * 400, "Ünïcode &amp; 你好"]
     lengths = [family.text_length(caption) for caption in captions]
-    assert lengths[0] in (4, 5), "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
+    assert lengths[0] in (4, 5), (
+        "three letters, the end mark, and T5's mark of a word or CLIP's of the beginning"
+    )
     assert lengths[3] > family.spec.text_tokens
     assert family.token_lengths(family.folder, captions) == lengths
 
@@ -171,16 +197,26 @@ def test_oracle(family: Any, given: bool) -> None:
     if given and family.spec.given != "replace":
         return  # what it is told of the first frame stands in its condition, always
     batch = kit.batch_of(family, ["a red circle"], given=given)
-    nets = {expert: Oracle(net, oracle(batch.x0, family.spec)) for expert, net in kit.denoisers(family).items()}
+    nets = {
+        expert: Oracle(net, oracle(batch.x0, family.spec))
+        for expert, net in kit.denoisers(family).items()
+    }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
     path = objective(family.spec.path, family.spec.path_constants, Timesteps()).path(t)
     x_t = torch.where(batch.given, batch.x0, path.alpha * batch.x0 + path.sigma * noise)
     wanted = path.d_alpha * batch.x0 + path.d_sigma * noise
     for net in nets.values():
         v = family.predict(net, x_t, t, batch)
-        torch.testing.assert_close(v * batch.weight, wanted * batch.weight, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            v * batch.weight, wanted * batch.weight, rtol=1e-4, atol=1e-4
+        )
     first = batch.x0[:, :, :1] if given else None
-    drawn = family.sample(nets, batch.cond, None, SampleRequest(kit.small_shape(family), 20, 1.0, (3,), first=first))
+    drawn = family.sample(
+        nets,
+        batch.cond,
+        None,
+        SampleRequest(kit.small_shape(family), 20, 1.0, (3,), first=first),
+    )
     # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
     if given:
@@ -201,9 +237,13 @@ def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
     family.pipeline(Asked())
     assert asked == []
     with torch.no_grad():
-        family.sample(Asked(), batch.cond, None, SampleRequest(kit.small_shape(family), 6, 1.0, (1,)))
+        family.sample(
+            Asked(), batch.cond, None, SampleRequest(kit.small_shape(family), 6, 1.0, (1,))
+        )
     # from noise to data
-    assert list(dict.fromkeys(asked)) == [e.name for e in sorted(family.spec.experts, key=lambda e: -e.t_lo)]
+    assert list(dict.fromkeys(asked)) == [
+        e.name for e in sorted(family.spec.experts, key=lambda e: -e.t_lo)
+    ]
     assert asked == sorted(asked, key=[e.name for e in family.spec.experts].index)
 
 
@@ -217,10 +257,17 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
         none = of.new_full((0 if text is None else text.shape[1],), -1)
         of = torch.cat([none, of] if family.text_first else [of, none])
         sees = (of[:, None] == of[None]) | (of[None] == -1)
-        if family.spec.name in ("cogvideox", "ltx_video"):  # these take what is added to the products
+        if family.spec.name in (
+            "cogvideox",
+            "ltx_video",
+        ):  # these take what is added to the products
             mask = torch.where(sees, 0.0, -torch.inf)[None].repeat(len(video), 1, 1)
         else:
-            mask = sees[None, None] if named.get("attention_mask") is None else named["attention_mask"] & sees
+            mask = (
+                sees[None, None]
+                if named.get("attention_mask") is None
+                else named["attention_mask"] & sees
+            )
         return (), named | {"attention_mask": mask}
 
     return hook
@@ -249,7 +296,10 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
             family.isolate_frames(net, True)
         isolated = predicted()
         with torch.no_grad():  # a preview's pipeline may say no count of frames, but positions
-            nets, request = dict.fromkeys(kit.denoisers(family), net), SampleRequest(some, 2, 1.0, (1, 2))
+            nets, request = (
+                dict.fromkeys(kit.denoisers(family), net),
+                SampleRequest(some, 2, 1.0, (1, 2)),
+            )
             family.sample(nets, batch.cond, None, request)
         for _ in range(2):
             family.isolate_frames(net, False)
@@ -283,16 +333,22 @@ def test_isolated_frames_train(family: Any) -> None:
 
 
 @KINDS
-def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(family: Any, name: str) -> None:
+def test_whole_weights_under_the_authors_names_are_read_back_by_diffusers(
+    family: Any, name: str
+) -> None:
     names = list(family.skeleton().state_dict())
     if family.original(names[0]) is not None:
-        marked = {family.original(one): torch.full((1,), float(i)) for i, one in enumerate(names)}
+        marked = {
+            family.original(one): torch.full((1,), float(i)) for i, one in enumerate(names)
+        }
         read = {
             "wan": single_file_utils.convert_wan_transformer_to_diffusers,
             "hidream": single_file_utils.convert_hidream_transformer_to_diffusers,
             "ltx_video": single_file_utils.convert_ltx_transformer_checkpoint_to_diffusers,
         }[name](marked)
-        assert {one: int(value) for one, value in read.items()} == {one: i for i, one in enumerate(names)}
+        assert {one: int(value) for one, value in read.items()} == {
+            one: i for i, one in enumerate(names)
+        }
 
 
 @KINDS
@@ -301,12 +357,17 @@ def test_fingerprints_follow_the_bytes(
 ) -> None:
     folder = Path(shutil.copytree(tiny_bases(name, variant), tmp_path / "copy"))
     before = kit.opened(name, folder).fingerprints()
-    links = shutil.copytree(folder, tmp_path / "links", copy_function=os.symlink)  # as the Hub's cache has them
+    links = shutil.copytree(
+        folder, tmp_path / "links", copy_function=os.symlink
+    )  # as the Hub's cache has them
     for same in (tiny_bases(name, variant), links):
         assert kit.opened(name, same).fingerprints() == before
     kit.edit(folder / "vae" / "config.json", note=1)
     after = kit.opened(name, folder).fingerprints()
-    parts = {find(name).read_spec(folder).part_of(expert.name) for expert in find(name).read_spec(folder).experts}
+    parts = {
+        find(name).read_spec(folder).part_of(expert.name)
+        for expert in find(name).read_spec(folder).experts
+    }
     assert set(before) == {"text_encoder", "vae", *parts}
     assert {part for part in before if before[part] != after[part]} == {"vae"}
 
@@ -352,7 +413,9 @@ def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> 
             assert same_words(family, nets[expert], batch, theirs, heard) == [], (shape, expert)
 
 
-def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]) -> list[str]:
+def same_words(
+    family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any], heard: list[Any]
+) -> list[str]:
     """The words that ``predict`` tells otherwise than the pipeline did."""
     spec, flow = family.spec, family.spec.path == "flow"
     video = unpacked(spec, theirs["hidden_states"], batch.x0.shape[2:])
@@ -361,14 +424,18 @@ def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any]
     told = times.float().max().view(1)
     t = told / (1000 if flow else spec.path_constants["num_train_timesteps"] - 1)
     heard.clear()
-    a_token = times.numel() > len(batch)  # a pipeline may tell one timestep, where no frame is given
+    a_token = times.numel() > len(
+        batch
+    )  # a pipeline may tell one timestep, where no frame is given
     with torch.no_grad():
         family.predict(net, x_t, t, replace(batch, any_given=a_token))
     ((_, ours),) = heard
     odd = []
     for word in sorted(set(theirs) | set(ours)):
         one, other = theirs.get(word), ours.get(word)
-        if word == "hidden_states" and spec.patch[0] > 1:  # the frame in front has noise of its own
+        if (
+            word == "hidden_states" and spec.patch[0] > 1
+        ):  # the frame in front has noise of its own
             one, other = (value[:, -batch.x0.shape[2] :] for value in (one, other))
         if isinstance(one, bool) or one is None or isinstance(one, dict):
             odd += [word] if one != other and not (one is None and word not in theirs) else []
@@ -378,14 +445,20 @@ def same_words(family: Any, net: nn.Module, batch: Batch, theirs: dict[str, Any]
             continue
         both = (map(as_tensor, x if isinstance(x, tuple) else (x,)) for x in (other, one))
         for mine, given in zip(*both, strict=True):
-            same = mine.shape == given.shape and torch.allclose(mine.float(), given.float(), rtol=1e-6, atol=1e-3)
+            same = mine.shape == given.shape and torch.allclose(
+                mine.float(), given.float(), rtol=1e-6, atol=1e-3
+            )
             odd += [] if same else [word]
     return odd
 
 
 def as_tensor(word: Any) -> torch.Tensor:
     """A tensor as it is, a number as the tensor of one that a family may tell in its place."""
-    return word if isinstance(word, torch.Tensor) and word.numel() > 1 else torch.as_tensor(word).flatten()
+    return (
+        word
+        if isinstance(word, torch.Tensor) and word.numel() > 1
+        else torch.as_tensor(word).flatten()
+    )
 
 
 @KINDS
@@ -395,7 +468,10 @@ def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open
     for dtype in (torch.float32, torch.bfloat16):
         family = tiny_family(name, dtype, variant)
         assert family.dtype == dtype
-        batch, net = kit.batch_of(tiny_family(name, variant=variant), ["a"]), kit.first_of(family)
+        batch, net = (
+            kit.batch_of(tiny_family(name, variant=variant), ["a"]),
+            kit.first_of(family),
+        )
         x_t = torch.randn(batch.x0.shape, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
             said[dtype] = family.predict(net, x_t, torch.tensor([731 / 999]), batch)
@@ -409,8 +485,14 @@ def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open
 def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
     for shape in kit.shapes_of(family):
         moments = family.encode_video(kit.clip_of(family, shape, 0))
-        kept = [moments.mean, *([] if moments.logvar is None else [moments.logvar]), *moments.extras.values()]
-        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), shape
+        kept = [
+            moments.mean,
+            *([] if moments.logvar is None else [moments.logvar]),
+            *moments.extras.values(),
+        ]
+        assert family.spec.cached_numbers(shape) == sum(tensor.numel() for tensor in kept), (
+            shape
+        )
 
 
 @KINDS
@@ -420,7 +502,9 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
     window = Window("a", 0.0, 1.0, kit.small_shape(family))
     nets, readings = kit.denoisers(family), []
     trained = {
-        expert: list(add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values())
+        expert: list(
+            add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values()
+        )
         for expert, net in nets.items()
     }
     whole = objective_of(family.spec)
@@ -435,8 +519,12 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
         optimizer = torch.optim.Adam(trained[expert.name], lr=0.02)
         for step in range(40):
             t = own.timesteps.draw(torch.from_numpy(draws(0, "t", expert.name, step).random(1)))
-            noise = torch.from_numpy(draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32"))
-            denoising_loss(family, nets[expert.name], own, batch, t.float(), noise).loss.backward()
+            noise = torch.from_numpy(
+                draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32")
+            )
+            denoising_loss(
+                family, nets[expert.name], own, batch, t.float(), noise
+            ).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
     readings.append(read())
@@ -451,4 +539,6 @@ def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     real = family.encode_text(["word " * 600])[0]
     real |= family.encode_video(kit.clip_of(family, shape, 0), draws(0, "image noise")).extras
     blank = family.blank_states(shape)
-    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {k: (v.shape, v.dtype) for k, v in real.items()}
+    assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {
+        k: (v.shape, v.dtype) for k, v in real.items()
+    }

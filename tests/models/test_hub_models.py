@@ -71,12 +71,20 @@ Placed = Callable[..., tuple[str, list[str]]]
 def placed(server: Any, tmp_path: Path) -> Placed:
     """Places a model in a process of its own, whose Hub is the local server; (folder or error, what was said)."""
 
-    def run(name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str) -> tuple[str, list[str]]:
+    def run(
+        name: str, what: str = "weights", *, free: str = "-", file: str = "-", **env: str
+    ) -> tuple[str, list[str]]:
         usual = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         usual |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        kept = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_CACHE")}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("HF_TOKEN", "HF_HUB_CACHE")
+        }
         words = [sys.executable, "-c", PLACE, name, what, free, file]
-        done = subprocess.run(words, capture_output=True, text=True, env=kept | usual | env, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=kept | usual | env, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert TOKEN not in done.stdout + done.stderr
         folder, said = json.loads(done.stdout.splitlines()[-1])
@@ -86,17 +94,27 @@ def placed(server: Any, tmp_path: Path) -> Placed:
 
 
 def there(folder: str) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
 
 
 def fetched(server: Any) -> set[str]:
-    return {path.split(f"{COMMIT}/")[1] for kind, path, _, _ in server.asked if kind == "GET" and "/resolve/" in path}
+    return {
+        path.split(f"{COMMIT}/")[1]
+        for kind, path, _, _ in server.asked
+        if kind == "GET" and "/resolve/" in path
+    }
 
 
 def test_what_is_needed_is_fetched_and_told_before(server: Any, placed: Placed) -> None:
     folder, said = placed("user/good", "configs", HF_TOKEN=TOKEN)
     assert said == []
-    assert there(folder) == {name for name in server.files if name.endswith((".json", ".txt", ".model"))}
+    assert there(folder) == {
+        name for name in server.files if name.endswith((".json", ".txt", ".model"))
+    }
     assert any(authorization == f"Bearer {TOKEN}" for *_, authorization in server.asked)
     folder, (said_first, *more) = placed("user/good")
     needed = {name for name in server.files if name not in UNUSED}
@@ -141,7 +159,9 @@ def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
         ("user/--bad--", "", ["neither a folder here nor an id of the Hub. Write user/name"]),
     ],
 )  # fmt: skip
-def test_the_hubs_refusals_say_what_to_do(placed: Placed, name: str, token: str, words: list[str]) -> None:
+def test_the_hubs_refusals_say_what_to_do(
+    placed: Placed, name: str, token: str, words: list[str]
+) -> None:
     said, _ = placed(name, **({"HF_TOKEN": token} if token else {}))
     assert said.startswith(f"error: base_model_name: {name}")
     for word in words:
@@ -152,7 +172,10 @@ def test_a_part_that_is_there_as_a_pickle_alone(server: Any, placed: Placed) -> 
     del server.files["transformer/diffusion_pytorch_model.safetensors"]
     del server.files["transformer/diffusion_pytorch_model.fp16.safetensors"]
     said, _ = placed("user/good")
-    assert "its transformer/ has no weights in safetensors; diffusion_pytorch_model.bin can run code" in said
+    assert (
+        "its transformer/ has no weights in safetensors; diffusion_pytorch_model.bin can run code"
+        in said
+    )
 
 
 def test_without_a_network_the_cache_serves_and_says_what_is_missing(
@@ -177,34 +200,50 @@ def test_a_file_of_ones_own_spares_the_download_of_the_transformer(
     server: Any, placed: Placed, tiny_bases: Callable[[str], Path], tmp_path: Path
 ) -> None:
     own = tmp_path / "own.safetensors"
-    shutil.copyfile(tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors", own)
+    shutil.copyfile(
+        tiny_bases("wan") / "transformer" / "diffusion_pytorch_model.safetensors", own
+    )
     folder, (*_, offline) = placed("user/good", file=str(own))
     assert offline == folder
-    assert (Path(folder) / "transformer" / "diffusion_pytorch_model.safetensors").resolve() == own.resolve()
+    assert (
+        Path(folder) / "transformer" / "diffusion_pytorch_model.safetensors"
+    ).resolve() == own.resolve()
     assert not any(name.startswith("transformer/diffusion") for name in fetched(server))
 
 
-def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(server: Any, placed: Placed) -> None:
+def test_what_has_come_is_kept_and_a_broken_connection_taken_up_where_it_broke(
+    server: Any, placed: Placed
+) -> None:
     """An answer that is wrong in the midst ends the run; the next one asks only for what is not there."""
     cut, broken = "text_encoder/model.safetensors", "vae/diffusion_pytorch_model.safetensors"
     server.cut.add(cut)
     server.broken.add(broken)
     assert placed("user/good")[0].startswith("error: base_model_name: ")
-    ranges = [asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(cut)]
+    ranges = [
+        asked for kind, path, asked, _ in server.asked if kind == "GET" and path.endswith(cut)
+    ]
     assert ranges == [None, f"bytes={len(server.files[cut]) // 2 // 4096 * 4096}-"]
     before = fetched(server) - {broken}
     assert len(before) > 5
     server.broken.clear()
     server.asked.clear()
     folder, _ = placed("user/good")
-    assert all((Path(folder) / name).read_bytes() == server.files[name] for name in (cut, broken))
+    assert all(
+        (Path(folder) / name).read_bytes() == server.files[name] for name in (cut, broken)
+    )
     assert not fetched(server) & before
 
 
-def test_each_file_is_held_once_against_the_hubs_own_hash(placed: Placed, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_each_file_is_held_once_against_the_hubs_own_hash(
+    placed: Placed, tmp_path: Path, monkeypatch: Patch
+) -> None:
     folder, read, digest = Path(placed("user/good")[0]), [], hashlib.file_digest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: (read.append(file.name), digest(file, kind))[1])
+    monkeypatch.setattr(
+        hashlib,
+        "file_digest",
+        lambda file, kind: (read.append(file.name), digest(file, kind))[1],
+    )
     place(str(folder))
     assert len(read) == 3, "the weights of transformer, text encoder and VAE"
     place(str(folder))
@@ -212,7 +251,9 @@ def test_each_file_is_held_once_against_the_hubs_own_hash(placed: Placed, tmp_pa
     blob = (folder / "vae" / "diffusion_pytorch_model.safetensors").resolve()
     blob.write_bytes(blob.read_bytes()[:-1] + b"!")
     for _ in range(2):  # what is wrong is not remembered as right
-        with pytest.raises(VideotuneError, match=r"vae/diffusion_pytorch_model.safetensors is damaged") as caught:
+        with pytest.raises(
+            VideotuneError, match=r"vae/diffusion_pytorch_model.safetensors is damaged"
+        ) as caught:
             place(str(folder))
         assert str(blob) in str(caught.value)
     assert len(read) == 5, "the one that changed"

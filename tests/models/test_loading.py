@@ -30,7 +30,11 @@ from videotune.types import Expert, ModelSpec
 
 CPU = torch.device("cpu")
 WEIGHTS = "diffusion_pytorch_model.safetensors"
-NET, SCHEDULE, INDEX = "transformer/config.json", "scheduler/scheduler_config.json", "model_index.json"
+NET, SCHEDULE, INDEX = (
+    "transformer/config.json",
+    "scheduler/scheduler_config.json",
+    "model_index.json",
+)
 
 
 @pytest.fixture
@@ -45,7 +49,10 @@ def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     state, path = load_file(base / "transformer" / WEIGHTS), tmp_path / "one.safetensors"
     rename = opened("wan", base).original
-    save_file({f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()}, path)
+    save_file(
+        {f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()},
+        path,
+    )
     return path
 
 
@@ -65,11 +72,19 @@ def test_it_is_what_diffusers_loads(
     name: str, variant: str, dtype: torch.dtype, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Transformers in many files and VAEs: values, dtypes, strides, config."""
-    for part, kind in {"transformer": find(name).transformer_class, "vae": find(name).vae_class}.items():
+    for part, kind in {
+        "transformer": find(name).transformer_class,
+        "vae": find(name).vae_class,
+    }.items():
         cls, folder = getattr(diffusers, kind), tmp_path / part
-        cls.from_pretrained(tiny_bases(name, variant) / part).save_pretrained(folder, max_shard_size="20KB")
+        cls.from_pretrained(tiny_bases(name, variant) / part).save_pretrained(
+            folder, max_shard_size="20KB"
+        )
         assert part == "vae" or len(weight_files(folder)) > 2
-        theirs, ours = cls.from_pretrained(folder, dtype=dtype), load_model(cls, folder, dtype, CPU)
+        theirs, ours = (
+            cls.from_pretrained(folder, dtype=dtype),
+            load_model(cls, folder, dtype, CPU),
+        )
         a, b = tensors(theirs), tensors(ours)
         assert {key: (value.dtype, value.stride()) for key, value in a.items()} == {
             key: (value.dtype, value.stride()) for key, value in b.items()
@@ -88,7 +103,9 @@ def test_text_encoders_are_what_transformers_loads(base: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         theirs = UMT5EncoderModel.from_pretrained(folder, dtype=dtype)
         a, b = tensors(theirs), tensors(load_model(UMT5EncoderModel, folder, dtype, CPU))
-        assert {key: value.dtype for key, value in a.items()} == {key: value.dtype for key, value in b.items()}
+        assert {key: value.dtype for key, value in a.items()} == {
+            key: value.dtype for key, value in b.items()
+        }
         assert all(torch.equal(a[key], b[key]) for key in a)
     state = load_file(folder / "model.safetensors")
     del state["encoder.block.0.layer.0.SelfAttention.q.weight"]
@@ -118,13 +135,23 @@ print(resident("VmHWM") - before, resident("VmRSS") - before, size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
-def test_never_more_than_the_model_and_one_file_is_in_memory(base: Path, tmp_path: Path) -> None:
+def test_never_more_than_the_model_and_one_file_is_in_memory(
+    base: Path, tmp_path: Path
+) -> None:
     cls = diffusers.WanTransformer3DModel
     shutil.copytree(base / "transformer", tmp_path / "warm")
-    large = {"num_attention_heads": 8, "attention_head_dim": 64, "ffn_dim": 2048, "num_layers": 6, "text_dim": 64}
+    large = {
+        "num_attention_heads": 8,
+        "attention_head_dim": 64,
+        "ffn_dim": 2048,
+        "num_layers": 6,
+        "text_dim": 64,
+    }
     cls(**large, freq_dim=32).save_pretrained(tmp_path / "net", max_shard_size="20MB")
     shard = max(path.stat().st_size for path in weight_files(tmp_path / "net"))
-    done = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     peak, after, size = map(int, done.stdout.split())
     assert size > 45e6
@@ -142,9 +169,13 @@ def test_a_file_with_the_authors_names_is_the_transformer(base: Path, authors: P
     assert all(torch.equal(ours[key], state[key] + 1) for key in state)
     half = load_model(cls, folder / "transformer", torch.bfloat16, CPU)
     usual = load_model(cls, base / "transformer", torch.bfloat16, CPU)
-    assert {k: v.dtype for k, v in half.state_dict().items()} == {k: v.dtype for k, v in usual.state_dict().items()}
+    assert {k: v.dtype for k, v in half.state_dict().items()} == {
+        k: v.dtype for k, v in usual.state_dict().items()
+    }
     assert half.scale_shift_table.dtype == torch.float32
-    forgets = cls.from_single_file(str(authors), config=str(base / "transformer"), dtype=torch.bfloat16)
+    forgets = cls.from_single_file(
+        str(authors), config=str(base / "transformer"), dtype=torch.bfloat16
+    )
     assert forgets.scale_shift_table.dtype == torch.bfloat16
 
 
@@ -185,12 +216,17 @@ def test_a_wrong_file_is_known_before_anything_is_encoded(base: Path, how: str) 
         assert word in said
 
 
-def test_weights_without_a_place_are_left_out_and_said(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_without_a_place_are_left_out_and_said(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = base / "transformer" / WEIGHTS
     save_file(load_file(path) | {"rope.freqs": torch.zeros(3)}, path)
     net = load_model(diffusers.WanTransformer3DModel, base / "transformer", torch.float32, CPU)
     assert "rope.freqs" not in net.state_dict()
-    assert "1 weights that no WanTransformer3DModel has are left out: rope.freqs" in capsys.readouterr().err
+    assert (
+        "1 weights that no WanTransformer3DModel has are left out: rope.freqs"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_missing_shard_is_named(base: Path) -> None:
@@ -204,7 +240,9 @@ def test_a_missing_shard_is_named(base: Path) -> None:
     said = refused(lambda: place(str(base)))
     assert said.startswith(f"base_model_name: {base} is incomplete")
     assert f"lacks transformer/{first}, transformer/{last}" in said
-    assert f"{folder} lacks {first}, {last}: 2 of {len(names)} files" in refused(lambda: weight_files(folder))
+    assert f"{folder} lacks {first}, {last}: 2 of {len(names)} files" in refused(
+        lambda: weight_files(folder)
+    )
 
 
 def test_what_an_incomplete_folder_lacks_is_listed(base: Path) -> None:
@@ -225,15 +263,24 @@ def test_parts_of_two_models_are_named(base: Path) -> None:
     assert "its vae gives 48. Take both parts from one checkpoint" in said
     edit(base / "vae" / "config.json", z_dim=4)
     edit(base / "text_encoder" / "config.json", d_model=32)
-    assert "takes 16 numbers a text token, its text_encoder gives 32" in refused(lambda: check_parts(base))
+    assert "takes 16 numbers a text token, its text_encoder gives 32" in refused(
+        lambda: check_parts(base)
+    )
     edit(base / "text_encoder" / "config.json", d_model=16)
     edit(base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel")
     said = refused(lambda: check_parts(base))
-    assert "holds a CogVideoXTransformer3DModel, where model_index.json names a WanTransformer3DModel" in said
+    assert (
+        "holds a CogVideoXTransformer3DModel, where model_index.json names a WanTransformer3DModel"
+        in said
+    )
 
 
 def test_a_folder_of_another_family_names_both(base: Path) -> None:
-    edit(base / INDEX, _class_name="CogVideoXPipeline", transformer=["diffusers", "CogVideoXTransformer3DModel"])
+    edit(
+        base / INDEX,
+        _class_name="CogVideoXPipeline",
+        transformer=["diffusers", "CogVideoXTransformer3DModel"],
+    )
     said = refused(lambda: spec_for("wan", place(str(base), weights=False)))
     assert "CogVideoX" in said
     assert "wan" in said
@@ -252,14 +299,27 @@ def a_file(path: Path) -> str:
 
 
 def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> None:
-    assert [two.part_of(name) for name in (None, "high", "low")] == ["transformer", "transformer", "transformer_2"]
-    high, low = a_file(tmp_path / "model_high_noise.safetensors"), a_file(tmp_path / "model_low_noise.safetensors")
-    assert part_files([high, low], two) == {"transformer": Path(high), "transformer_2": Path(low)}
+    assert [two.part_of(name) for name in (None, "high", "low")] == [
+        "transformer",
+        "transformer",
+        "transformer_2",
+    ]
+    high, low = (
+        a_file(tmp_path / "model_high_noise.safetensors"),
+        a_file(tmp_path / "model_low_noise.safetensors"),
+    )
+    assert part_files([high, low], two) == {
+        "transformer": Path(high),
+        "transformer_2": Path(low),
+    }
     assert part_files([None, low], two) == {"transformer_2": Path(low)}
     assert part_files(None, two) == part_files([], two) == {}
     (tmp_path / "a.gguf").touch()
     for given, said in (
-        ([low, high], "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name"),
+        (
+            [low, high],
+            "model_low_noise.safetensors stands for the expert 'high', and is one for 'low' by its name",
+        ),
         (high, r"1 given; .* takes 2 \(high, low; null"),
         ([a_file(tmp_path / "a.safetensors")] * 2, "a.safetensors is given for two experts"),
         ([None, str(tmp_path / "none.safetensors")], "no such file"),
@@ -269,19 +329,28 @@ def test_files_go_to_the_experts_in_order(two: ModelSpec, tmp_path: Path) -> Non
             part_files(given, two)
 
 
-def test_a_change_of_one_tensor_of_a_large_file_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_one_tensor_of_a_large_file_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of 40 tensors in turn, small and large ones, although not a tenth of the file is read."""
     monkeypatch.setattr(model_files, "SAMPLED_ABOVE", 1 << 10)
     monkeypatch.setattr(model_files, "BLOCK", 1 << 10)
     path = tmp_path / "model.safetensors"
-    tensors = {f"{i:02d}.{kind}": torch.zeros(size) for i in range(20) for kind, size in (("w", 1 << 14), ("b", 8))}
+    tensors = {
+        f"{i:02d}.{kind}": torch.zeros(size)
+        for i in range(20)
+        for kind, size in (("w", 1 << 14), ("b", 8))
+    }
     seen = set()
     for changed in (None, *tensors):
         value = {name: tensor + (name == changed) for name, tensor in tensors.items()}
         save_file(value, path)
         seen.add(fingerprint(tmp_path))
     assert len(seen) == 1 + len(tensors)
-    assert sum(length for _, length in model_files._blocks(path, path.stat().st_size)) < path.stat().st_size / 10
+    assert (
+        sum(length for _, length in model_files._blocks(path, path.stat().st_size))
+        < path.stat().st_size / 10
+    )
 
 
 def used(folder: Path) -> None:
@@ -306,7 +375,12 @@ def used(folder: Path) -> None:
         ("cogvideox", SCHEDULE, {"prediction_type": "epsilon"}, "prediction_type is 'epsilon'"),
         ("cogvideox", SCHEDULE, {"beta_schedule": "linear"}, "beta_schedule"),
         ("cogvideox", SCHEDULE, {"snr_shift_scale": None}, "does not say snr_shift_scale"),
-        ("hunyuan_video", NET, {"image_condition_type": "latent_concat"}, "text-to-video checkpoint alone"),
+        (
+            "hunyuan_video",
+            NET,
+            {"image_condition_type": "latent_concat"},
+            "text-to-video checkpoint alone",
+        ),
         ("hunyuan_video", NET, {"in_channels": 9}, "reads 9 channels"),
         ("ltx_video", NET, {"in_channels": 8}, "reads 8 channels"),
         ("ltx_video", NET, {"patch_size": 2}, "covers more than one latent"),
@@ -314,7 +388,12 @@ def used(folder: Path) -> None:
     ],
 )
 def test_what_only_looks_like_a_checkpoint_of_the_family(
-    name: str, part: str, values: dict[str, Any], words: str, tiny_bases: Callable[..., Path], tmp_path: Path
+    name: str,
+    part: str,
+    values: dict[str, Any],
+    words: str,
+    tiny_bases: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     family, _, variant = name.partition(":")
     base = Path(shutil.copytree(tiny_bases(family, variant or None), tmp_path / "base"))
@@ -338,11 +417,22 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
 @pytest.mark.parametrize(
-    "name", [INDEX, NET, SCHEDULE, "vae/config.json", "text_encoder/config.json", "tokenizer/tokenizer.json"]
+    "name",
+    [
+        INDEX,
+        NET,
+        SCHEDULE,
+        "vae/config.json",
+        "text_encoder/config.json",
+        "tokenizer/tokenizer.json",
+    ],
 )
 def test_json_that_is_none(name: str, content: bytes, base: Path) -> None:
     (base / name).write_bytes(content)
-    if content in (CONTENTS["without its keys"], CONTENTS["not finite"]):  # some classes have a default of every key
+    if content in (
+        CONTENTS["without its keys"],
+        CONTENTS["not finite"],
+    ):  # some classes have a default of every key
         with suppress(VideotuneError):
             used(base)
     else:
@@ -350,18 +440,38 @@ def test_json_that_is_none(name: str, content: bytes, base: Path) -> None:
             used(base)
 
 
-VALUES: list[Any] = [None, "text", 0, -1, 10**9, 10**30, 2.5, [], ["a"], [0], {"a": 1}, True, [[2]]]
+VALUES: list[Any] = [
+    None,
+    "text",
+    0,
+    -1,
+    10**9,
+    10**30,
+    2.5,
+    [],
+    ["a"],
+    [0],
+    {"a": 1},
+    True,
+    [[2]],
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        *((NET, key) for key in ("num_layers", "patch_size", "num_attention_heads", "rope_max_seq_len")),
+        *(
+            (NET, key)
+            for key in ("num_layers", "patch_size", "num_attention_heads", "rope_max_seq_len")
+        ),
         *(("vae/config.json", key) for key in ("z_dim", "latents_mean")),
         *(("text_encoder/config.json", key) for key in ("num_layers", "vocab_size")),
         *((SCHEDULE, key) for key in ("flow_shift", "num_train_timesteps")),
-        *((INDEX, key) for key in ("_class_name", "boundary_ratio", "transformer", "scheduler")),
+        *(
+            (INDEX, key)
+            for key in ("_class_name", "boundary_ratio", "transformer", "scheduler")
+        ),
     ],
 )
 def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: Path) -> None:
@@ -370,7 +480,9 @@ def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: P
         used(base)
 
 
-@pytest.mark.parametrize("classes", [["diffusers", 7], [7, "Scheduler"], ["os", "system"], ["diffusers", "logging"]])
+@pytest.mark.parametrize(
+    "classes", [["diffusers", 7], [7, "Scheduler"], ["os", "system"], ["diffusers", "logging"]]
+)
 @pytest.mark.parametrize("part", ["scheduler", "transformer", "../vae"])
 def test_classes_of_the_index(part: str, classes: list[Any], base: Path) -> None:
     edit(base / INDEX, **{part: classes})
@@ -380,7 +492,13 @@ def test_classes_of_the_index(part: str, classes: list[Any], base: Path) -> None
 
 @pytest.mark.parametrize(
     "index",
-    [[], {}, {"weight_map": []}, {"weight_map": {"a": 5}}, {"weight_map": {"a": "../../x.safetensors"}}],
+    [
+        [],
+        {},
+        {"weight_map": []},
+        {"weight_map": {"a": 5}},
+        {"weight_map": {"a": "../../x.safetensors"}},
+    ],
     ids=str,
 )
 def test_an_index_of_shards(index: Any, base: Path) -> None:
@@ -391,7 +509,9 @@ def test_an_index_of_shards(index: Any, base: Path) -> None:
 
 
 @pytest.mark.parametrize("family", names())
-def test_each_tokenizer_must_have_its_vocabulary(family: str, tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_each_tokenizer_must_have_its_vocabulary(
+    family: str, tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
     base = Path(shutil.copytree(tiny_bases(family), tmp_path / "base"))
     parts = [path.name for path in base.iterdir() if path.name.startswith("tokenizer")]
     assert parts
@@ -403,7 +523,10 @@ def test_each_tokenizer_must_have_its_vocabulary(family: str, tiny_bases: Callab
         with pytest.raises(VideotuneError, match=f"{part}/tokenizer.json"):
             place(str(base))
         vocabulary.write_bytes(content)
-        encoder, settings = base / part.replace("tokenizer", "text_encoder"), base / part / "tokenizer_config.json"
+        encoder, settings = (
+            base / part.replace("tokenizer", "text_encoder"),
+            base / part / "tokenizer_config.json",
+        )
         read_tokenizer(base / part, encoder)
         edit(settings, model_max_length=-1)
         with pytest.raises(VideotuneError, match=part):
@@ -416,7 +539,10 @@ def test_each_tokenizer_must_have_its_vocabulary(family: str, tiny_bases: Callab
 
 def test_what_else_a_vocabulary_may_be(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
     base = Path(shutil.copytree(tiny_bases("hidream"), tmp_path / "base"))
-    for part, forms in {"tokenizer": ("vocab.json", "merges.txt"), "tokenizer_3": ("spiece.model",)}.items():
+    for part, forms in {
+        "tokenizer": ("vocab.json", "merges.txt"),
+        "tokenizer_3": ("spiece.model",),
+    }.items():
         (base / part / "tokenizer.json").unlink()
         for name in forms:
             (base / part / name).touch()
@@ -436,7 +562,8 @@ def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")]
+    ("key", "value"),
+    [("pad_token", "a new one"), ("eos_token", "a new one"), ("model_max_length", "long")],
 )
 def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
     """A token that the text encoder has no row for, a length that is no number."""

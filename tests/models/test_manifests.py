@@ -38,11 +38,15 @@ def kept(name: str) -> dict[str, Any]:
 
 def test_each_model_has_a_manifest_and_its_configs_come_with_videotune() -> None:
     assert {path.stem for path in HOME.glob("*.json")} == set(writer.MODELS), AGAIN
-    assert {path.name for path in writer.CONFIGS.iterdir() if path.is_dir()} == set(writer.MODELS)
+    assert {path.name for path in writer.CONFIGS.iterdir() if path.is_dir()} == set(
+        writer.MODELS
+    )
 
 
 def test_the_base_model_of_every_preset_is_among_them() -> None:
-    bases = {str(read_preset(name)["base_model_name"]) for name in preset_names()} - {"asset:toy"}
+    bases = {str(read_preset(name)["base_model_name"]) for name in preset_names()} - {
+        "asset:toy"
+    }
     assert all(published(base) for base in bases), bases
     assert published("somebody/other") is None
     assert published("../toy") is None
@@ -64,7 +68,10 @@ def test_sizes_are_as_written_and_as_published(name: str) -> None:
 
 def test_the_bytes_that_are_loaded_are_the_published_ones() -> None:
     """A public log of the loaded parts in bfloat16, in GiB: so the modules that stay in float32 are the right ones."""
-    for name, gib in (("wan2.1-t2v-1.3b", 2.64891254901886), ("wan2.1-t2v-14b", 26.66874897480011)):
+    for name, gib in (
+        ("wan2.1-t2v-1.3b", 2.64891254901886),
+        ("wan2.1-t2v-14b", 26.66874897480011),
+    ):
         assert kept(name)["transformer"]["bytes_in_bfloat16"] == gib * 2**30
         assert kept(name)["vae"]["bytes_in_bfloat16"] == 0.23635575734078884 * 2**30
 
@@ -96,16 +103,23 @@ def test_what_our_family_says_of_it(name: str) -> None:
         ("wan2.2-ti2v-5b", (121, 704, 1280), 31 * 22 * 40),
     ],
 )
-def test_tokens_of_published_shapes(name: str, shape: tuple[int, int, int], tokens: int) -> None:
+def test_tokens_of_published_shapes(
+    name: str, shape: tuple[int, int, int], tokens: int
+) -> None:
     spec = spec_for(None, BasePlace(name, writer.CONFIGS / name))
     assert spec.tokens(ClipShape(*shape, spec.rules.fps)) == tokens
 
 
 def test_the_spec_of_a_family_is_that_of_a_published_model() -> None:
     """What the name of a family alone stands for, where no base is given."""
-    published = [spec_for(None, BasePlace(name, writer.CONFIGS / name)) for name in writer.MODELS]
+    published = [
+        spec_for(None, BasePlace(name, writer.CONFIGS / name)) for name in writer.MODELS
+    ]
     for spec in (find(name).spec for name in names()):
-        same = [replace(one, title=spec.title, guidance_embedded=spec.guidance_embedded) for one in published]
+        same = [
+            replace(one, title=spec.title, guidance_embedded=spec.guidance_embedded)
+            for one in published
+        ]
         assert spec in same, spec.name
 
 
@@ -142,20 +156,27 @@ def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(name:
     assert ("I2V" in name) == (spec.given == "concat")
     assert ("A14B" in name) == (len(spec.experts) == 2)
     assert config.first_frame_probability == spec.first_frame
-    assert config.timestep_shift == ("resolution" if spec.shift_by_tokens else spec.timestep_shift)
+    assert config.timestep_shift == (
+        "resolution" if spec.shift_by_tokens else spec.timestep_shift
+    )
     assert "memory not measured" in preset_about(name)
 
 
 @pytest.mark.parametrize("name", GUIDE["rows"])
 def test_the_guides_presets_have_the_guides_numbers(name: str) -> None:
     config = resolve({}, read_preset(name), spec_of(name)).config
-    settings, row = flatten(config.model_dump(mode="json")), GUIDE["every"] | GUIDE["rows"][name]
+    settings, row = (
+        flatten(config.model_dump(mode="json")),
+        GUIDE["every"] | GUIDE["rows"][name],
+    )
     assert {key: settings[key] for key in row} == row
     assert set(flatten(read_preset(name))) - OURS <= set(row), "nothing is added"
     assert config.weight_dtype in preset_about(name) or config.training_method == "FINE_TUNE"
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if f"#{name}.json" not in GUIDE["rows"]])
+@pytest.mark.parametrize(
+    "name", [name for name in preset_names() if f"#{name}.json" not in GUIDE["rows"]]
+)
 def test_what_is_not_the_guides_leaves_memory_to_the_plan(name: str) -> None:
     assert not set(OPEN) & set(read_preset(name))
 

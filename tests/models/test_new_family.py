@@ -37,13 +37,23 @@ def package(tmp_path: Path) -> Path:
     folder = tmp_path / "installed"
     (folder / "acme-1.0.dist-info").mkdir(parents=True)
     (folder / "acme_video.py").write_text(FAMILY)
-    (folder / "acme-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (folder / "acme-1.0.dist-info" / "entry_points.txt").write_text("[videotune.models]\nacme = acme_video\n")
+    (folder / "acme-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n"
+    )
+    (folder / "acme-1.0.dist-info" / "entry_points.txt").write_text(
+        "[videotune.models]\nacme = acme_video\n"
+    )
     return folder
 
 
-def test_a_family_of_one_file_trains_by_the_command(package: Path, small_clips: Path, tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])}
+def test_a_family_of_one_file_trains_by_the_command(
+    package: Path, small_clips: Path, tmp_path: Path
+) -> None:
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
+    }
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "videotune", *words]
@@ -51,13 +61,27 @@ def test_a_family_of_one_file_trains_by_the_command(package: Path, small_clips: 
 
     done = run("tiny", "acme", str(tmp_path / "base"))
     assert (done.returncode, done.stderr) == (0, "")
-    sets = {"base_model_name": tmp_path / "base", "cache_dir": tmp_path / "cache", "resolution": "32x32", "steps": 3}
-    sets |= {"validate_every": 2, "sample_after": 3, "samples": 1, "sample_metrics.budget": 0, "lora.rank": 2}
+    sets = {
+        "base_model_name": tmp_path / "base",
+        "cache_dir": tmp_path / "cache",
+        "resolution": "32x32",
+        "steps": 3,
+    }
+    sets |= {
+        "validate_every": 2,
+        "sample_after": 3,
+        "samples": 1,
+        "sample_metrics.budget": 0,
+        "lora.rank": 2,
+    }
     words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
     for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
         done = run(command[0], "--data", str(small_clips), *words, *command[1:])
         assert done.returncode == 0, done.stderr
-    steps = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
+    ]
     assert [line["step"] for line in steps if line["kind"] == "step"] == [1, 2, 3]
     assert list((tmp_path / "run").rglob("*.mp4")), "a preview was sampled"
     assert list((tmp_path / "run" / "export").glob("*.safetensors")), "the LoRA was exported"

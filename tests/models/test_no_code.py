@@ -59,7 +59,9 @@ def plant(folder: Path, fired: Path) -> None:
         for name in ("evil.py", "pipeline.py", "tok.py", "__init__.py", "modeling_evil.py"):
             (place / name).write_text(code)
         (place / "custom_generate").mkdir()
-        (place / "custom_generate" / "generate.py").write_text(f"{code}def generate(*_, **__):\n    pass\n")
+        (place / "custom_generate" / "generate.py").write_text(
+            f"{code}def generate(*_, **__):\n    pass\n"
+        )
 
 
 def own_class(name: str) -> dict[str, Any]:
@@ -96,14 +98,21 @@ PLANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def test_code_beside_weights_does_not_run(tiny_bases: Callable[..., Path], tmp_path: Path) -> None:
+def test_code_beside_weights_does_not_run(
+    tiny_bases: Callable[..., Path], tmp_path: Path
+) -> None:
     """In one process that reads all of them, with as many "y" on its standard input as anybody could ask for."""
     original = tiny_bases("wan", "i2v")
     for how, (name, values) in PLANTS.items():
         base = Path(shutil.copytree(original, tmp_path / "read" / f"base {how}"))
         edit(base / name, **values)
         plant(base, tmp_path / f"fired: {how}")
-    for name in ("config.json", "preprocessor_config.json", "processor_config.json", "adapter_config.json"):
+    for name in (
+        "config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "adapter_config.json",
+    ):
         for how, said in {"map": HUNG, "own": own_class("")}.items():
             folder = tmp_path / "read" / f"encoder {name} {how}"
             shutil.copytree(original / "image_encoder", folder)
@@ -111,7 +120,9 @@ def test_code_beside_weights_does_not_run(tiny_bases: Callable[..., Path], tmp_p
             edit(folder / name, **said)
             plant(folder, tmp_path / f"fired: encoder {name} {how}")
     words = [sys.executable, "-c", READ_ALL, str(tmp_path / "read")]
-    done = subprocess.run(words, input="y\n" * 1000, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        words, input="y\n" * 1000, capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert sorted(tmp_path.glob("fired*")) == []
     assert "Do you wish" not in done.stdout + done.stderr, "nobody is asked"
@@ -119,10 +130,16 @@ def test_code_beside_weights_does_not_run(tiny_bases: Callable[..., Path], tmp_p
 
 
 def calls(tree: ast.AST) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_every_call_says_that_no_code_is_run(path: Path) -> None:
     """Nothing reads a repository but by ``pretrained`` or with the word itself, and nobody says the word's opposite."""
     tree = ast.parse(path.read_text())
@@ -133,6 +150,16 @@ def test_every_call_says_that_no_code_is_run(path: Path) -> None:
             fine = [isinstance(value, ast.Constant) and value.value is False for value in told]
             assert fine == [True], ast.unparse(call)
         owner = call.func.value
-        assert not (isinstance(owner, ast.Name) and owner.id.startswith("Auto") and call.func.attr == "from_config")
-    words = [node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "trust_remote_code"]
-    assert all(isinstance(word.value, ast.Constant) and word.value.value is False for word in words)
+        assert not (
+            isinstance(owner, ast.Name)
+            and owner.id.startswith("Auto")
+            and call.func.attr == "from_config"
+        )
+    words = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "trust_remote_code"
+    ]
+    assert all(
+        isinstance(word.value, ast.Constant) and word.value.value is False for word in words
+    )

@@ -15,7 +15,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.models.models_kit import KINDS, clip_of, denoisers, edit, noisy_lora, opened, shapes_of, small_shape
+from tests.models.models_kit import (
+    KINDS,
+    clip_of,
+    denoisers,
+    edit,
+    noisy_lora,
+    opened,
+    shapes_of,
+    small_shape,
+)
 from tests.models.oracles import unpacked
 from videotune.exporter.adapter_export import export_lora
 from videotune.models.base import DiffusersModel
@@ -42,15 +51,31 @@ def pipeline_of(folder: Path, cls: Any = diffusers.DiffusionPipeline) -> Any:
 
 
 @KINDS
-def test_text_is_what_the_pipeline_feeds(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+def test_text_is_what_the_pipeline_feeds(
+    name: str, variant: str, tiny_bases: Callable[..., Path]
+) -> None:
     """To the bit, with states of padding where the network sees them; a mask counts the tokens that we count."""
-    family, pipe = opened(name, tiny_bases(name, variant)), pipeline_of(tiny_bases(name, variant))
-    words: dict[str, Any] = {"max_sequence_length": family.spec.text_tokens, "do_classifier_free_guidance": False}
-    asked = {key: value for key, value in words.items() if key in signature(pipe.encode_prompt).parameters}
+    family, pipe = (
+        opened(name, tiny_bases(name, variant)),
+        pipeline_of(tiny_bases(name, variant)),
+    )
+    words: dict[str, Any] = {
+        "max_sequence_length": family.spec.text_tokens,
+        "do_classifier_free_guidance": False,
+    }
+    asked = {
+        key: value
+        for key, value in words.items()
+        if key in signature(pipe.encode_prompt).parameters
+    }
     for caption in CAPTIONS:
         ours = family.condition(family.encode_text([caption]))
         with torch.no_grad():  # attention takes another kernel under grad
-            theirs = dict(zip(FED.get(name, ("text",)), pipe.encode_prompt(caption, **asked), strict=False))
+            theirs = dict(
+                zip(
+                    FED.get(name, ("text",)), pipe.encode_prompt(caption, **asked), strict=False
+                )
+            )
         shown = theirs["mask"].bool() if "mask" in theirs else None
         seen = shown if name == "hunyuan_video" else ...  # what its mask hides we keep as zeros
         assert ours.text.shape == theirs["text"].shape
@@ -60,26 +85,42 @@ def test_text_is_what_the_pipeline_feeds(name: str, variant: str, tiny_bases: Ca
             assert torch.equal(ours.text_mask, shown)
             assert shown.sum() == min(family.text_length(caption), family.spec.text_tokens)
         for extra in {"llama", "pooled"} & set(theirs):
-            assert torch.equal(ours.extras[extra], theirs[extra].transpose(0, 1) if extra == "llama" else theirs[extra])
+            assert torch.equal(
+                ours.extras[extra],
+                theirs[extra].transpose(0, 1) if extra == "llama" else theirs[extra],
+            )
 
 
 @KINDS
-def test_latents_are_those_of_the_vae(name: str, variant: str, tiny_bases: Callable[..., Path]) -> None:
+def test_latents_are_those_of_the_vae(
+    name: str, variant: str, tiny_bases: Callable[..., Path]
+) -> None:
     """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a long one and of a picture
     that diffusers would cut in tiles if told to; and a clip comes back with its frames and size."""
     family, folder = opened(name, tiny_bases(name, variant)), tiny_bases(name, variant)
-    vae = getattr(diffusers, family.vae_class).from_pretrained(folder / "vae", torch_dtype=torch.float32)
-    rules, raw_latents = family.spec.rules, partial(DiffusersModel.raw_latents, family)  # LTX adds noise to those
+    vae = getattr(diffusers, family.vae_class).from_pretrained(
+        folder / "vae", torch_dtype=torch.float32
+    )
+    rules, raw_latents = (
+        family.spec.rules,
+        partial(DiffusersModel.raw_latents, family),
+    )  # LTX adds noise to those
     side = 2 * rules.side_multiple
     large = ClipShape(rules.frame_rest, side, 384, rules.fps)
-    long = ClipShape(5 * rules.frame_step + rules.frame_rest, side, side, rules.fps)  # more than a VAE takes at a time
+    long = ClipShape(
+        5 * rules.frame_step + rules.frame_rest, side, side, rules.fps
+    )  # more than a VAE takes at a time
     more = [] if rules.size or rules.most_area else [long] if rules.most_side else [long, large]
     for shape in [*shapes_of(family), *more]:
         clip = clip_of(family, shape, 0)
         moments = family.encode_video(clip)
         with torch.no_grad():
-            dist = vae.encode(clip[None] if rules.most_frames != 1 else clip.transpose(0, 1)).latent_dist
-        mean, std = (x[0] if rules.most_frames != 1 else x.transpose(0, 1) for x in (dist.mean, dist.std))
+            dist = vae.encode(
+                clip[None] if rules.most_frames != 1 else clip.transpose(0, 1)
+            ).latent_dist
+        mean, std = (
+            x[0] if rules.most_frames != 1 else x.transpose(0, 1) for x in (dist.mean, dist.std)
+        )
         assert moments.mean.shape == (family.spec.latent_channels, *rules.latent_size(shape))
         torch.testing.assert_close(raw_latents(moments.mean), mean, rtol=1e-4, atol=1e-5)
         if moments.logvar is not None:
@@ -93,7 +134,9 @@ def test_latents_are_those_of_the_vae(name: str, variant: str, tiny_bases: Calla
 def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Path) -> Path:
     """A copy of a checkpoint whose latents are certain; of HunyuanVideo one without an embedded guidance, of CogVideoX one
     with the other scheduler that its checkpoints come with."""
-    shutil.copytree(tiny_bases(name, None if variant in ("undistilled", "dpm") else variant), folder)
+    shutil.copytree(
+        tiny_bases(name, None if variant in ("undistilled", "dpm") else variant), folder
+    )
     if name in CERTAIN:
         state, (rows, bias) = load_file(folder / "vae" / WEIGHTS), CERTAIN[name]
         state["encoder.conv_out.conv.bias"][rows] = bias
@@ -116,7 +159,9 @@ def reader_of(family: Any, image: bool) -> Any:
     return family.pipeline_class()
 
 
-def theirs_of(pipe: Any, family: Any, request: SampleRequest, caption: str, seed: int, clip: Any) -> torch.Tensor:
+def theirs_of(
+    pipe: Any, family: Any, request: SampleRequest, caption: str, seed: int, clip: Any
+) -> torch.Tensor:
     """What the pipeline gives of one caption: pixels (3,T,H,W), of LTX, whose decoder draws, latents; ``clip`` is told."""
     shape, generator = request.shape, torch.Generator().manual_seed(seed)
     words: dict[str, Any] = {
@@ -128,16 +173,22 @@ def theirs_of(pipe: Any, family: Any, request: SampleRequest, caption: str, seed
     }
     if family.spec.name == "hunyuan_video" and not family.spec.guidance_embedded:
         words |= {"guidance_scale": 1.0, "true_cfg_scale": request.guidance}
-    words = {key: value for key, value in words.items() if key in signature(pipe.__call__).parameters}
+    words = {
+        key: value for key, value in words.items() if key in signature(pipe.__call__).parameters
+    }
     if clip is not None:
         pixels = ((clip[:, 0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
         words["image"] = Image.fromarray(pixels)
     if len(family.spec.experts) == 1:
         words.pop("guidance_scale_2", None)
-    if family.spec.name == "hidream":  # it samples each request at one area, and Dev draws without a seed
+    if (
+        family.spec.name == "hidream"
+    ):  # it samples each request at one area, and Dev draws without a seed
         pipe.default_sample_size = shape.height // 8
         if "generator" in signature(pipe.scheduler.step).parameters:
-            pipe.scheduler.step = partial(type(pipe.scheduler).step, pipe.scheduler, generator=generator)
+            pipe.scheduler.step = partial(
+                type(pipe.scheduler).step, pipe.scheduler, generator=generator
+            )
     ltx = family.spec.name == "ltx_video"
     found = pipe(
         prompt=caption, height=shape.height, width=shape.width, num_inference_steps=request.steps, generator=generator,
@@ -167,7 +218,9 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
     family = opened(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
     spec, shape = family.spec, small_shape(family)
     if spec.rules.size is None and spec.rules.most_frames != 1:
-        shape = replace(shape, width=3 * shape.width // 2, fps=30.0 if name == "ltx_video" else shape.fps)
+        shape = replace(
+            shape, width=3 * shape.width // 2, fps=30.0 if name == "ltx_video" else shape.fps
+        )
     nets, files = denoisers(family), dict[tuple[str, str], Path]()
     for number, (expert, net) in enumerate(nets.items()):
         state = noisy_lora(family, net, seed=number)
@@ -179,33 +232,55 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
             if done.reader.startswith("diffusers"):
                 files[form, expert] = done.path
     assert len(set(files.values())) == len(files), "each expert has a file of its own"
-    captions, seeds, clips = ["a zorble", "b"], (7, 8), [clip_of(family, shape, seed) for seed in (0, 1)]
+    captions, seeds, clips = (
+        ["a zorble", "b"],
+        (7, 8),
+        [clip_of(family, shape, seed) for seed in (0, 1)],
+    )
     for image in {"none": (False,), "concat": (True,), "replace": (False, True)}[spec.given]:
         moments = [family.encode_video(clip) for clip in clips]
         told = [one.extras for one in moments]
-        first = torch.stack([one.mean[:, :1] for one in moments]) if image and spec.given == "replace" else None
+        first = (
+            torch.stack([one.mean[:, :1] for one in moments])
+            if image and spec.given == "replace"
+            else None
+        )
         cond, uncond = (
-            family.condition([text | one for text, one in zip(family.encode_text(texts), told, strict=True)])
+            family.condition(
+                [text | one for text, one in zip(family.encode_text(texts), told, strict=True)]
+            )
             for texts in (captions, ["", ""])
         )
         second = 2.0 if len(nets) > 1 and guidance > 1 else None
         request = SampleRequest(shape, 4, guidance, seeds, guidance_2=second, first=first)
         random_state = torch.random.get_rng_state()
         drawn = family.sample(nets, cond, None if guidance == 1 else uncond, request)
-        assert torch.equal(random_state, torch.random.get_rng_state()), "training draws as it would have"
-        ours = drawn if name == "ltx_video" else torch.stack([family.decode(latents) for latents in drawn])
+        assert torch.equal(random_state, torch.random.get_rng_state()), (
+            "training draws as it would have"
+        )
+        ours = (
+            drawn
+            if name == "ltx_video"
+            else torch.stack([family.decode(latents) for latents in drawn])
+        )
         pipe = pipeline_of(family.folder, reader_of(family, image))
         theirs = partial(theirs_of, pipe, family, request)
-        later = slice(1 if image and name == "ltx_video" else 0, None)  # LTX's pipeline leaves noise on the image
+        later = slice(
+            1 if image and name == "ltx_video" else 0, None
+        )  # LTX's pipeline leaves noise on the image
         without = theirs(captions[0], seeds[0], clips[0] if image else None)
-        assert (ours[0] - without)[:, later].abs().max() > 1e-3, "the adapter must change what is sampled"
+        assert (ours[0] - without)[:, later].abs().max() > 1e-3, (
+            "the adapter must change what is sampled"
+        )
         for form in sorted({form for form, _ in files}):
             for expert in nets:
                 words = {"load_into_transformer_2": True} if expert == "low" else {}
                 pipe.load_lora_weights(str(files[form, expert]), **words)
             for caption, seed, clip, mine in zip(captions, seeds, clips, ours, strict=True):
                 wanted = theirs(caption, seed, clip if image else None)
-                torch.testing.assert_close(mine[:, later], wanted[:, later], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    mine[:, later], wanted[:, later], rtol=1e-4, atol=1e-4
+                )
             pipe.unload_lora_weights()
         assert not torch.allclose(ours[0], ours[1], atol=1e-3)
 
@@ -238,7 +313,12 @@ def test_drawing_moves_nothing_of_the_training(tiny_family: Callable[..., Any]) 
 
 
 def test_file_names_say_step_prompt_and_seed() -> None:
-    names = {file_name(5, "a", 1), file_name(6, "a", 1), file_name(5, "b", 1), file_name(5, "a", 2)}
+    names = {
+        file_name(5, "a", 1),
+        file_name(6, "a", 1),
+        file_name(5, "b", 1),
+        file_name(5, "a", 2),
+    }
     assert len(names) == 4
     assert file_name(250, "a", 42).startswith("step-000250-")
     assert file_name(250, "a", 42).endswith("-seed42.mp4")

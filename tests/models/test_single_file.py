@@ -42,8 +42,12 @@ def in_layout(state: State, table: Any, prefix: str = "") -> State:
     for name, value in state.items():
         place, _, rows = renamed(name, table).partition("#")
         parts = [int(part) for part in rows.partition("/")[0].split(",")] if rows else [0]
-        pieces.setdefault(prefix + place, {}).update(zip(parts, value.chunk(len(parts)), strict=True))
-    return {name: torch.cat([one[part] for part in sorted(one)]) for name, one in pieces.items()}
+        pieces.setdefault(prefix + place, {}).update(
+            zip(parts, value.chunk(len(parts)), strict=True)
+        )
+    return {
+        name: torch.cat([one[part] for part in sorted(one)]) for name, one in pieces.items()
+    }
 
 
 def scaled(state: State, word: str = "scale_weight") -> State:
@@ -51,9 +55,16 @@ def scaled(state: State, word: str = "scale_weight") -> State:
     out = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
     for name, value in state.items():
         if value.dim() == 2 and name.endswith(".weight"):
-            most = value.abs().amax(1, keepdim=True) if word == "weight_scale" else value.abs().max()
+            most = (
+                value.abs().amax(1, keepdim=True)
+                if word == "weight_scale"
+                else value.abs().max()
+            )
             scale = (most / 448).float()
-            out |= {name: (value / scale).to(torch.float8_e4m3fn), f"{name.removesuffix('weight')}{word}": scale}
+            out |= {
+                name: (value / scale).to(torch.float8_e4m3fn),
+                f"{name.removesuffix('weight')}{word}": scale,
+            }
             out[f"{name.removesuffix('weight')}scale_input"] = torch.tensor(7.0)
         else:
             out[name] = value
@@ -62,9 +73,19 @@ def scaled(state: State, word: str = "scale_weight") -> State:
 
 def in_float64(state: State, word: str = "scale_weight") -> State:
     """What the numbers of a file are, in float64, rounded once to float32."""
-    scales = {name.removesuffix(word) + "weight": state[name].double() for name in state if name.endswith(word)}
-    own = {name: value for name, value in state.items() if not name.endswith((word, "scale_input", "scaled_fp8"))}
-    return {name: (value.double() * scales.get(name, 1.0)).float() for name, value in own.items()}
+    scales = {
+        name.removesuffix(word) + "weight": state[name].double()
+        for name in state
+        if name.endswith(word)
+    }
+    own = {
+        name: value
+        for name, value in state.items()
+        if not name.endswith((word, "scale_input", "scaled_fp8"))
+    }
+    return {
+        name: (value.double() * scales.get(name, 1.0)).float() for name, value in own.items()
+    }
 
 
 @pytest.mark.parametrize("model", sorted(path.name for path in CONFIGS.glob("[!ci]*")))
@@ -75,17 +96,28 @@ def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> Non
     """
     folder = CONFIGS / model / "transformer"
     cls = getattr(diffusers, json.loads((folder / "config.json").read_text())["_class_name"])
-    shapes = {name: tuple(value.shape) for name, value in on_meta(cls, folder).state_dict().items()}
-    family = next(name for name in names() if getattr(find(name), "transformer_class", "") == cls.__name__)
+    shapes = {
+        name: tuple(value.shape) for name, value in on_meta(cls, folder).state_dict().items()
+    }
+    family = next(
+        name for name in names() if getattr(find(name), "transformer_class", "") == cls.__name__
+    )
     rows: dict[str, int] = {}
     for name, shape in shapes.items():
-        place, _, part = renamed(name, tables_of(family)[1] if len(tables_of(family)) > 1 else ()).partition("#")
+        place, _, part = renamed(
+            name, tables_of(family)[1] if len(tables_of(family)) > 1 else ()
+        ).partition("#")
         parts, _, of = part.partition("/")
         rows[place] = shape[0] // (parts.count(",") + 1) * int(of or 1)
-    probes = {name: (torch.arange(count) + (i << 32)).view(-1, 1) for i, (name, count) in enumerate(rows.items())}
+    probes = {
+        name: (torch.arange(count) + (i << 32)).view(-1, 1)
+        for i, (name, count) in enumerate(rows.items())
+    }
     file = {Path("one"): {name: Header("F32", (count, 1)) for name, count in rows.items()}}
     ours = find_sources(cls.__name__, shapes, file)
-    theirs = SINGLE_FILE_LOADABLE_CLASSES[cls.__name__]["checkpoint_mapping_fn"](checkpoint=dict(probes), config={})
+    theirs = SINGLE_FILE_LOADABLE_CLASSES[cls.__name__]["checkpoint_mapping_fn"](
+        checkpoint=dict(probes), config={}
+    )
     assert set(theirs) == set(ours) == set(shapes)
     for name, source in ours.items():
         cut = probes[source.name].chunk(source.of)
@@ -100,19 +132,30 @@ def test_comfyuis_own_names(name: str) -> None:
 
 
 @FAMILIES
-def test_each_layout_in_each_dtype_gives_the_folders_weights(name: str, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_each_layout_in_each_dtype_gives_the_folders_weights(
+    name: str, tiny_bases: Bases, tmp_path: Path
+) -> None:
     """To the bit: in full precision those of the folder, in fp8 the products in float64, rounded once."""
-    folder, cls = tmp_path / "transformer", getattr(diffusers, str(getattr(find(name), "transformer_class", "")))
+    folder, cls = (
+        tmp_path / "transformer",
+        getattr(diffusers, str(getattr(find(name), "transformer_class", ""))),
+    )
     shutil.copytree(tiny_bases(name) / "transformer", folder)
     state = load_file(tiny_bases(name) / WEIGHTS)
     for table in tables_of(name):
         for prefix in PREFIXES:
-            own = in_layout(state, table, prefix) | ({"vae.decoder.conv.weight": torch.zeros(64, 64)} if prefix else {})
+            own = in_layout(state, table, prefix) | (
+                {"vae.decoder.conv.weight": torch.zeros(64, 64)} if prefix else {}
+            )
             assert kind_of(own, name) is None
             plain = {key: value.to(torch.float8_e4m3fn) for key, value in own.items()}
             for written in (own, scaled(own), scaled(own, "weight_scale"), plain):
                 save_file(written, tmp_path / WEIGHTS)
-                word = "weight_scale" if any(key.endswith("weight_scale") for key in written) else "scale_weight"
+                word = (
+                    "weight_scale"
+                    if any(key.endswith("weight_scale") for key in written)
+                    else "scale_weight"
+                )
                 truth = in_float64(written, word)
                 read = load_model(cls, folder, torch.float32, CPU).state_dict()
                 assert set(read) == set(state)
@@ -134,11 +177,17 @@ def test_a_file_trains_as_the_folder_does(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     base, table = tiny_bases(name), tables_of(name)[-1]
     lab = Lab(base, small_clips, tmp_path / "cache", tmp_path)
-    knobs: dict[str, Any] = {"video_config.frames": 1} if name == "hidream" else {"video_config.target_fps": 16}
+    knobs: dict[str, Any] = (
+        {"video_config.frames": 1} if name == "hidream" else {"video_config.target_fps": 16}
+    )
     state = load_file(base / WEIGHTS)
     file = tmp_path / "one.safetensors"
     parts = {"base_model_name": str(file), "base_parts": str(base)}
-    for more in ({"train_dtype": "FLOAT_32"}, {"train_dtype": "BFLOAT_16"}, {"weight_dtype": "INT_8"}):
+    for more in (
+        {"train_dtype": "FLOAT_32"},
+        {"train_dtype": "BFLOAT_16"},
+        {"weight_dtype": "INT_8"},
+    ):
         save_file(in_layout(state, table, "model.diffusion_model."), file)
         assert losses(lab, knobs | more | parts) == losses(lab, knobs | more)
     same = Path(shutil.copytree(base, tmp_path / "same"))
@@ -148,22 +197,43 @@ def test_a_file_trains_as_the_folder_does(
     save_file(in_float64(cut), same / WEIGHTS)
     plain: Any = load_model(cls, same / "transformer", torch.float32, CPU)
     plain.save_pretrained(same / "transformer")
-    assert losses(lab, knobs | parts) == losses(Lab(same, small_clips, lab.cache, tmp_path / "other"), knobs)
+    assert losses(lab, knobs | parts) == losses(
+        Lab(same, small_clips, lab.cache, tmp_path / "other"), knobs
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux says of a process")
 @pytest.mark.parametrize("change", [dict, scaled])
-def test_a_file_is_read_tensor_by_tensor(change: Any, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_a_file_is_read_tensor_by_tensor(
+    change: Any, tiny_bases: Bases, tmp_path: Path
+) -> None:
     """The peak is the model in bfloat16 and some tensors, whatever the file's dtype; no page of the file stays."""
     cls, table = diffusers.WanTransformer3DModel, tables_of("wan")[-1]
     shutil.copytree(tiny_bases("wan") / "transformer", tmp_path / "warm")
-    large = {"num_attention_heads": 8, "attention_head_dim": 64, "ffn_dim": 4096, "num_layers": 6, "text_dim": 64}
+    large = {
+        "num_attention_heads": 8,
+        "attention_head_dim": 64,
+        "ffn_dim": 4096,
+        "num_layers": 6,
+        "text_dim": 64,
+    }
     net = cls(**large, freq_dim=32)
     net.save_config(tmp_path / "net")
-    save_file(change(in_layout(net.state_dict(), table)), tmp_path / "net" / "diffusion_pytorch_model.safetensors")
+    save_file(
+        change(in_layout(net.state_dict(), table)),
+        tmp_path / "net" / "diffusion_pytorch_model.safetensors",
+    )
     most = max(value.numel() for value in net.parameters()) * 4
-    given = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back, as of real models' tensors
-    done = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True, check=True, env=given)
+    given = os.environ | {
+        "MALLOC_MMAP_THRESHOLD_": "65536"
+    }  # what is freed goes back, as of real models' tensors
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=given,
+    )
     peak, after, size = map(int, done.stdout.split())
     assert size > 70e6
     assert peak < 1.1 * size + 4 * most
@@ -175,14 +245,29 @@ def lab(tiny_bases: Bases, small_clips: Path, tmp_path: Path, monkeypatch: Patch
     """A copy of the tiny Wan, and ``one.safetensors``: its transformer in its authors' names."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     base = Path(shutil.copytree(tiny_bases("wan"), tmp_path / "base"))
-    save_file(in_layout(load_file(base / WEIGHTS), tables_of("wan")[-1]), tmp_path / "one.safetensors")
+    save_file(
+        in_layout(load_file(base / WEIGHTS), tables_of("wan")[-1]), tmp_path / "one.safetensors"
+    )
     return Lab(base, small_clips, tmp_path / "cache", tmp_path)
 
 
 def command(lab: Lab, *sets: str, base: str = "one.safetensors", parts: str = "base") -> None:
     words = [f"base_parts={lab.tmp / parts}"] if parts else []
-    knobs = [f"{key}={json.dumps(value)}" for key, value in (BASE | {"cache_dir": str(lab.cache), "steps": 2}).items()]
-    assert run("train", "--data", lab.clips, base=lab.tmp / base, out=lab.tmp / "run", set=[*knobs, *words, *sets]) == 0
+    knobs = [
+        f"{key}={json.dumps(value)}"
+        for key, value in (BASE | {"cache_dir": str(lab.cache), "steps": 2}).items()
+    ]
+    assert (
+        run(
+            "train",
+            "--data",
+            lab.clips,
+            base=lab.tmp / base,
+            out=lab.tmp / "run",
+            set=[*knobs, *words, *sets],
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("change", [dict, scaled])
@@ -191,19 +276,31 @@ def test_all_else_of_a_run_works(change: Any, lab: Lab) -> None:
     file = lab.tmp / "one.safetensors"
     words = {"base": file, "set": f"base_parts={lab.model}"}
     save_file(change(load_file(file)), file)
-    assert run("plan", "--data", lab.clips, **words) == run("check", "--data", lab.clips, **words) == 0
+    assert (
+        run("plan", "--data", lab.clips, **words)
+        == run("check", "--data", lab.clips, **words)
+        == 0
+    )
     command(lab)
     kept = json.loads((lab.tmp / "run" / "config.json").read_text())
     assert kept["base"]["name"] == kept["settings"]["base_model_name"] == str(file)
     file = file.rename(lab.tmp / "moved.safetensors")
-    assert run("train", "--resume", out=lab.tmp / "run", set=["steps=3", f"base_model_name={file}"]) == 0
+    assert (
+        run(
+            "train", "--resume", out=lab.tmp / "run", set=["steps=3", f"base_model_name={file}"]
+        )
+        == 0
+    )
     assert run("sample", lab.tmp / "run", prompt="a circle", out=lab.tmp / "video.mp4") == 0
     assert run("export", lab.tmp / "run", merge=True) == 0
     (merged,) = (lab.tmp / "run" / "export").glob("*-merged")
     base = json.loads((merged / "videotune.json").read_text())["base"]
     assert (base["name"], base["parts"]) == ("moved.safetensors", "base")
     own, truth = load_file(merged / WEIGHTS), in_float64(load_file(file))
-    same = [torch.equal(value, truth[name]) for name, value in in_layout(own, tables_of("wan")[-1]).items()]
+    same = [
+        torch.equal(value, truth[name])
+        for name, value in in_layout(own, tables_of("wan")[-1]).items()
+    ]
     assert 0 < sum(same) < len(same)
     assert set(own) == set(load_file(lab.model / WEIGHTS))
     save_file({name: value.clone().fill_(1) for name, value in load_file(file).items()}, file)
@@ -217,16 +314,27 @@ def of(change: Callable[[State], State]) -> Callable[[Path], object]:
 
 def as_published(path: Path) -> None:
     """A file of Wan 2.1 1.3B's shapes, of which only the head is written."""
-    net, head, end = on_meta(diffusers.WanTransformer3DModel, CONFIGS / "wan2.1-t2v-1.3b" / "transformer"), {}, 0
+    net, head, end = (
+        on_meta(diffusers.WanTransformer3DModel, CONFIGS / "wan2.1-t2v-1.3b" / "transformer"),
+        {},
+        0,
+    )
     for name, value in net.state_dict().items():
-        place = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [end, end := end + 2 * value.numel()]}
+        place = {
+            "dtype": "BF16",
+            "shape": list(value.shape),
+            "data_offsets": [end, end := end + 2 * value.numel()],
+        }
         head[renamed(name, tables_of("wan")[-1])] = place
     text = json.dumps(head).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + end)
 
 
-KEY, MARK = "blocks.0.ffn.0.weight", torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)
+KEY, MARK = (
+    "blocks.0.ffn.0.weight",
+    torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8),
+)
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-100]), "damaged"),
     "a pickle": (lambda path: torch.save({"x": torch.zeros(2)}, path), "cannot be read"),
@@ -267,6 +375,11 @@ def test_what_does_not_go_together(how: str, lab: Lab, tiny_bases: Bases) -> Non
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_scale_that_is_no_number_is_refused(value: float, tmp_path: Path) -> None:
-    save_file({"x.weight": torch.ones(2, 2), "x.scale_weight": torch.tensor(value)}, path := tmp_path / "a.safetensors")
-    with pytest.raises(VideotuneError, match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite"):
+    save_file(
+        {"x.weight": torch.ones(2, 2), "x.scale_weight": torch.tensor(value)},
+        path := tmp_path / "a.safetensors",
+    )
+    with pytest.raises(
+        VideotuneError, match=r"a\.safetensors is damaged: x\.scale_weight is NaN or infinite"
+    ):
         list(tensors(find_sources("", ["x.weight"], {path: headers([path])})))

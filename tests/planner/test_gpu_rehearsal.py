@@ -44,9 +44,14 @@ def test_every_part_runs_on_a_cpu_and_all_ways_have_the_same_losses(tmp_path: Pa
     assert found["published wan 14b streamed"]["launches"] > 500
     packed = found["quantised 5b"]
     assert set(packed) == {"row_seconds"} | {
-        f"{way} {kind}" for way in ("resident", "streamed") for kind in ("auto", "FLOAT_8", "INT_8")
+        f"{way} {kind}"
+        for way in ("resident", "streamed")
+        for kind in ("auto", "FLOAT_8", "INT_8")
     }
-    assert packed["resident FLOAT_8"]["planned_allocated_gib"] <= packed["resident auto"]["planned_allocated_gib"]
+    assert (
+        packed["resident FLOAT_8"]["planned_allocated_gib"]
+        <= packed["resident auto"]["planned_allocated_gib"]
+    )
     for kind in ("as usual", "deterministic"):
         losses = found["equal 1.3b"][kind]
         assert len(set(losses["losses"])) == 5, "it learns"

@@ -28,7 +28,17 @@ from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.cards import USUAL, card, cards
 from videotune.planner.measure import FakeRun, Ledger, Reading, fake_mode, to_fake
-from videotune.planner.memory import ASIDE, PLAIN, STREAMED, TILED, Choice, Fixed, PlanInputs, StepSpec, need
+from videotune.planner.memory import (
+    ASIDE,
+    PLAIN,
+    STREAMED,
+    TILED,
+    Choice,
+    Fixed,
+    PlanInputs,
+    StepSpec,
+    need,
+)
 from videotune.trainer.components import weights_of
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape
@@ -115,7 +125,10 @@ def test_weights_that_train_take_their_optimizer_with_them() -> None:
     away = memory.need(facts(full=True), Choice(1, ON, 10))
     assert "optimizer" not in away.device["forward"]
     assert away.host["masters, gradients and optimizer"] == 8 * GB
-    assert memory.need(facts(full=True), Choice(1, ON, 5)).device["forward"]["optimizer"] == 10 * MB
+    assert (
+        memory.need(facts(full=True), Choice(1, ON, 5)).device["forward"]["optimizer"]
+        == 10 * MB
+    )
 
 
 def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
@@ -137,8 +150,14 @@ def test_the_host_has_its_limit_too() -> None:
     free = memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
     taken = sum(free.host.values())
     assert taken > 100 * MB
-    assert memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken) is not None
-    assert memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB) is None
+    assert (
+        memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken)
+        is not None
+    )
+    assert (
+        memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB)
+        is None
+    )
 
 
 def test_more_memory_is_never_slower() -> None:
@@ -164,7 +183,9 @@ def test_other_times_take_the_plainest_way_that_fits() -> None:
 
 
 def test_work_goes_with_tokens_and_their_square() -> None:
-    made = replace(facts(), work=tuple((n, 3.0 * n + 0.002 * n * n + 50) for n in (100, 500, 1000)))
+    made = replace(
+        facts(), work=tuple((n, 3.0 * n + 0.002 * n * n + 50) for n in (100, 500, 1000))
+    )
     for n in (100, 300, 1000):
         assert memory.lighter(made, n) == pytest.approx((3.0 * n + 0.002 * n * n + 50) / 5050)
     assert memory.lighter(facts(), 7) == 1.0
@@ -191,13 +212,26 @@ def test_work_goes_with_tokens_and_their_square() -> None:
         ("NVIDIA RTX A4000", "RTX A4000", 16), ("rtx 3090", "RTX 3090", 24),
     ],
 )  # fmt: skip
-def test_a_card_is_known_by_every_word_of_its_name(asked: str, name: str, gigabytes: int) -> None:
+def test_a_card_is_known_by_every_word_of_its_name(
+    asked: str, name: str, gigabytes: int
+) -> None:
     found = card(asked)
     assert (found.name, found.vram) == (name, gigabytes << 30)
 
 
 def test_a_name_that_is_no_card_or_several_is_refused() -> None:
-    for asked in ("", "rtx", "4", "nvidia", "voodoo", "rtx 4090 ti", "rtx 4060 ti", "a100", "rtx 6000", "4 0"):
+    for asked in (
+        "",
+        "rtx",
+        "4",
+        "nvidia",
+        "voodoo",
+        "rtx 4090 ti",
+        "rtx 4060 ti",
+        "a100",
+        "rtx 6000",
+        "4 0",
+    ):
         with pytest.raises(VideotuneError):
             card(asked)
 
@@ -215,11 +249,15 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
     config = resolve({}, {}, spec).config
-    seen = memory.read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
+    seen = memory.read_step_spec(
+        PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None)
+    )
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
     assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
     found = memory.fastest(seen, 1, Fixed(), 8 * GB, USUAL)
-    assert all(memory.room(parts) <= 8 * GB for _, parts in memory.others(seen, found, 8 * GB).values())
+    assert all(
+        memory.room(parts) <= 8 * GB for _, parts in memory.others(seen, found, 8 * GB).values()
+    )
     assert memory.fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
 
 
@@ -233,13 +271,25 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
             gathered = 0 if phase == "end" else 200 * MB
             assert held.device[phase]["weights"] == 300 * MB + gathered
             assert held.device[phase]["optimizer"] == plain.device[phase]["optimizer"] // cut
-            assert held.device[phase].get("activations") == plain.device[phase].get("activations")
-        assert held.device["backward"]["gradients"] == 10 * MB // cut + (200 * MB if full else 0)
-    assert memory.need(memory.sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"] == 500 * MB
+            assert held.device[phase].get("activations") == plain.device[phase].get(
+                "activations"
+            )
+        assert held.device["backward"]["gradients"] == 10 * MB // cut + (
+            200 * MB if full else 0
+        )
+    assert (
+        memory.need(memory.sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"][
+            "weights"
+        ]
+        == 500 * MB
+    )
 
 
 def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
-    assert {choice.checkpointing for choice in memory.choices(facts(), 2, Fixed(streamed=0, waits=False))} == {OFF, ON}
+    assert {
+        choice.checkpointing
+        for choice in memory.choices(facts(), 2, Fixed(streamed=0, waits=False))
+    } == {OFF, ON}
 
 
 def allocated(step: Any, standing: int) -> int:
@@ -251,7 +301,9 @@ def allocated(step: Any, standing: int) -> int:
         seen.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
     held, most = standing, standing
-    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+    for event in sorted(
+        (e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]
+    ):
         held += event["args"]["Bytes"]
         most = max(most, held)
     return most
@@ -259,15 +311,28 @@ def allocated(step: Any, standing: int) -> int:
 
 def bytes_of(net: nn.Module, *more: Any) -> int:
     """Bytes of a network's storages and of other tensors."""
-    tensors = [*net.parameters(), *net.buffers(), *(t for group in more for t in group if isinstance(t, torch.Tensor))]
-    return sum(s.nbytes() for s in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values())
+    tensors = [
+        *net.parameters(),
+        *net.buffers(),
+        *(t for group in more for t in group if isinstance(t, torch.Tensor)),
+    ]
+    return sum(
+        s.nbytes()
+        for s in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}.values()
+    )
 
 
-def held_by_a_real_step(real: Any, config: Config, shape: ClipShape, samples: int, checkpointing: str) -> int:
+def held_by_a_real_step(
+    real: Any, config: Config, shape: ClipShape, samples: int, checkpointing: str
+) -> int:
     """The most bytes that the step of a run holds on the CPU, the optimizer's state already there."""
     net, like, clock = real.denoiser(), FakeRun(real, config), Clock(torch.device("cpu"))
     lora = config.training_method == "LORA"
-    held = add_lora(net, real.spec, config.lora, 0) if lora else dict(net.requires_grad_(True).named_parameters())
+    held = (
+        add_lora(net, real.spec, config.lora, 0)
+        if lora
+        else dict(net.requires_grad_(True).named_parameters())
+    )
     checkpoint_blocks(net, checkpointing)
     net.train()
     trainable, prepared = like.trainable(held), like.prepared(shape, samples)
@@ -323,7 +388,9 @@ def test_a_parameter_that_stands_in_two_places_stays_one() -> None:
 
 
 def fake_run(folder: Path, family: str, dtype: torch.dtype, **config: Any) -> FakeRun:
-    kept = weights_of(Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype])
+    kept = weights_of(
+        Config(**config), {torch.float32: "FLOAT_32", torch.bfloat16: "BFLOAT_16"}[dtype]
+    )
     return FakeRun(find(family)(folder, torch.device("cpu"), dtype, kept), Config(**config))
 
 
@@ -363,21 +430,36 @@ def test_a_plan_reads_all_text_encoders_and_their_blocks(tiny_bases: BASES) -> N
     parts, _, blocks = run.read_text()
     family: Any = run.family
     encoders = [part.encoder for part in family.text_parts().values()]
-    assert parts["text encoder"] == pytest.approx(sum(bytes_of(net) for net in encoders), rel=1e-3)
-    assert [len(one) for one in blocks] == [1, 1, 2, 2]  # the tiny T5's one block is a list of two layers itself
+    assert parts["text encoder"] == pytest.approx(
+        sum(bytes_of(net) for net in encoders), rel=1e-3
+    )
+    assert [len(one) for one in blocks] == [
+        1,
+        1,
+        2,
+        2,
+    ]  # the tiny T5's one block is a list of two layers itself
 
 
 def test_how_weights_are_updated_is_read_too(tiny_bases: BASES) -> None:
     """FINE_TUNE in bf16, by part, at the worst moment: masters, none, or gradients that do not stay."""
     shape, found = ClipShape(9, 64, 64, 16.0), {}
-    ways = {"masters": {}, "rounded": {"masters": "STOCHASTIC_ROUNDING"}, "within": {"step_in_backward": True}}
+    ways = {
+        "masters": {},
+        "rounded": {"masters": "STOCHASTIC_ROUNDING"},
+        "within": {"step_in_backward": True},
+    }
     for name, knobs in ways.items():
         config: dict[str, Any] = {"training_method": "FINE_TUNE", "optimizer": knobs}
         seen = fake_run(tiny_bases("wan"), "wan", torch.bfloat16, **config)
         found[name] = seen.step(shape, 1, "ON", tuple(seen.depths.items())).phases["optimizer"]
-    assert found["masters"]["trained"] > 2 * found["rounded"]["trained"], "float32 copies beside the weights, or none"
+    assert found["masters"]["trained"] > 2 * found["rounded"]["trained"], (
+        "float32 copies beside the weights, or none"
+    )
     assert found["within"].get("gradients", 0) == 0 < found["masters"]["gradients"]
-    assert found["within"]["activations"] < found["masters"]["activations"], "one gradient at a time is made float32"
+    assert found["within"]["activations"] < found["masters"]["activations"], (
+        "one gradient at a time is made float32"
+    )
 
 
 def test_published_figures_of_what_stands_still() -> None:
@@ -388,7 +470,9 @@ def test_published_figures_of_what_stands_still() -> None:
     frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
     count = sum(p.numel() for p in net.held.values())
     assert count == 132_120_576
-    assert (frozen + 2 * count) / GIB == pytest.approx(10.622, abs=0.011), "their adapter was kept in bfloat16"
+    assert (frozen + 2 * count) / GIB == pytest.approx(10.622, abs=0.011), (
+        "their adapter was kept in bfloat16"
+    )
 
 
 def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: Path) -> None:
@@ -403,10 +487,14 @@ def test_a_deep_network_is_read_from_shallow_ones(tiny_bases: BASES, tmp_path: P
     assert peak(shallow) == pytest.approx(peak(really), rel=0.005)
     assert shallow.flops == pytest.approx(really.flops, rel=1e-6)
     for phase, parts in really.phases.items():
-        assert sum(shallow.phases[phase].values()) == pytest.approx(sum(parts.values()), rel=0.005), phase
+        assert sum(shallow.phases[phase].values()) == pytest.approx(
+            sum(parts.values()), rel=0.005
+        ), phase
 
 
-@pytest.mark.parametrize(("fraction", "kind"), [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")])
+@pytest.mark.parametrize(
+    ("fraction", "kind"), [(0.5, "auto"), (1.0, "auto"), (1.0, "INT_8"), (0.5, "NFLOAT_4")]
+)
 def test_streamed_weights_leave_what_the_plan_says(
     fraction: float, kind: str, tiny_bases: BASES, tmp_path: Path
 ) -> None:
@@ -417,14 +505,21 @@ def test_streamed_weights_leave_what_the_plan_says(
     blocks = tuple(size for sizes in seen.blocks.values() for size in sizes)
     reading = seen.step(shape, 1, "ON", tuple(seen.depths.items()))
     one = dict.fromkeys(("OFF", "ON"), reading)
-    facts = StepSpec(one, one, blocks, (0,) * len(blocks), dict.fromkeys(("OFF", "ON"), (0,) * len(blocks)))
+    facts = StepSpec(
+        one, one, blocks, (0,) * len(blocks), dict.fromkeys(("OFF", "ON"), (0,) * len(blocks))
+    )
     planned = need(facts, Choice(1, "ON", round(fraction * len(blocks)))).device["end"]
 
     family = find("wan")(folder, torch.device("cpu"), torch.float32, seen.family.weights)
     net = family.denoiser()
     held = add_lora(net, family.spec, seen.config.lora, 0)
-    streams = stream_blocks(net, family.spec.blocks, torch.device("cpu"), fraction, resident=list(held.values()))
+    streams = stream_blocks(
+        net, family.spec.blocks, torch.device("cpu"), fraction, resident=list(held.values())
+    )
     gaps = sum(slot.flat.numel() for slot in streams.buffers.slots) - planned["ring"]
     tensors = len(streams.buffers.slots) * len(streams.buffers.tensors[0])
     assert 0 <= gaps < 256 * tensors, "each tensor begins at 256 bytes"
-    assert resident_bytes(streams) - gaps == planned["weights"] + planned["trained"] + planned["ring"]
+    assert (
+        resident_bytes(streams) - gaps
+        == planned["weights"] + planned["trained"] + planned["ring"]
+    )

@@ -13,14 +13,24 @@ from tests.reporter import report_kit as kit
 from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
 from videotune.reporter.read import read_run
 
-SPENT = {"starting": 2.0, "encoding": 10.0, "loading": 3.0, "training": 40.0, "saving": 1.0, "exporting": 4.0}
+SPENT = {
+    "starting": 2.0,
+    "encoding": 10.0,
+    "loading": 3.0,
+    "training": 40.0,
+    "saving": 1.0,
+    "exporting": 4.0,
+}
 
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
     mses = list(read_run(run).steps.mse[1])
     loss = kit.chapters(run)["loss"]
     first, last = sum(mses[:12]) / 12, sum(mses[-12:]) / 12
-    assert f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}." in loss["says"]
+    assert (
+        f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}."
+        in loss["says"]
+    )
     assert [label for _, label in loss["chart"]["legend"]] == ["each step", "mean of 7 steps"]
     low = list(read_run(run).steps.by_noise[0][1])
     num = len(low) // 10
@@ -31,7 +41,12 @@ def test_the_loss_shown_is_the_journals(run: Path) -> None:
 
 
 def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
-    bad = kit.step(2, skipped=True) | {"mse": None, "loss": None, "grad_norm": None, "by_t": [None] * 9}
+    bad = kit.step(2, skipped=True) | {
+        "mse": None,
+        "loss": None,
+        "grad_norm": None,
+        "by_t": [None] * 9,
+    }
     kit.write_journal(tmp_path, [kit.start(), kit.step(1), bad, kit.step(3)])
     assert "1 step not applied" in kit.part(kit.report(tmp_path), "loss")
     assert "(red marks): 2." in kit.part(kit.report(tmp_path), "loss")
@@ -63,13 +78,17 @@ def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> N
         ["expert high, at its noise levels", "0.6", "0.3"],
         ["expert low, at its noise levels", "0.45", "0.41"],
     ]
-    assert "expert low, at its noise levels 0.45 0.41" in kit.part(kit.report(tmp_path), "validation")
+    assert "expert low, at its noise levels 0.45 0.41" in kit.part(
+        kit.report(tmp_path), "validation"
+    )
 
 
 def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Path) -> None:
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
     names = {0: "old", 2: "old", 4: "new", 6: "new"}
-    readings = [kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in names.items()]
+    readings = [
+        kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in names.items()
+    ]
     kit.write_journal(tmp_path, [kit.start(), *readings])
     text = kit.part(kit.report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
@@ -77,7 +96,10 @@ def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Pat
 
 
 def bars(run: Path) -> list[tuple[str, str, int]]:
-    return [(clip.path, clip.amount, clip.windows) for clip in kit.chapters(run)["exposure"]["clips"]]
+    return [
+        (clip.path, clip.amount, clip.windows)
+        for clip in kit.chapters(run)["exposure"]["clips"]
+    ]
 
 
 def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
@@ -86,7 +108,11 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
     assert "high 240 samples so far from 4 windows: each seen 60 to 60 times." in text
     assert "high 50 to 99: 3 clips" in text
     assert "two windows.mov 120 in 2 windows" in text
-    expected = [("two windows.mov", "120", 2), ("b <i>bold.webm", "60", 1), ("zorble left.mp4", "60", 1)]
+    expected = [
+        ("two windows.mov", "120", 2),
+        ("b <i>bold.webm", "60", 1),
+        ("zorble left.mp4", "60", 1),
+    ]
     assert bars(run) == expected
     kit.put(run, "check.json", kit.account(ids=False))
     assert "seen by the end of the run, as planned" in kit.part(kit.report(run), "exposure")
@@ -105,7 +131,12 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
         kit.put(run, "check.json", kit.account() | {"clips": clips})
         found = kit.chapters(run)["exposure"]["so_far"]
         assert found["band"][0] == "high"
-        assert [found[key] for key in ("samples", "windows", "least", "most")] == [240, 4, 60, 60]
+        assert [found[key] for key in ("samples", "windows", "least", "most")] == [
+            240,
+            4,
+            60,
+            60,
+        ]
 
 
 def with_regularization(run: Path) -> dict[str, Any]:
@@ -115,12 +146,22 @@ def with_regularization(run: Path) -> dict[str, Any]:
         row["kind"] = name
     kit.put(run, "check.json", checked)
     train, keep = [kit.WINDOWS[0]] * 2, kit.WINDOWS[2:]
-    shown = zip((1.0, 90.0, 3.0, 70.0), (train, keep, [kit.WINDOWS[0], keep[0]], keep), strict=True)
-    kit.write_journal(run, [kit.start(), *(kit.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1))])
+    shown = zip(
+        (1.0, 90.0, 3.0, 70.0), (train, keep, [kit.WINDOWS[0], keep[0]], keep), strict=True
+    )
+    kit.write_journal(
+        run,
+        [
+            kit.start(),
+            *(kit.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1)),
+        ],
+    )
     return kit.chapters(run)
 
 
-def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve(run: Path) -> None:
+def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve(
+    run: Path,
+) -> None:
     found = with_regularization(run)["exposure"]["clips"]
     assert [clip.path for clip in found] == ["zorble left.mp4", "b <i>bold.webm"]
     page = kit.report(run)
@@ -130,7 +171,10 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
     assert "conservative 0 to 9: 2 clips" in text
     assert "two windows.mov used (regularization) 64" in kit.part(page, "clips")
     loss = kit.part(page, "loss")
-    assert "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out." in loss
+    assert (
+        "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out."
+        in loss
+    )
     assert not re.search(r"\b(90|70)\b", loss)
 
 

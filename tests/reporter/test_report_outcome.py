@@ -30,7 +30,13 @@ HERE_AND = f"7 of 120 steps, running when this page was written, {moment(NOW)}"
 BEGUN_THEN, AGAIN = f"begun {moment(BEGUN)}).", {"started": NOW - 20, "state": "starting"}
 BEATS = [
     (False, 3, {}, "running", f"{HERE_AND}: training ({LIVING}, {BEGUN_THEN}"),
-    (False, 3, {"pid": NOBODY}, "dead", f"is dead: last heard of {moment(NOW - 3)} (training, step 7 done)"),
+    (
+        False,
+        3,
+        {"pid": NOBODY},
+        "dead",
+        f"is dead: last heard of {moment(NOW - 3)} (training, step 7 done)",
+    ),
     (False, LATE - 1, {"host": "elsewhere", "pid": 1}, "running", "running"),
     (False, LATE + 1, {"host": "elsewhere", "pid": 1}, "dead", "is dead"),
     (
@@ -42,7 +48,13 @@ BEATS = [
     ),
     (False, 3, {"state": "ended"}, "failed", f"ended {moment(NOW - 3)} without finishing"),
     # while a process that goes on loads the model the journal still has the old end; one that died there changed nothing
-    (True, 1, {}, "interrupted", "run on a base that is not named: 7 of 120 steps, ended: interrupted."),
+    (
+        True,
+        1,
+        {},
+        "interrupted",
+        "run on a base that is not named: 7 of 120 steps, ended: interrupted.",
+    ),
     (True, 1, AGAIN, "running", "starting"),
     (True, 1, AGAIN | {"pid": NOBODY}, "interrupted", "ended: interrupted."),
 ]
@@ -68,7 +80,13 @@ def state_of(folder: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("ended", "age", "changed", "badge", "words"), BEATS)
 def test_a_process_that_is_gone_is_dead_and_not_running(
-    ended: bool, age: float, changed: dict[str, Any], badge: str, words: str, tmp_path: Path, monkeypatch: Any
+    ended: bool,
+    age: float,
+    changed: dict[str, Any],
+    badge: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
     if changed.get("pid") == NOBODY:
         process = subprocess.Popen([sys.executable, "-c", ""])
@@ -82,7 +100,9 @@ def test_a_process_that_is_gone_is_dead_and_not_running(
     assert (badge == "running") == ("running" in state_of(tmp_path)[1])
 
 
-def test_a_number_that_another_process_has_by_now_is_no_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_another_process_has_by_now_is_no_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the machine was started anew: a process of that number is there, and its heartbeat is hours old."""
     heartbeat(a_run(tmp_path), time.time(), pid=10**30)
     assert life(tmp_path) is None, "no process can have such a number"
@@ -117,7 +137,10 @@ def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[
     one, other = held if isinstance(held, tuple) else (held, held)
     line = kit.reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
     first, second, *_ = kit.CLIPS
-    line["held_out"] |= {"normalised": (one + other) / 2, "clips": {"c" * 12: one, "d" * 12: other}}
+    line["held_out"] |= {
+        "normalised": (one + other) / 2,
+        "clips": {"c" * 12: one, "d" * 12: other},
+    }
     line["train"] |= {"normalised": train, "clips": {first[:12]: train, second[:12]: 1.0}}
     return line
 
@@ -134,12 +157,22 @@ def judged(*course: tuple[int, Any, float]) -> list[dict[str, Any]]:
     return lines
 
 
-COURSE = ((0, 1.0, 1.0), (10, (0.4, 0.8), 0.6), (20, 0.5, 0.45), (30, 0.52, 0.35), (40, 0.54, 0.3))
+COURSE = (
+    (0, 1.0, 1.0),
+    (10, (0.4, 0.8), 0.6),
+    (20, 0.5, 0.45),
+    (30, 0.52, 0.35),
+    (40, 0.54, 0.3),
+)
 """Best at step 20, from which step 10 cannot be told: one of the clips was better there."""
 
 
 def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
-    lines = [kit.start(), *(kit.step(number) for number, *_ in course if number), *judged(*course)]
+    lines = [
+        kit.start(),
+        *(kit.step(number) for number, *_ in course if number),
+        *judged(*course),
+    ]
     recommended = {"step": take, "why": "held-out clips were best there"}
     end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
     kit.write_journal(folder, [*lines, end])
@@ -160,13 +193,27 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: P
         assert sentence in said
     changes = kit.chapters(tmp_path)["verdict"]["grounds"]["changes"]
     rows = [(one["step"], one["verdict"]) for one in changes]
-    assert rows == [(20, "LEARNING"), (30, "PLATEAU"), (40, "OVERFITTING")], "where the word changes"
-    kit.put(tmp_path, "exports.json", [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)])
-    assert "step 20, exported as export/run-step-20.safetensors" in kit.words(kit.report(tmp_path))
+    assert rows == [(20, "LEARNING"), (30, "PLATEAU"), (40, "OVERFITTING")], (
+        "where the word changes"
+    )
+    kit.put(
+        tmp_path,
+        "exports.json",
+        [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)],
+    )
+    assert "step 20, exported as export/run-step-20.safetensors" in kit.words(
+        kit.report(tmp_path)
+    )
 
 
 def saved(number: int) -> dict[str, Any]:
-    return {"kind": "save", "time": 1.0, "step": number, "path": f"checkpoints/step-{number}", "seconds": 0.1}
+    return {
+        "kind": "save",
+        "time": 1.0,
+        "step": number,
+        "path": f"checkpoints/step-{number}",
+        "seconds": 0.1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -181,7 +228,10 @@ def saved(number: int) -> dict[str, Any]:
 def test_a_run_that_goes_on_recommends_what_is_saved(
     tmp_path: Path, there: tuple[int, ...], step_: int | None, why: str
 ) -> None:
-    kit.write_journal(tmp_path, [kit.start(), *map(kit.step, range(1, 41)), *judged(*COURSE), *map(saved, there)])
+    kit.write_journal(
+        tmp_path,
+        [kit.start(), *map(kit.step, range(1, 41)), *judged(*COURSE), *map(saved, there)],
+    )
     found = kit.chapters(tmp_path)["verdict"]
     assert found["step"] == step_
     assert why in found["why"]
@@ -205,7 +255,11 @@ def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
         ((1.0, 0.5, 0.5, 0.5), "PLATEAU It has come to rest.", 30),
         ((1.0, 0.5, 0.9, 1.5), "PLATEAU It has got worse since step 10.", 10),
         ((1.0, 1.1, 1.3, 1.5), "PLATEAU It is worse than the base model itself.", 10),
-        ((1.0, 0.5, 0.9, 0.8, 0.7), "It was still learning at step 40, but held-out clips were better at step 10", 10),
+        (
+            (1.0, 0.5, 0.9, 0.8, 0.7),
+            "It was still learning at step 40, but held-out clips were better at step 10",
+            10,
+        ),
     ],
 )
 def test_a_run_that_learns_or_rests_is_reported_so(
@@ -218,5 +272,7 @@ def test_a_run_that_learns_or_rests_is_reported_so(
     assert sentence in said
     assert "should have stopped" not in said
     assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)
-    assert ("no state of this run is better than the base model" in said) == ("than the base" in sentence)
+    assert ("no state of this run is better than the base model" in said) == (
+        "than the base" in sentence
+    )
     assert f"Recommended checkpoint: step {take}," in said

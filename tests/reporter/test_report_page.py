@@ -22,9 +22,15 @@ CHAPTERS += ["clips", "time", "use", "settings", "files", "warnings"]
 def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> None:
     page = kit.report(run)
     assert kit.attributes(page, "id", "section") == CHAPTERS
-    assert kit.attributes(page, "href", "a")[: len(CHAPTERS)] == [f"#{anchor}" for anchor in CHAPTERS]
+    assert kit.attributes(page, "href", "a")[: len(CHAPTERS)] == [
+        f"#{anchor}" for anchor in CHAPTERS
+    ]
     top = kit.words(page[page.index("<main>") : page.index("<section")])
-    for words_ in ("LORA on asset:toy: 120 of 120 steps, ended: done.", "my run & more", "359,424"):
+    for words_ in (
+        "LORA on asset:toy: 120 of 120 steps, ended: done.",
+        "my run & more",
+        "359,424",
+    ):
         assert words_ in top
     assert "16 frames are no count the model takes: 17 are used" in top
     assert kit.report(run) == page, "written twice"
@@ -35,24 +41,51 @@ def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> Non
 
 def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
     page = kit.report(run)
-    assert not [tag for tag, _ in kit.elements(page) if tag in ("script", "link", "iframe", "img", "object", "base")]
+    assert not [
+        tag
+        for tag, _ in kit.elements(page)
+        if tag in ("script", "link", "iframe", "img", "object", "base")
+    ]
     assert not re.search(r"https?://|@import|url\(", page)
-    assert not [given for _, given in kit.elements(page) if any(name.startswith("on") for name in given)]
-    for address in (given[name] or "#" for _, given in kit.elements(page) for name in ("src", "href") if name in given):
+    assert not [
+        given for _, given in kit.elements(page) if any(name.startswith("on") for name in given)
+    ]
+    for address in (
+        given[name] or "#"
+        for _, given in kit.elements(page)
+        for name in ("src", "href")
+        if name in given
+    ):
         assert address.startswith("#") or (run / unquote(address)).exists(), address
 
 
 def test_text_from_files_cannot_become_markup(run: Path) -> None:
     settings = kit.config()
-    settings["settings"][kit.EVIL] = settings["origins"][kit.EVIL] = settings["base"]["name"] = kit.EVIL
+    settings["settings"][kit.EVIL] = settings["origins"][kit.EVIL] = settings["base"][
+        "name"
+    ] = kit.EVIL
     kit.put(run, "config.json", settings)
     checked = kit.account()
-    checked["clips"].append(dict.fromkeys(("path", "reason", "detail", "shape"), kit.EVIL) | {"warnings": [kit.EVIL]})
+    checked["clips"].append(
+        dict.fromkeys(("path", "reason", "detail", "shape"), kit.EVIL)
+        | {"warnings": [kit.EVIL]}
+    )
     kit.put(run, "check.json", checked | {"notes": [kit.EVIL]})
     verified = {"max_error": 0.0, "reader": kit.EVIL}
-    kit.put(run, "exports.json", [{"format": kit.EVIL, "path": kit.EVIL, "verified": verified, "use": kit.EVIL}])
+    kit.put(
+        run,
+        "exports.json",
+        [{"format": kit.EVIL, "path": kit.EVIL, "verified": verified, "use": kit.EVIL}],
+    )
     kit.put(run, "demo.json", {"concept": {"before": 0, "after": 1, "n": kit.EVIL}})
-    beat = {"pid": 1, "host": kit.EVIL, "started": 1.0, "state": kit.EVIL, "since": 1.0, "time": 2.0}
+    beat = {
+        "pid": 1,
+        "host": kit.EVIL,
+        "started": 1.0,
+        "state": kit.EVIL,
+        "since": 1.0,
+        "time": 2.0,
+    }
     kit.put(run, "heartbeat.json", beat)
     records = [
         *(json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()),
@@ -61,7 +94,11 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
         kit.sample(1, kit.EVIL, path=kit.EVIL),
         kit.start(device=kit.EVIL, notes=[kit.EVIL], versions={kit.EVIL: kit.EVIL}),
         kit.step(121, window_ids=[kit.EVIL]),
-        {"kind": "sample_metrics", "step": 1, "samples": [{"prompt": kit.EVIL, "clip": kit.EVIL}]},
+        {
+            "kind": "sample_metrics",
+            "step": 1,
+            "samples": [{"prompt": kit.EVIL, "clip": kit.EVIL}],
+        },
     ]
     for end in ([{"kind": "end", "step": 1, "why": kit.EVIL}], []):
         kit.write_journal(run, records + end)
@@ -75,7 +112,9 @@ def test_text_from_files_cannot_become_markup(run: Path) -> None:
 
 
 def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Path) -> None:
-    kit.write_journal(tmp_path, [kit.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}])
+    kit.write_journal(
+        tmp_path, [kit.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}]
+    )
     assert "caption ? and é" in kit.part(kit.report(tmp_path), "warnings")
 
 
@@ -83,7 +122,9 @@ def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     kit.write_journal(tmp_path, [kit.start()])
     page = kit.report(tmp_path)
     assert kit.attributes(page, "id", "section") == CHAPTERS
-    assert [anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in kit.part(page, anchor)] == []
+    assert [
+        anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in kit.part(page, anchor)
+    ] == []
     assert "check.json" in kit.part(page, "clips")
     assert "None." in kit.part(page, "warnings")
 
@@ -91,19 +132,34 @@ def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) ->
 def test_the_report_loads_neither_torch_nor_numpy() -> None:
     heavy = "{'torch', 'numpy', 'av', 'pydantic'}"
     code = f"import sys, videotune.reporter.build; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     rows = [
-        kit.clip("/clips/mine/a.mp4") | {"kind": "regularization", "captions": ["a zorble", kit.EVIL], "views": 12.5},
-        kit.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None) | {"kind": "train", "captions": [""]},
-        kit.clip("/clips/mine/c.mp4", used=False, reason="no_caption") | {"kind": "train", "captions": []},
+        kit.clip("/clips/mine/a.mp4")
+        | {"kind": "regularization", "captions": ["a zorble", kit.EVIL], "views": 12.5},
+        kit.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None)
+        | {"kind": "train", "captions": [""]},
+        kit.clip("/clips/mine/c.mp4", used=False, reason="no_caption")
+        | {"kind": "train", "captions": []},
     ]
-    counts = {"found": 3, "used": 1, "held_out": 1, "skipped": 1, "buckets": [], "notes": ["of both"], "clips": rows}
+    counts = {
+        "found": 3,
+        "used": 1,
+        "held_out": 1,
+        "skipped": 1,
+        "buckets": [],
+        "notes": ["of both"],
+        "clips": rows,
+    }
     shots = {row["path"]: ["clips/a-first.jpg", "clips/a-middle.jpg"] for row in rows}
-    made = contact_sheet_page("Clips", counts, shots, [Path("/clips/mine")], ("of the job", "of both"))
+    made = contact_sheet_page(
+        "Clips", counts, shots, [Path("/clips/mine")], ("of the job", "of both")
+    )
     assert [tag for tag, _ in kit.elements(made) if tag in ("img", "script")] == ["img"] * 6
     said = kit.words(made[made.index("<main") :])
     states = ("used (regularization)", "(empty caption)", "skipped: no_caption")
@@ -112,7 +168,9 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     assert [said.count(note) for note in ("of the job", "of both", "/clips/mine")] == [1, 1, 0]
 
 
-@pytest.mark.parametrize("tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"])
+@pytest.mark.parametrize(
+    "tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"]
+)
 def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
     kit.write_journal(tmp_path, [kit.start(), kit.step(1), kit.step(2)])
     with (tmp_path / "journal.jsonl").open("ab") as file:
@@ -129,7 +187,9 @@ def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: 
     assert (run.last("end")["why"], run.notes) == ("stopped", ())
 
 
-def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_kept(tmp_path: Path) -> None:
+def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_kept(
+    tmp_path: Path,
+) -> None:
     bad = '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n'
     good = '{"kind": "other", "x": 6}\n{"kind": "end", "step": 1, "why": "done"}\n'
     kit.write_journal(tmp_path, [kit.start()], bad + good)
@@ -165,21 +225,33 @@ def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -
         ("journal.jsonl", {"kind": "resume", "from_step": -1}),
     ],
 )
-def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(tmp_path: Path, name: str, damage: object) -> None:
+def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(
+    tmp_path: Path, name: str, damage: object
+) -> None:
     run = kit.full_run(tmp_path / "run")
     (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
     assert write_report(run).is_file()
-    assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(read_run(run).notes)
+    assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(
+        read_run(run).notes
+    )
 
 
 def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"kind": "ruler", "step": 0, "ruler": "0badcafe", "held_out": None, "train": None},
-        {"kind": "verdict", "step": 0, "verdict": None, "reason": "one so far", "ruler": "0badcafe"},
+        {
+            "kind": "verdict",
+            "step": 0,
+            "verdict": None,
+            "reason": "one so far",
+            "ruler": "0badcafe",
+        },
         {"kind": "probe", "step": 0, "probe": "feedbeef", "not_measured": "budget"},
     ]
     kit.write_journal(tmp_path, lines)
     run = read_run(tmp_path)
-    assert [(one["kind"], one["validation"]) for one in run.validations] == [("validation", "0badcafe")]
+    assert [(one["kind"], one["validation"]) for one in run.validations] == [
+        ("validation", "0badcafe")
+    ]
     assert run.last("verdict")["validation"] == "0badcafe"
     assert run.of_kind("sample_metrics")[0]["sample_metrics"] == "feedbeef"

@@ -23,7 +23,9 @@ RED, BLUE, GREEN = (200, 30, 30), (30, 30, 200), (30, 180, 30)
 CONTROLS = {"controls", "loop", "muted", "playsinline"}
 
 
-def flat(colour: tuple[int, int, int], frames: int = 5, height: int = 32, width: int = 48) -> np.ndarray:
+def flat(
+    colour: tuple[int, int, int], frames: int = 5, height: int = 32, width: int = 48
+) -> np.ndarray:
     return np.full((frames, height, width, 3), colour, np.uint8)
 
 
@@ -33,19 +35,25 @@ def drawn(tmp_path: Path) -> Path:
     shown = ((0, RED), (60, GREEN), (120, BLUE))
     records = [kit.sample(step, "a zorble moves left") for step, _ in shown]
     kit.write_journal(tmp_path, [kit.start(), *records, kit.sample(0, "drawn once")])
-    for record, (_, colour) in zip([*records, kit.sample(0, "drawn once")], (*shown, (0, RED)), strict=True):
+    for record, (_, colour) in zip(
+        [*records, kit.sample(0, "drawn once")], (*shown, (0, RED)), strict=True
+    ):
         write_video(tmp_path / record["path"], flat(colour), 16.0)
     return tmp_path
 
 
 def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
     """Of each frame of a chapter's first video, read from the page alone: its colours at places along the middle row."""
-    found = re.search(rf'<section id="{anchor}">.*?src="data:video/mp4;base64,([^"]+)"', page, re.DOTALL)
+    found = re.search(
+        rf'<section id="{anchor}">.*?src="data:video/mp4;base64,([^"]+)"', page, re.DOTALL
+    )
     assert found
     with av.open(io.BytesIO(base64.b64decode(found[1]))) as container:
         assert container.streams.video[0].average_rate == 16
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    near = lambda pixel: next((c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None)  # noqa: E731
+    near = lambda pixel: next(
+        (c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None
+    )  # noqa: E731
     return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
 
 
@@ -58,9 +66,13 @@ def test_before_and_after_are_one_video_and_so_play_in_step(drawn: Path) -> None
     assert "drawn once" not in said
     video = next(given for tag, given in kit.elements(page) if tag == "video")
     assert {"autoplay", "loop", "muted", "playsinline"} <= set(video)
-    kit.put(drawn, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}])
+    kit.put(
+        drawn, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}]
+    )
     page = kit.report(drawn)
-    assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, "the exported step stands between"
+    assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, (
+        "the exported step stands between"
+    )
     assert kit.part(page, "before").endswith("base step 60, exported step 120")
 
 
@@ -70,11 +82,15 @@ def test_the_page_alone_can_be_sent(drawn: Path) -> None:
     assert all(source.startswith("data:") for source in sources)
 
 
-def test_what_is_over_the_budget_is_referred_to_and_counted(drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_over_the_budget_is_referred_to_and_counted(
+    drawn: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = sum(map(len, kit.attributes(kit.report(drawn), "src", "video")))
     monkeypatch.setattr(previews, "BUDGET", whole - 1)
     page = kit.report(drawn)
-    carried = [source for source in kit.attributes(page, "src", "video") if source.startswith("data:")]
+    carried = [
+        source for source in kit.attributes(page, "src", "video") if source.startswith("data:")
+    ]
     assert (len(carried), sum(map(len, carried)) < whole) == (4, True)
     assert "1 picture or video more than the" in kit.part(page, "samples")
     monkeypatch.setattr(previews, "BUDGET", 0)
@@ -85,10 +101,14 @@ def test_what_is_over_the_budget_is_referred_to_and_counted(drawn: Path, monkeyp
 
 def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     cards = kit.chapters(kit.full_run(tmp_path / "run"))["before"]["cards"]
-    assert [card["why"].partition(":")[0] for card in cards] == ["cannot be shown side by side"] * 2
+    assert [card["why"].partition(":")[0] for card in cards] == [
+        "cannot be shown side by side"
+    ] * 2
 
 
-@pytest.mark.parametrize(("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")])
+@pytest.mark.parametrize(
+    ("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")]
+)
 def test_a_prompt_says_whether_it_is_a_caption(drawn: Path, row: int, kind: str) -> None:
     checked = kit.account()
     for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
@@ -98,15 +118,21 @@ def test_a_prompt_says_whether_it_is_a_caption(drawn: Path, row: int, kind: str)
     assert f"caption of {kind}" in kit.part(kit.report(drawn), "before")
 
 
-def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(tmp_path: Path) -> None:
+def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
+    tmp_path: Path,
+) -> None:
     run = kit.full_run(tmp_path / "run")
     page = kit.report(run)
     grid = page[page.index('<section id="samples">') : page.index('<section id="clips">')]
     videos = [given for tag, given in kit.elements(grid) if tag == "video"]
     assert len(videos) == 6
-    assert all(set(video) >= CONTROLS and str(video["src"]).startswith("samples/") for video in videos)
+    assert all(
+        set(video) >= CONTROLS and str(video["src"]).startswith("samples/") for video in videos
+    )
     steps = "seed 42 base (step 0) step 60 step 120"
-    assert kit.part(page, "samples") == f"Samples a zorble moves left {steps} {kit.EVIL} {steps}"
+    assert (
+        kit.part(page, "samples") == f"Samples a zorble moves left {steps} {kit.EVIL} {steps}"
+    )
     assert "--columns:3" in page
     kit.write_journal(run, [kit.start(), kit.sample(0, "a"), kit.sample(60, "a")])
     assert "All previews so far stand above" in kit.part(kit.report(run), "samples")
@@ -128,7 +154,9 @@ def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) ->
 
 def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
     names = ["samples/50 % & ünder#1?.mp4", 'samples/"quoted".mp4']
-    kit.write_journal(tmp_path, [kit.start(), *(kit.sample(0, name, path=name) for name in names)])
+    kit.write_journal(
+        tmp_path, [kit.start(), *(kit.sample(0, name, path=name) for name in names)]
+    )
     (tmp_path / "samples").mkdir()
     for name in names:
         (tmp_path / name).write_bytes(b"")
@@ -139,13 +167,24 @@ def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
 
 def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: Path) -> None:
     assert 'id="compare"' not in kit.report(drawn)
-    entry = {"prompt": "a <cross>", "seed": 7, "steps": [0, 60], "video": "compare/x.mp4", "sheet": "compare/x.png"}
+    entry = {
+        "prompt": "a <cross>",
+        "seed": 7,
+        "steps": [0, 60],
+        "video": "compare/x.mp4",
+        "sheet": "compare/x.png",
+    }
     kit.put(drawn / "compare", "compare.json", [entry])
     write_video(drawn / "compare" / "x.mp4", flat(GREEN), 16.0)
-    shares = {"concept": {"before": 0.083, "after": 1, "n": 12}, "control": {"before": 1.0, "after": 0.917, "n": 12}}
+    shares = {
+        "concept": {"before": 0.083, "after": 1, "n": 12},
+        "control": {"before": 1.0, "after": 0.917, "n": 12},
+    }
     kit.put(drawn, "demo.json", shares)
     page = kit.report(drawn)
-    assert kit.part(page, "compare").endswith("a <cross> seed 7 In rows, from the left: base, step 60.")
+    assert kit.part(page, "compare").endswith(
+        "a <cross> seed 7 In rows, from the left: base, step 60."
+    )
     assert colours(page, "compare", 16)[0] == (GREEN,)
     assert "the new concept 8% 100% 12" in kit.part(page, "before")
     assert "what the base knew 100% 92% 12" in kit.part(page, "before")
@@ -153,20 +192,41 @@ def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: 
 
 def compared(value: float | None, *names: str) -> dict[str, Any]:
     ratio = None if value is None else value / 0.5
-    return {"value": value} | {key: of for name in names for key, of in ((name, 0.5), (f"to_{name}", ratio))}
+    return {"value": value} | {
+        key: of for name in names for key, of in ((name, 0.5), (f"to_{name}", ratio))
+    }
 
 
 def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str, Any]:
-    one = {"prompt": "a zorble", "seed": 42, "path": f"sample_metrics/step-{number:06d}-0badcafe-seed42.mp4"}
+    one = {
+        "prompt": "a zorble",
+        "seed": 42,
+        "path": f"sample_metrics/step-{number:06d}-0badcafe-seed42.mp4",
+    }
     one |= {"clip": "/clips/zorble left.mp4", "similarity": mean, "copy": copies > 0}
-    found = {"mean": mean, "base": 0.3, "copies": copies, "base_copies": 0, "line": 0.7, "windows": 9, "held_out": None}
-    facts = {"kind": "sample_metrics", "step": number, "sample_metrics": "0badcafe", "embedding": "edges-1"}
+    found = {
+        "mean": mean,
+        "base": 0.3,
+        "copies": copies,
+        "base_copies": 0,
+        "line": 0.7,
+        "windows": 9,
+        "held_out": None,
+    }
+    facts = {
+        "kind": "sample_metrics",
+        "step": number,
+        "sample_metrics": "0badcafe",
+        "embedding": "edges-1",
+    }
     facts |= {
         "heuristic": True,
         "samples": [one],
         "replication": found | {"others": {"clips": 9, "median": 0.4, "p99": 0.6}},
     }
-    motion = {name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")}
+    motion = {
+        name: compared(0.25, "base", "data") for name in ("energy", "flicker", "saturation")
+    }
     return facts | {"diversity": compared(1.5, "base"), "motion": motion} | changed
 
 
@@ -186,13 +246,20 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     assert "heuristic" in said
     assert "3.00 × base" in said
     assert "0.50 × clips" in said
-    assert kit.attributes(kit.report(tmp_path), "src", "video") == ["sample_metrics/step-000250-0badcafe-seed42.mp4"]
+    assert kit.attributes(kit.report(tmp_path), "src", "video") == [
+        "sample_metrics/step-000250-0badcafe-seed42.mp4"
+    ]
     assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
-    reasons = [{"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"} for n in (250, 500)]
-    assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(tmp_path, *reasons)
+    reasons = [
+        {"kind": "sample_metrics", "step": n, "not_measured": f"budget: one takes {n} s"}
+        for n in (250, 500)
+    ]
+    assert "Not measured at step 250, step 500: budget: one takes 500 s." in measured(
+        tmp_path, *reasons
+    )
 
 
 USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights(THIS_FILE)"
@@ -219,8 +286,13 @@ def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
     own, defaults = found["own"], found["defaults"]
     assert own[0] == ("steps", "120", "user")
     assert own[-1] == ("video_config.target_fps", "16", "family")
-    assert {("learning_rate", "0.001", "preset"), ("lora.targets", "linear", "preset")} <= set(own[1:-1])
-    assert {("lora.rank", "16", "default"), ("video_config.strict_frames", "no", "default")} < set(defaults)
+    assert {("learning_rate", "0.001", "preset"), ("lora.targets", "linear", "preset")} <= set(
+        own[1:-1]
+    )
+    assert {
+        ("lora.rank", "16", "default"),
+        ("video_config.strict_frames", "no", "default"),
+    } < set(defaults)
     assert "3 settings at the default" in kit.part(kit.report(run), "settings")
 
 
@@ -228,13 +300,24 @@ def test_files_are_listed_with_their_check(run: Path) -> None:
     page = kit.report(run)
     said = "diffusers export/zorble.safetensors 1.45 MB verified largest error 2.5e-08 by diffusers"
     assert said in kit.part(page, "files")
-    assert {"export/zorble.safetensors", "checkpoints/step-120"} <= set(kit.attributes(page, "href", "a"))
-    elsewhere, inside = run.parent / "lora.safetensors", (run / "export" / "zorble.safetensors").resolve()
+    assert {"export/zorble.safetensors", "checkpoints/step-120"} <= set(
+        kit.attributes(page, "href", "a")
+    )
+    elsewhere, inside = (
+        run.parent / "lora.safetensors",
+        (run / "export" / "zorble.safetensors").resolve(),
+    )
     elsewhere.write_bytes(bytes(2_000_000))
-    kit.put(run, "exports.json", [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}])
+    kit.put(
+        run,
+        "exports.json",
+        [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}],
+    )
     page = kit.report(run)
     assert f"a {elsewhere} 2.00 MB unverified not read back" in kit.part(page, "files")
-    assert "export/zorble.safetensors" in kit.attributes(page, "href", "a"), "an absolute path inside the run"
+    assert "export/zorble.safetensors" in kit.attributes(page, "href", "a"), (
+        "an absolute path inside the run"
+    )
     assert str(elsewhere) not in kit.attributes(page, "href", "a")
     inside.unlink()
     assert f"{inside} not found" in kit.part(kit.report(run), "files")
@@ -243,7 +326,9 @@ def test_files_are_listed_with_their_check(run: Path) -> None:
 def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
     kit.write_journal(run, [kit.start(), kit.sample(0, "a zorble moves left")])
     whole = kit.config()
-    whole["settings"] |= {"sample": {"guidance": 2.0, "steps": 20, "seed": 42, "frames": 9, "resolution": "32x48"}}
+    whole["settings"] |= {
+        "sample": {"guidance": 2.0, "steps": 20, "seed": 42, "frames": 9, "resolution": "32x48"}
+    }
     whole["settings"] |= {"datasets": [{"path": "x", "trigger": "zorble"}]} | settings
     kit.put(run, "config.json", whole)
     kit.put(run, "exports.json", list(entries))
@@ -251,7 +336,9 @@ def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
 
 
 def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
-    page = use_of(tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE})
+    page = use_of(
+        tmp_path, {"format": "diffusers", "path": "export/x-step-9.safetensors", "use": USE}
+    )
     found = re.search(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)
     assert found
     code = unescape(found[1])
@@ -274,9 +361,15 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [("EMBEDDING", "ComfyUI/models/embeddings"), ("FINE_TUNE", "is a folder in diffusers' layout")]
+    ("method", "words"),
+    [
+        ("EMBEDDING", "ComfyUI/models/embeddings"),
+        ("FINE_TUNE", "is a folder in diffusers' layout"),
+    ],
 )
-def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(tmp_path: Path, method: str, words: str) -> None:
+def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(
+    tmp_path: Path, method: str, words: str
+) -> None:
     entry = {"format": "diffusers", "path": "x-step-1", "use": USE}
     said = kit.part(use_of(tmp_path, entry, training_method=method), "use")
     assert words in said
@@ -284,13 +377,22 @@ def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(tmp_path: Path,
 
 
 @pytest.mark.parametrize("names", [("10-high", "10-low"), ("10_high_noise", "10_low_noise")])
-def test_two_experts_files_are_both_loaded_and_older_exports_are_not(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_two_experts_files_are_both_loaded_and_older_exports_are_not(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
     second = USE.replace("THIS_FILE", "THIS_FILE, load_into_transformer_2=True")
     old, high, low = (f"export/x-step-{name}.safetensors" for name in ("9", *names))
     paths = {old: USE, high: USE, low: second}
     loaded = [{"format": "diffusers", "path": path, "use": how} for path, how in paths.items()]
     comfyui = {"format": "comfyui", "path": "export/x-step-10-comfyui.safetensors", "use": USE}
     said = kit.part(use_of(tmp_path, *loaded, comfyui), "use")
-    assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (1, 2, False)
-    assert f"The file with ComfyUI's names: {tmp_path}/export/x-step-10-comfyui.safetensors" in said
+    assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (
+        1,
+        2,
+        False,
+    )
+    assert (
+        f"The file with ComfyUI's names: {tmp_path}/export/x-step-10-comfyui.safetensors"
+        in said
+    )
     assert "LoraLoaderModelOnly" in said

@@ -32,22 +32,46 @@ def build() -> Path:
     """The card as a library, built once for each version of torch and of the source. Takes about half a minute."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    folder = Path(os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / f"simcuda-{os.getuid()}")
+    folder = Path(
+        os.environ.get(FOLDER) or Path(tempfile.gettempdir()) / f"simcuda-{os.getuid()}"
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(f"{torch.__version__} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()).hexdigest()
+    key = hashlib.sha256(
+        f"{torch.__version__} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()
+    ).hexdigest()
     library = folder / f"card-{key[:16]}.so"
     with FileLock(folder / "lock"):  # workers of one test session build it once
         if not library.exists():
             half = library.with_suffix(".half")
-            words = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", str(SOURCE), "-o", str(half)]
+            words = [
+                "g++",
+                "-O1",
+                "-std=c++20",
+                "-fPIC",
+                "-shared",
+                str(SOURCE),
+                "-o",
+                str(half),
+            ]
             words += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-            words += [f"-isystem{path}" for path in include_paths()] + [f"-L{path}" for path in library_paths()]
+            words += [f"-isystem{path}" for path in include_paths()] + [
+                f"-L{path}" for path in library_paths()
+            ]
             try:
-                subprocess.run([*words, "-ltorch", "-ltorch_cpu", "-lc10"], check=True, capture_output=True, text=True)
+                subprocess.run(
+                    [*words, "-ltorch", "-ltorch_cpu", "-lc10"],
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
             except FileNotFoundError:
-                sys.exit("the stand-in card is C++, and there is no g++ to build it with: apt-get install g++")
+                sys.exit(
+                    "the stand-in card is C++, and there is no g++ to build it with: apt-get install g++"
+                )
             except subprocess.CalledProcessError as error:
-                sys.exit(f"{SOURCE.name} cannot be built with torch {torch.__version__}:\n{error.stderr[:4000]}")
+                sys.exit(
+                    f"{SOURCE.name} cannot be built with torch {torch.__version__}:\n{error.stderr[:4000]}"
+                )
             half.replace(library)
     return library
 
@@ -56,7 +80,11 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
     """What ``torch.cuda`` is asked for."""
     here = torch.accelerator
     facts = SimpleNamespace(
-        name="stand-in card", total_memory=here.get_memory_info()[1], major=9, minor=0, multi_processor_count=1
+        name="stand-in card",
+        total_memory=here.get_memory_info()[1],
+        major=9,
+        minor=0,
+        multi_processor_count=1,
     )
     answers: dict[str, Any] = {
         "is_available": True,
@@ -66,9 +94,15 @@ def _names(generator: torch.Generator) -> dict[str, Any]:
         "init": None,
     }
     answers |= {"is_initialized": True, "_is_in_bad_fork": False, "is_bf16_supported": True}
-    answers |= {"get_device_properties": facts, "get_device_name": facts.name, "get_device_capability": (9, 0)}
+    answers |= {
+        "get_device_properties": facts,
+        "get_device_name": facts.name,
+        "get_device_capability": (9, 0),
+    }
     answers |= {"empty_cache": None, "is_current_stream_capturing": False}
-    functions = {name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()}
+    functions = {
+        name: lambda *_, _answer=answer, **__: _answer for name, answer in answers.items()
+    }
     return functions | {
         "synchronize": here.synchronize,
         "memory_allocated": here.memory_allocated,
@@ -99,8 +133,14 @@ def stream(number: int) -> torch.Stream:
     return torch.Stream(stream_id=number, device_index=0, device_type=1)
 
 
-def _resize(storage: torch.UntypedStorage, size: int, own: Any = torch.UntypedStorage.resize_) -> Any:
-    return ops.resize(storage._cdata, size) if storage.device.type == "cuda" else own(storage, size)
+def _resize(
+    storage: torch.UntypedStorage, size: int, own: Any = torch.UntypedStorage.resize_
+) -> Any:
+    return (
+        ops.resize(storage._cdata, size)
+        if storage.device.type == "cuda"
+        else own(storage, size)
+    )
 
 
 @contextmanager
@@ -123,7 +163,9 @@ def enable() -> None:
     torch.accelerator.empty_host_cache = ops.empty_host_cache  # type: ignore[assignment]
     torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
     torch.distributed.Backend.default_device_backend_map["cuda"] = "gloo"
-    torch._C._cuda_getCurrentRawStream = lambda *_: 0  # some libraries ask when they are imported
+    torch._C._cuda_getCurrentRawStream = lambda *_: (
+        0
+    )  # some libraries ask when they are imported
 
 
 @dataclass

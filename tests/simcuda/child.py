@@ -20,7 +20,13 @@ from tests.crew_kit import free_port
 ROOT = Path(__file__).parents[2]
 RESULT = "RESULT "
 LIBRARIES = (
-    *("diffusers", "peft", "bitsandbytes", "diffusers.loaders.peft", "transformers.modeling_layers"),
+    *(
+        "diffusers",
+        "peft",
+        "bitsandbytes",
+        "diffusers.loaders.peft",
+        "transformers.modeling_layers",
+    ),
     *("diffusers.models.transformers.transformer_wan", "transformers.models.t5.modeling_t5"),
 )
 """Imported before there is a card: some look for the kernels of a real one."""
@@ -35,13 +41,23 @@ def on_cards(count: int, function: Callable[..., Any], *arguments: Any) -> list[
     """The same of so many processes, each with a card of its own, told of each other as torchrun does."""
     words = [f"{function.__module__}:{function.__name__}", json.dumps(arguments, default=str)]
     command = [sys.executable, "-m", __name__, *words]
-    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}  # bitsandbytes would compile its kernels for half a minute
+    environment = os.environ | {
+        "TORCHDYNAMO_DISABLE": "1"
+    }  # bitsandbytes would compile its kernels for half a minute
     if count > 1:
-        environment |= {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environment |= {
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
     told = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     each = [environment | ({"RANK": str(rank)} if count > 1 else {}) for rank in range(count)]
-    started: list[subprocess.Popen[str]] = [subprocess.Popen(command, env=own, **told) for own in each]  # type: ignore[call-overload]
-    with ThreadPoolExecutor(count) as readers:  # a full pipe would hold one up, and so the others
+    started: list[subprocess.Popen[str]] = [
+        subprocess.Popen(command, env=own, **told) for own in each
+    ]  # type: ignore[call-overload]
+    with ThreadPoolExecutor(
+        count
+    ) as readers:  # a full pipe would hold one up, and so the others
         outputs = [out for out, _ in readers.map(subprocess.Popen.communicate, started)]
     results = []
     for process, out in zip(started, outputs, strict=True):

@@ -80,7 +80,12 @@ class Lab:
         return made
 
     def words(
-        self, family: str, *sets: str, variant: str | None = None, blocks: int = 0, wider: Mapping[str, int] = {}
+        self,
+        family: str,
+        *sets: str,
+        variant: str | None = None,
+        blocks: int = 0,
+        wider: Mapping[str, int] = {},
     ) -> Overrides:
         """What a command is called with for a family's tiny checkpoint, with so many blocks in place of its own.
 
@@ -99,7 +104,9 @@ class Lab:
         own += (f"video_config.frames={1 if family == 'hidream' else 9}",)
         return Overrides(data=str(self.clips), sets=(*own, *PLAIN, *sets))
 
-    def steps(self, name: str, words: Overrides, planted: AbstractContextManager[Any] | None = None) -> dict[str, Any]:
+    def steps(
+        self, name: str, words: Overrides, planted: AbstractContextManager[Any] | None = None
+    ) -> dict[str, Any]:
         """What the card sees of a run's steps and nothing else, with a fault planted if there is one."""
         run = self.folder / "runs" / name
         words = Overrides(data=words.data, sets=(*words.sets, *QUIET))
@@ -130,10 +137,14 @@ def faults(seen: Mapping[str, Any], waits: int = 0) -> list[str]:
     ``waits``: so many a step are known, from the second step on.
     """
     found, experts = [*seen["errors"], *filter(None, [seen["raised"]])], seen["experts"]
-    found += [f"the host waits {made}" for made in seen["waits"][1:] if sum(made.values()) > waits][:1]
+    found += [
+        f"the host waits {made}" for made in seen["waits"][1:] if sum(made.values()) > waits
+    ][:1]
     if not all(math.isfinite(number) for numbers in seen["losses"] for number in numbers):
         found.append("a loss or a gradient is NaN")
-    begun = max((experts.index(one) for one in set(experts)), default=0)  # the last expert has made its moments
+    begun = max(
+        (experts.index(one) for one in set(experts)), default=0
+    )  # the last expert has made its moments
     held = seen["held"][begun:]
     if held and max(held) != min(held):
         found.append(f"memory grows: {held}")

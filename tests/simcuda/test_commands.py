@@ -18,16 +18,23 @@ from videotune.models.base import DiffusersModel
 
 def cached(lab: Lab, name: str) -> dict[str, torch.Tensor]:
     """What a cache of its own holds, by entry and name."""
-    assert cache(lab.words("wan", "train_dtype=FLOAT_32", f"cache_dir={lab.folder / name}")) == DONE
+    assert (
+        cache(lab.words("wan", "train_dtype=FLOAT_32", f"cache_dir={lab.folder / name}"))
+        == DONE
+    )
     files = (lab.folder / name).rglob("*.safetensors")
-    return {f"{path.stem} {key}": value for path in files for key, value in load_file(path).items()}
+    return {
+        f"{path.stem} {key}": value for path in files for key, value in load_file(path).items()
+    }
 
 
 def ran(folder: str) -> dict[str, Any]:
     """What the card finds in a cache whose text encoder has no room, and in samples of a run."""
     lab, own, asked = Lab(Path(folder)), DiffusersModel.text_length, []
 
-    def short(family: Any, caption: str) -> int:  # the first thing for which the encoder is loaded
+    def short(
+        family: Any, caption: str
+    ) -> int:  # the first thing for which the encoder is loaded
         asked.append(family.stream_text is not None)
         if not asked[-1]:
             raise torch.OutOfMemoryError("no room")
@@ -45,13 +52,20 @@ def ran(folder: str) -> dict[str, Any]:
     return {
         "errors": found.errors,
         "asked": asked,
-        "same": plain.keys() == streamed.keys() and all(torch.equal(streamed[key], plain[key]) for key in plain),
+        "same": plain.keys() == streamed.keys()
+        and all(torch.equal(streamed[key], plain[key]) for key in plain),
         "entries": len(plain),
-        "drawn": sum(x.stat().st_size > 0 for name in ("last", "earlier") for x in (lab.folder / name).glob("*.mp4")),
+        "drawn": sum(
+            x.stat().st_size > 0
+            for name in ("last", "earlier")
+            for x in (lab.folder / name).glob("*.mp4")
+        ),
     }
 
 
-def test_a_streamed_text_encoder_fills_the_same_cache_and_checkpoints_are_sampled(tmp_path: Path) -> None:
+def test_a_streamed_text_encoder_fills_the_same_cache_and_checkpoints_are_sampled(
+    tmp_path: Path,
+) -> None:
     seen = on_card(ran, tmp_path)
     assert seen["errors"] == []
     assert seen["asked"][0] is False

@@ -28,7 +28,9 @@ def trained(family: str, folder: str) -> dict[str, Any]:
     for kind in find(family).variants:
         run = Path(folder) / f"run-{kind}"
         sets = (f"save_every={half}", f"sample_after={half}", "sample.steps=2", *quiet)
-        words = Lab(Path(folder)).words(family, *sets, *OWN.get(f"{family} {kind}", ()), variant=kind)
+        words = Lab(Path(folder)).words(
+            family, *sets, *OWN.get(f"{family} {kind}", ()), variant=kind
+        )
         with seen_by_card() as straight:
             assert train(words, run) == DONE
         facts = facts_of(run)
@@ -36,7 +38,11 @@ def trained(family: str, folder: str) -> dict[str, Any]:
         drawn = {path.name.split("-")[1] for path in (run / "samples").iterdir()}
         with seen_by_card() as resumed:
             assert train(words, run, resume=Resume(step=half)) == DONE
-        again = {"same": facts == facts_of(run), "steps": [len(straight.held), len(resumed.held)], "drawn": len(drawn)}
+        again = {
+            "same": facts == facts_of(run),
+            "steps": [len(straight.held), len(resumed.held)],
+            "drawn": len(drawn),
+        }
         found[kind] = {"straight": asdict(straight), "resumed": asdict(resumed), "facts": again}
     return found
 
@@ -48,5 +54,9 @@ def test_a_training_with_previews_and_a_resume(family: str, tmp_path: Path) -> N
     for kind, seen in on_card(trained, family, tmp_path).items():
         known = WAITS.get(f"{family} {kind}", 0)
         wrong[kind] = [*faults(seen["straight"], known), *faults(seen["resumed"], known)]
-        assert seen["facts"] == {"same": True, "steps": [STEPS, STEPS - STEPS // 2], "drawn": 3}, kind
+        assert seen["facts"] == {
+            "same": True,
+            "steps": [STEPS, STEPS - STEPS // 2],
+            "drawn": 3,
+        }, kind
     assert {kind: told for kind, told in wrong.items() if told} == {}

@@ -8,7 +8,12 @@ import pytest
 from tests.simcuda import card
 from tests.simcuda.child import ROOT, on_card
 
-FILES = ("trainer/test_cuda.py", "memory/test_offload.py", "trainer/test_step.py", "diffusion/test_timesteps.py")
+FILES = (
+    "trainer/test_cuda.py",
+    "memory/test_offload.py",
+    "trainer/test_step.py",
+    "diffusion/test_timesteps.py",
+)
 """Not trainer/test_optimizers.py: paged moments need the driver's unified memory."""
 
 
@@ -29,7 +34,10 @@ class Counted:
 def marked(folder: str) -> dict[str, Any]:
     """Run them here, and what the card has found."""
     counted, files = Counted(), [str(ROOT / "tests" / name) for name in FILES]
-    pytest.main([*files, "-m", "cuda", "-n", "0", "--basetemp", folder, "-p", "no:cacheprovider"], [counted])
+    pytest.main(
+        [*files, "-m", "cuda", "-n", "0", "--basetemp", folder, "-p", "no:cacheprovider"],
+        [counted],
+    )
     return {"passed": counted.passed, "failed": counted.failed, "errors": counted.errors}
 
 

@@ -33,13 +33,17 @@ def stepped(folder: str, ways: dict[str, list[str]]) -> dict[str, Any]:
         with ExitStack() as without:
             for module in (accelerator, step) if name.startswith(ALONE) else ():
                 without.enter_context(patch.object(module, "OVERLAPPING", ()))
-            seen[name] = lab.steps(name, lab.words("wan", "train_dtype=FLOAT_32", *sets, blocks=6))
+            seen[name] = lab.steps(
+                name, lab.words("wan", "train_dtype=FLOAT_32", *sets, blocks=6)
+            )
     return seen
 
 
 def freed(folder: str) -> list[int]:
     """Bytes of pinned memory before a streamed text encoder is loaded, while it is there, and when it is freed."""
-    family = find("wan")(find("wan").tiny(Path(folder) / "wan"), torch.device("cuda"), torch.float32)
+    family = find("wan")(
+        find("wan").tiny(Path(folder) / "wan"), torch.device("cuda"), torch.float32
+    )
     family.stream_text = print
     found = [card.ops.pinned()]
     family.encode_text(["a red circle"])
@@ -52,10 +56,16 @@ def tables(folder: str) -> list[list[str]]:
     """The devices of NFLOAT_4's tables of a network that was streamed to the card, and of one on the CPU after it."""
     base, found = deepen(find("wan").tiny(Path(folder) / "wan"), Path(folder) / "deep", 4), []
     for device in ("cuda", "cpu"):
-        family = find("wan")(base, torch.device(device), torch.float32, WeightDtypes("NFLOAT_4", None))
+        family = find("wan")(
+            base, torch.device(device), torch.float32, WeightDtypes("NFLOAT_4", None)
+        )
         net = family.denoiser(device=torch.device("cpu"))
         stream_blocks(net, family.spec.blocks, torch.device(device), 0.5)
-        codes = {id(layer.code): layer.code for layer in net.modules() if isinstance(layer, QuantizedLinear)}
+        codes = {
+            id(layer.code): layer.code
+            for layer in net.modules()
+            if isinstance(layer, QuantizedLinear)
+        }
         found.append([code.device.type for code in codes.values()])
     return found
 
@@ -73,18 +83,32 @@ def test_a_table_on_the_card_is_no_other_networks(tmp_path: Path) -> None:
 def test_every_way_is_the_same_training(tmp_path: Path) -> None:
     """Its losses and norms are those of the resident one; memory does not grow."""
     ways = {
-        f"{mode} {fraction}": [f"gradient_checkpointing={mode}", f"layer_offload_fraction={fraction}"]
+        f"{mode} {fraction}": [
+            f"gradient_checkpointing={mode}",
+            f"layer_offload_fraction={fraction}",
+        ]
         for mode in ("OFF", "ON", "CPU_OFFLOADED")
         for fraction in FRACTIONS
-    } | {f"FINE_TUNE {part}": ["training_method=FINE_TUNE", f"layer_offload_fraction={part}"] for part in FRACTIONS}
+    } | {
+        f"FINE_TUNE {part}": ["training_method=FINE_TUNE", f"layer_offload_fraction={part}"]
+        for part in FRACTIONS
+    }
     streamed = ("CPU_OFFLOADED 0.5", "FINE_TUNE 0.5")
-    seen = on_card(stepped, tmp_path, ways | {f"{ALONE} {name}": ways[name] for name in streamed})
-    wrong = {name: faults(one, WAITS.get(name, 0)) for name, one in seen.items() if not name.startswith(ALONE)}
+    seen = on_card(
+        stepped, tmp_path, ways | {f"{ALONE} {name}": ways[name] for name in streamed}
+    )
+    wrong = {
+        name: faults(one, WAITS.get(name, 0))
+        for name, one in seen.items()
+        if not name.startswith(ALONE)
+    }
     assert [one["errors"] or one["raised"] for one in seen.values()] == [""] * len(seen)
     assert {name: told for name, told in wrong.items() if told} == {}
     for name, one in seen.items():
         if "FINE_TUNE" not in name:
             assert one["losses"] == seen["ON 0"]["losses"], name
         else:  # squares of streamed gradients are summed on the host, in another order
-            for mine, resident in zip(one["losses"], seen["FINE_TUNE 0"]["losses"], strict=True):
+            for mine, resident in zip(
+                one["losses"], seen["FINE_TUNE 0"]["losses"], strict=True
+            ):
                 assert mine == pytest.approx(resident, rel=1e-5), name

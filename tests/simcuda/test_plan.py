@@ -30,20 +30,34 @@ WIDE = {
 }
 """Of transformers' configs: weights and activations of blocks are most of what is held, and there are several of a kind."""
 PLAIN = ("train_dtype=FLOAT_32", "steps=4")
-SIZES = {"hidream": ("resolution=96x96",), "ltx_video": ("resolution=256x256", "first_frame_probability=0")}
+SIZES = {
+    "hidream": ("resolution=96x96",),
+    "ltx_video": ("resolution=256x256", "first_frame_probability=0"),
+}
 """Of the families that take no 128 x 128; a plan of LTX-Video is otherwise of a step with a given frame, which few have."""
 
 
 def sets(checkpointing: str, streamed: float, *more: str) -> tuple[str, ...]:
-    return (f"gradient_checkpointing={checkpointing}", f"layer_offload_fraction={streamed}", *more)
+    return (
+        f"gradient_checkpointing={checkpointing}",
+        f"layer_offload_fraction={streamed}",
+        *more,
+    )
 
 
 FULL = "training_method=FINE_TUNE"
 WAYS = {
-    **{f"{mode} {part}": sets(mode, part) for mode in ("OFF", "ON", "CPU_OFFLOADED") for part in (0, 0.5, 1)},
+    **{
+        f"{mode} {part}": sets(mode, part)
+        for mode in ("OFF", "ON", "CPU_OFFLOADED")
+        for part in (0, 0.5, 1)
+    },
     "OFF, a few streamed": sets("OFF", 0.2),
     "OFF, 1 streamed": sets("OFF", 0.1),
-    **{f"FINE_TUNE {mode} {part}": sets(mode, part, FULL) for mode, part in (("OFF", 0), ("ON", 0.5), ("ON", 1))},
+    **{
+        f"FINE_TUNE {mode} {part}": sets(mode, part, FULL)
+        for mode, part in (("OFF", 0), ("ON", 0.5), ("ON", 1))
+    },
     "FINE_TUNE CPU_OFFLOADED": sets("CPU_OFFLOADED", 0, FULL),
     **{
         f"{kind} {part}": sets("OFF", part, f"weight_dtype={kind}")
@@ -90,7 +104,11 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         largest = Counter(card.ops.at_peak()).most_common()
         most = sorted(largest, key=lambda one: -one[0] * one[1])[:12]
         planned = fit.planned_need(job, dtype_name(job.config))
-        found[name] = [planned and planned[1].allocated, peak, [f"{n} x {size}" for size, n in most]]
+        found[name] = [
+            planned and planned[1].allocated,
+            peak,
+            [f"{n} x {size}" for size, n in most],
+        ]
     return found
 
 
@@ -107,21 +125,33 @@ def test_steps_hold_what_is_planned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_steps_of_every_family(family: str, tmp_path: Path) -> None:
-    ways = {"OFF": sets("OFF", 0), "ON": sets("ON", 0), "OFF 0.5": sets("OFF", 0.5), "away": sets("CPU_OFFLOADED", 0.5)}
+    ways = {
+        "OFF": sets("OFF", 0),
+        "ON": sets("ON", 0),
+        "OFF 0.5": sets("OFF", 0.5),
+        "away": sets("CPU_OFFLOADED", 0.5),
+    }
     assert wrong(on_card(held, tmp_path, family, ways)) == {}
 
 
 def between(folder: str) -> dict[str, Any]:
     """Bytes planned and held while a caption is encoded, the dearest clip, and while a preview is decoded."""
     lab, found, device = Lab(Path(folder)), {}, torch.device("cuda")
-    job = open_run(lab.words("wan", *PLAIN, "resolution=128x128", "sample_after=2"), lab.folder / "run").job
+    job = open_run(
+        lab.words("wan", *PLAIN, "resolution=128x128", "sample_after=2"), lab.folder / "run"
+    ).job
     assert job.base is not None
     family, shape = find("wan")(job.base.folder, device, torch.float32), job.shapes[0]
     size = family.spec.rules.latent_size(preview_settings(job).shape)
     latents = torch.zeros(family.spec.latent_channels, *size)
     work = {
         "encoding text": ("text_encoder", lambda: family.encode_text(["a red circle " * 200])),
-        "encoding clips": ("vae", lambda: family.encode_video(torch.zeros(3, shape.frames, shape.height, shape.width))),
+        "encoding clips": (
+            "vae",
+            lambda: family.encode_video(
+                torch.zeros(3, shape.frames, shape.height, shape.width)
+            ),
+        ),
         "preview": ("vae", lambda: family.decode(latents)),
     }
     spec = memory.step_spec(job, "FLOAT_32")
@@ -130,7 +160,11 @@ def between(folder: str) -> dict[str, Any]:
         card.ops.peak(True)
         call()
         family.free(part)
-        found[name] = [sum(spec.elsewhere[name]["unchanged"].values()), card.ops.peak(False) - before, None]
+        found[name] = [
+            sum(spec.elsewhere[name]["unchanged"].values()),
+            card.ops.peak(False) - before,
+            None,
+        ]
     return found
 
 

@@ -22,7 +22,9 @@ def given_t(change: Callable[[torch.Tensor], torch.Tensor]) -> AbstractContextMa
     """The step computes its loss with what ``change`` makes of t."""
     own = step.denoising_loss
 
-    def loss(family: Any, net: Any, objective: Any, batch: Any, t: torch.Tensor, *more: Any) -> Any:
+    def loss(
+        family: Any, net: Any, objective: Any, batch: Any, t: torch.Tensor, *more: Any
+    ) -> Any:
         return own(family, net, objective, batch, change(t), *more)
 
     return patch.object(step, "denoising_loss", loss)
@@ -65,10 +67,16 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     ),
     "what leaves is not kept": (
         OFFLOADED,
-        lambda: patch.object(ActivationOffload, "_let_go", lambda self, _: self._leaving.clear()),
+        lambda: patch.object(
+            ActivationOffload, "_let_go", lambda self, _: self._leaving.clear()
+        ),
         "freed while copy .* record_stream is missing",
     ),
-    "a wrong record_stream": (FINE_TUNE, lambda: recorded(0), "freed while copy .* record_stream is missing"),
+    "a wrong record_stream": (
+        FINE_TUNE,
+        lambda: recorded(0),
+        "freed while copy .* record_stream is missing",
+    ),
     "no record_stream of a gradient": (
         FINE_TUNE,
         lambda: recorded(None),
@@ -80,10 +88,26 @@ PLANTS: dict[str, tuple[tuple[str, ...], Plant, str]] = {
         lambda: given_t(lambda t: t * torch.tensor(1.0).to(t.device)),
         "copy to the card",
     ),
-    "the host's generator": (STREAMED, lambda: given_t(host_noise), "device type for generator"),
-    "item": (STREAMED, lambda: given_t(lambda t: t * float((t.max() > -1).item())), "the host waits .*item"),
-    "a record is read too early": (STREAMED, lambda: card.planted("the host does not wait"), "NaN"),
-    "gradients are read too early": (FINE_TUNE, lambda: card.planted("the host does not wait"), "NaN"),
+    "the host's generator": (
+        STREAMED,
+        lambda: given_t(host_noise),
+        "device type for generator",
+    ),
+    "item": (
+        STREAMED,
+        lambda: given_t(lambda t: t * float((t.max() > -1).item())),
+        "the host waits .*item",
+    ),
+    "a record is read too early": (
+        STREAMED,
+        lambda: card.planted("the host does not wait"),
+        "NaN",
+    ),
+    "gradients are read too early": (
+        FINE_TUNE,
+        lambda: card.planted("the host does not wait"),
+        "NaN",
+    ),
 }
 """The settings, the fault, and what the card says of it."""
 
@@ -101,6 +125,13 @@ def planted(folder: str) -> dict[str, Any]:
 def test_each_is_found(tmp_path: Path) -> None:
     """The runs without a fault are the other tests of this folder."""
     seen = on_card(planted, tmp_path)
-    told = {name: faults(seen[name], waits=2 if sets is FINE_TUNE else 0) for name, (sets, *_) in PLANTS.items()}
-    missed = {name: told[name] for name, (*_, words) in PLANTS.items() if not re.search(words, "\n".join(told[name]))}
+    told = {
+        name: faults(seen[name], waits=2 if sets is FINE_TUNE else 0)
+        for name, (sets, *_) in PLANTS.items()
+    }
+    missed = {
+        name: told[name]
+        for name, (*_, words) in PLANTS.items()
+        if not re.search(words, "\n".join(told[name]))
+    }
     assert missed == {}

@@ -19,7 +19,17 @@ from videotune.errors import FAILED, SKIPPED
 from videotune.planner.cards import measured_file
 from videotune.planner.fit import asked_card
 
-SMALL = Sizes(blocks=4, heads=4, head=32, frames=9, side=128, steps=4, matrix=64, copied=1 << 16, seconds=0.1)
+SMALL = Sizes(
+    blocks=4,
+    heads=4,
+    head=32,
+    frames=9,
+    side=128,
+    steps=4,
+    matrix=64,
+    copied=1 << 16,
+    seconds=0.1,
+)
 BOUNDS = ("plan", "slow", "cooling", "deterministic")
 """A word of the sentence on each bound."""
 
@@ -62,7 +72,11 @@ def test_self_test(tmp_path: Path) -> None:
 def report(**other: Any) -> dict[str, Any]:
     """A report in which nothing is wrong, but for ``other``."""
     rows = {way: {"planned_bytes": 100, "allocated_bytes": 100, "seconds": 1.0} for way in WAYS}
-    return {"trainings": rows, "matrix_flops": {"first": 1.0, "under load": 1.0}, "same_losses": True} | other
+    return {
+        "trainings": rows,
+        "matrix_flops": {"first": 1.0, "under load": 1.0},
+        "same_losses": True,
+    } | other
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -72,7 +86,11 @@ def test_bounds(over: int) -> None:
     rows = report()["trainings"]
     rows["resident"]["planned_bytes"] = 100 * (1 + WITHIN + off)
     rows["weights streamed"]["seconds"] = SLOWER + off
-    made = report(trainings=rows, matrix_flops={"first": 1.0, "under load": UNDER_LOAD - off}, same_losses=not over)
+    made = report(
+        trainings=rows,
+        matrix_flops={"first": 1.0, "under load": UNDER_LOAD - off},
+        same_losses=not over,
+    )
     found = wrong(made)
     assert len(found) == over * len(BOUNDS)
     assert all(word in line for word, line in zip(BOUNDS, found, strict=False))

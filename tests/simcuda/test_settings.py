@@ -22,7 +22,10 @@ An optimizer whose kernel cannot skip a step asks once whether the gradient is f
 SETTINGS = {
     **{name: (f"optimizer.name={name}", "lora.rank=512") for name in OPTIMIZERS},
     **{place: ("ema.decay=0.9", f"ema.device={place}") for place in ("device", "host")},
-    **{variant: (f"lora.variant={variant}", "lora.rank=4") for variant in ("DORA", "LOHA", "LOKR", "OFT")},
+    **{
+        variant: (f"lora.variant={variant}", "lora.rank=4")
+        for variant in ("DORA", "LOHA", "LOKR", "OFT")
+    },
     **{
         f"{kept} {fraction}": (f"weight_dtype={kept}", f"layer_offload_fraction={fraction}")
         for kept in ("FLOAT_8", "INT_8", "NFLOAT_4")
@@ -32,7 +35,12 @@ SETTINGS = {
     "text encoder": ("training_method=FINE_TUNE", "text_encoder.train=true"),
     "rounding": ("training_method=FINE_TUNE", "optimizer.masters=STOCHASTIC_ROUNDING"),
     "in backward": ("optimizer.step_in_backward=true",),
-    "parts of a step": ("batch_size=2", "micro_batch_size=1", "gradient_accumulation_steps=2", "lora.dropout=0.1"),
+    "parts of a step": (
+        "batch_size=2",
+        "micro_batch_size=1",
+        "gradient_accumulation_steps=2",
+        "lora.dropout=0.1",
+    ),
     "no threads": ("dataloader_threads=0",),
     "two experts": ("experts=both", "expert_period=2"),
 }
@@ -50,7 +58,10 @@ def stepped(folder: str) -> dict[str, Any]:
 def test_every_setting(tmp_path: Path) -> None:
     """No error, no growth, and no wait of the host that is not known."""
     seen = on_card(stepped, tmp_path)
-    wrong = {name: faults(one, WAITS.get(name, int(name in OPTIMIZERS))) for name, one in seen.items()}
+    wrong = {
+        name: faults(one, WAITS.get(name, int(name in OPTIMIZERS)))
+        for name, one in seen.items()
+    }
     assert {name: told for name, told in wrong.items() if told} == {}
     assert len(set(seen["two experts"]["experts"])) == 2
 
@@ -66,13 +77,29 @@ def saved(folder: str) -> dict[str, Any]:
         own(*given)
         waits.append(card.ops.waits())
 
-    words = lab.words("wan", "save_every=2", "ema.decay=0.9", "sample_after=0", "validate_every=0")
+    words = lab.words(
+        "wan", "save_every=2", "ema.decay=0.9", "sample_after=0", "validate_every=0"
+    )
     with seen_by_card() as seen, patch.object(saving, "save", noted):
         assert train(words, run) == DONE
-    finite = [bool(value.isfinite().all()) for step in complete(run) for value in state(run, step).values()]
-    return {"errors": seen.errors, "waits": waits, "finite": all(finite), "complete": complete(run)}
+    finite = [
+        bool(value.isfinite().all())
+        for step in complete(run)
+        for value in state(run, step).values()
+    ]
+    return {
+        "errors": seen.errors,
+        "waits": waits,
+        "finite": all(finite),
+        "complete": complete(run),
+    }
 
 
 def test_a_checkpoint_is_copied_without_a_wait(tmp_path: Path) -> None:
     """What had not arrived would be NaN."""
-    assert on_card(saved, tmp_path) == {"errors": [], "waits": [[]] * 3, "finite": True, "complete": [2, 4, 6]}
+    assert on_card(saved, tmp_path) == {
+        "errors": [],
+        "waits": [[]] * 3,
+        "finite": True,
+        "complete": [2, 4, 6],
+    }

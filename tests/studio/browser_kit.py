@@ -42,9 +42,20 @@ class Studio:
 
     def begin(self) -> None:
         """Start the process and wait until it answers."""
-        words = [sys.executable, "-m", "videotune", "studio", "--root", str(self.root), "--port", str(self.port)]
+        words = [
+            sys.executable,
+            "-m",
+            "videotune",
+            "studio",
+            "--root",
+            str(self.root),
+            "--port",
+            str(self.port),
+        ]
         locked = {"VIDEOTUNE_STUDIO_PASSWORD": self.password} if self.password else {}
-        self.process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1", **locked})
+        self.process = subprocess.Popen(
+            words, env={**os.environ, "OMP_NUM_THREADS": "1", **locked}
+        )
         end = time.monotonic() + WAIT / 1000
         while True:
             try:
@@ -72,9 +83,16 @@ def opened(root: Path, password: str | None = None) -> Iterator[tuple[Studio, An
     studio = Studio(root, password)
     try:
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=WAIT)
-            context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-            context.on("request", lambda asked: outside.append(asked.url) if foreign(asked.url) else None)
+            browser = playwright.chromium.launch(
+                executable_path=path, args=["--no-sandbox"], timeout=WAIT
+            )
+            context = browser.new_context(
+                viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+            )
+            context.on(
+                "request",
+                lambda asked: outside.append(asked.url) if foreign(asked.url) else None,
+            )
             context.on("page", lambda page: watched(page, errors))
             yield studio, context.new_page()
             browser.close()
@@ -88,7 +106,12 @@ def watched(page: Any, errors: list[str]) -> None:
     """Collect the errors of a page, those of its Content-Security-Policy too."""
     page.set_default_timeout(WAIT)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda line: errors.append(line.text) if "Content Security Policy" in line.text else None)
+    page.on(
+        "console",
+        lambda line: (
+            errors.append(line.text) if "Content Security Policy" in line.text else None
+        ),
+    )
 
 
 def foreign(url: str) -> bool:

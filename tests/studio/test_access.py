@@ -35,7 +35,11 @@ WIDTHS = (390, 768, 1280, 2560)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_page_scrolls_sideways(tmp_path: Path, width: int) -> None:
     with opened(tmp_path) as (studio, page):
-        make_project(page, studio.address, "A project with quite a long name that says what it is about and more")
+        make_project(
+            page,
+            studio.address,
+            "A project with quite a long name that says what it is about and more",
+        )
         (name,) = (path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
         page.set_viewport_size({"width": width, "height": 900})
         for path in (

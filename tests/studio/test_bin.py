@@ -16,7 +16,10 @@ def put(path: Path, content: str = "x") -> Path:
 
 
 def test_an_item_is_listed_and_restored(tmp_path: Path) -> None:
-    clip, text = put(tmp_path / "clips/a/b.mp4", "clip"), put(tmp_path / "clips/a/b.txt", "a cat")
+    clip, text = (
+        put(tmp_path / "clips/a/b.mp4", "clip"),
+        put(tmp_path / "clips/a/b.txt", "a cat"),
+    )
     put(tmp_path / "runs/run-1/log", "12345")
     bin.throw(tmp_path, "clip", "b.mp4", [clip, text])
     bin.throw(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
@@ -27,7 +30,11 @@ def test_an_item_is_listed_and_restored(tmp_path: Path) -> None:
     ]
     for item in bin.items(tmp_path):
         bin.restore(tmp_path, item.id)
-    assert (clip.read_text(), text.read_text(), (tmp_path / "runs/run-1/log").read_text()) == ("clip", "a cat", "12345")
+    assert (clip.read_text(), text.read_text(), (tmp_path / "runs/run-1/log").read_text()) == (
+        "clip",
+        "a cat",
+        "12345",
+    )
     assert bin.items(tmp_path) == []
 
 
@@ -46,7 +53,9 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
     clip, text = put(tmp_path / "clips/b.mp4", "clip"), put(tmp_path / "clips/b.txt", "a cat")
     item = bin.throw(tmp_path, "clip", "b.mp4", [clip, text])
-    (tmp_path / "bin" / item / "1").rename(text)  # as if the process had ended before the second move
+    (tmp_path / "bin" / item / "1").rename(
+        text
+    )  # as if the process had ended before the second move
     bin.restore(tmp_path, item)
     assert (clip.read_text(), text.read_text()) == ("clip", "a cat")
 
@@ -60,7 +69,11 @@ def test_an_item_is_deleted_for_good(tmp_path: Path) -> None:
 
 
 def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
-    put(tmp_path / "removed/in/a.mp4"), put(tmp_path / "removed/in/a.txt"), put(tmp_path / "originals/film.mp4")
+    (
+        put(tmp_path / "removed/in/a.mp4"),
+        put(tmp_path / "removed/in/a.txt"),
+        put(tmp_path / "originals/film.mp4"),
+    )
     assert {one.id for one in bin.items(tmp_path)} == {"removed/in/a.mp4", "originals/film.mp4"}
     bin.restore(tmp_path, "removed/in/a.mp4")
     bin.destroy(tmp_path, "originals/film.mp4")
@@ -68,7 +81,9 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "clips/in").iterdir()} == {"a.mp4", "a.txt"}
 
 
-@pytest.mark.parametrize("id", ["../clips", "", ".", "/etc", "removed/../clips/b.mp4", ".hidden", "nothing"])
+@pytest.mark.parametrize(
+    "id", ["../clips", "", ".", "/etc", "removed/../clips/b.mp4", ".hidden", "nothing"]
+)
 def test_no_id_leads_out_of_the_bin(tmp_path: Path, id: str) -> None:
     clip = put(tmp_path / "clips/b.mp4")
     for act in (bin.restore, bin.destroy):
@@ -82,7 +97,14 @@ def test_an_item_from_elsewhere_cannot_name_a_place_outside(tmp_path: Path) -> N
     put(home / "bin/1/0")
     write_json(
         home / "bin/1/item.json",
-        {"kind": "clip", "title": "x", "when": 1.0, "bytes": 1, "lay": ["../evil.mp4"], "id": "1"},
+        {
+            "kind": "clip",
+            "title": "x",
+            "when": 1.0,
+            "bytes": 1,
+            "lay": ["../evil.mp4"],
+            "id": "1",
+        },
     )
     with pytest.raises(VideotuneError, match="not a path"):
         bin.restore(home, "1")

@@ -30,7 +30,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory, small_clips: Path) -> list[Pa
     folder = tmp_path_factory.mktemp("sent")
     for video in sorted((small_clips / "videos").iterdir()):
         (folder / video.name).write_bytes(video.read_bytes())
-        (folder / f"{video.stem}.txt").write_text((small_clips / "captions" / f"{video.stem}.txt").read_text())
+        (folder / f"{video.stem}.txt").write_text(
+            (small_clips / "captions" / f"{video.stem}.txt").read_text()
+        )
     (folder / "broken.mp4").write_bytes(video.read_bytes()[:700])
     (folder / "broken.txt").write_text("a clip that is cut short")
     (folder / "notes.mp4").write_text("these are notes")
@@ -48,7 +50,8 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     assert "its content is text" in page.locator("#sent-refused").inner_text()
     tile(page, "broken.mp4").locator(".badge").filter(has_text="skipped").wait_for()
     assert re.search(
-        "cannot be read|damaged|no video", tile(page, "broken.mp4").locator(".clip-why").first.inner_text()
+        "cannot be read|damaged|no video",
+        tile(page, "broken.mp4").locator(".clip-why").first.inner_text(),
     )
     first = sent[2].name
     area = tile(page, first).locator("textarea")
@@ -88,7 +91,9 @@ def plan(page: Any, home: Path) -> None:
         field = page.locator(f'[id="f-{key}"]')
         field.fill(value)
         field.press("Tab")
-        until(lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value))  # type: ignore[misc]
+        until(
+            lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value)
+        )  # type: ignore[misc]
     page.locator("#find").fill("")
     page.locator("#allow-skips").check()  # the broken clip
     page.locator("#r-plan .stat b").filter(has_text=re.compile("^40$")).first.wait_for()
@@ -98,7 +103,10 @@ def plan(page: Any, home: Path) -> None:
 def step_reached(run: Path, step: int, seconds: float = 240) -> None:
     """Wait until the journal has the step."""
     end = time.monotonic() + seconds
-    while not (run / "journal.jsonl").is_file() or f'"step": {step},' not in (run / "journal.jsonl").read_text():
+    while (
+        not (run / "journal.jsonl").is_file()
+        or f'"step": {step},' not in (run / "journal.jsonl").read_text()
+    ):
         assert time.monotonic() < end, f"step {step} was not reached"
         time.sleep(0.1)
 
@@ -125,7 +133,9 @@ def train_and_kill(page: Any, run: Path) -> None:
     os.kill(pulse["pid"], signal.SIGKILL)
     step_reached(run, 25)
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
-    assert [line["from_step"] for line in lines if line["kind"] == "resume"] == [10], "the worker resumed what had died"
+    assert [line["from_step"] for line in lines if line["kind"] == "resume"] == [10], (
+        "the worker resumed what had died"
+    )
 
 
 def export(page: Any, run: Path) -> None:
@@ -138,7 +148,10 @@ def export(page: Any, run: Path) -> None:
     with page.expect_download() as got:
         card.first.locator("a.fetch").click()
     content = Path(got.value.path()).read_bytes()
-    exported = {one["format"]: run / one["path"] for one in json.loads((run / "exports.json").read_text())}
+    exported = {
+        one["format"]: run / one["path"]
+        for one in json.loads((run / "exports.json").read_text())
+    }
     assert content == exported["comfyui"].read_bytes()
     assert content[8:9] == b"{", "a safetensors file"
     assert violations(page) == []
@@ -163,7 +176,9 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(tmp_path: Path, sent: list[
         for path in ("/", "/queue"):
             page.goto(studio.address + path)
             assert violations(page) == []
-        pictures = take_pictures(page, studio.address, home.name, tmp_path / "pictures", widths=(390,))
+        pictures = take_pictures(
+            page, studio.address, home.name, tmp_path / "pictures", widths=(390,)
+        )
         assert {path.name.rpartition("-")[2] for path in pictures} == {"390.webp"}
         assert len(pictures) == 2 * len({path.name.split("-")[0] for path in pictures})
 
@@ -187,7 +202,12 @@ def test_the_time_around_a_training(tmp_path: Path, sent: list[Path]) -> None:
         badge(page, "done")
         export(page, home / "runs/run-1")
     whole = time.monotonic() - begun
-    lines = [json.loads(line) for line in (home / "runs/run-1/journal.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (home / "runs/run-1/journal.jsonl").read_text().splitlines()
+    ]
     steps = sum(sum(line["seconds"].values()) for line in lines if line["kind"] == "step")
-    print(f"from an empty root to a file: {whole - steps:.0f} s beside {steps:.0f} s of steps (bound {AROUND:.0f} s)")
+    print(
+        f"from an empty root to a file: {whole - steps:.0f} s beside {steps:.0f} s of steps (bound {AROUND:.0f} s)"
+    )
     assert whole - steps < 3 * AROUND

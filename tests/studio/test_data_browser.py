@@ -58,7 +58,9 @@ def home(tmp_path: Path, sources: Path) -> projects.Project:
 @pytest.fixture
 def page(home: projects.Project) -> Iterator[Any]:
     with opened(home.folder.parent) as (studio, page):
-        page.emulate_media(reduced_motion="reduce")  # axe-core looks at once, at what is not yet as it will be
+        page.emulate_media(
+            reduced_motion="reduce"
+        )  # axe-core looks at once, at what is not yet as it will be
         page.goto(f"{studio.address}/p/{home.name}/data")
         yield page
 
@@ -79,16 +81,23 @@ def checked(page: Any) -> None:
     page.locator("#counts .checked").wait_for()
 
 
-def test_every_clip_has_its_picture_and_the_button_that_mends_it(page: Any, home: projects.Project) -> None:
+def test_every_clip_has_its_picture_and_the_button_that_mends_it(
+    page: Any, home: projects.Project
+) -> None:
     checked(page)
     states = {
-        one.get_attribute("data-path"): one.get_attribute("data-state") for one in page.locator("#tiles .clip").all()
+        one.get_attribute("data-path"): one.get_attribute("data-state")
+        for one in page.locator("#tiles .clip").all()
     }
     assert states == {
         "clips/bird.mp4": "skipped", "clips/cat.mp4": "used", "clips/damaged.mp4": "skipped",
         "clips/dog.mp4": "used", "clips/film.mp4": "skipped",
     }  # fmt: skip
-    until(lambda: [width > 0 for width in page.evaluate(VISIBLE)] == [True, True, False, True, True])
+    until(
+        lambda: (
+            [width > 0 for width in page.evaluate(VISIBLE)] == [True, True, False, True, True]
+        )
+    )
     assert violations(page) == []
     view = tile(page, "clips/bird.mp4").locator(".clip-open")  # without a caption, and it plays
     view.hover()
@@ -99,7 +108,9 @@ def test_every_clip_has_its_picture_and_the_button_that_mends_it(page: Any, home
     until((home.folder / "clips/bird.txt").is_file)
     assert (home.folder / "clips/bird.txt").read_text() == "a bird <b>that</b> flies\n"
     tile(page, "clips/damaged.mp4").locator("p [data-act=bin]").click()
-    page.locator('#tiles .clip[data-path="clips/bird.mp4"][data-state=used]').wait_for()  # the check begins by itself
+    page.locator(
+        '#tiles .clip[data-path="clips/bird.mp4"][data-state=used]'
+    ).wait_for()  # the check begins by itself
     assert tile(page, "clips/damaged.mp4").count() == 0
     page.locator("[data-open=bin]").click()
     page.locator("#r-bin li").get_by_role("button", name="Restore").click()
@@ -120,7 +131,9 @@ def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
     page.wait_for_function("() => document.querySelector('#player-film').paused")
     before = page.evaluate("document.querySelector('#player-film').currentTime")
     page.keyboard.press(".")
-    page.wait_for_function("(t) => document.querySelector('#player-film').currentTime > t", arg=before)
+    page.wait_for_function(
+        "(t) => document.querySelector('#player-film').currentTime > t", arg=before
+    )
     moved = page.evaluate("document.querySelector('#player-film').currentTime") - before
     assert moved == pytest.approx(1 / 12, abs=0.01)
     assert violations(page) == []
@@ -130,7 +143,9 @@ def test_the_large_player_steps_by_frames_and_shows_all(page: Any) -> None:
     assert page.locator("dialog[open]").count() == 0
 
 
-def test_a_caption_that_somebody_else_changed_is_not_written_over(page: Any, home: projects.Project) -> None:
+def test_a_caption_that_somebody_else_changed_is_not_written_over(
+    page: Any, home: projects.Project
+) -> None:
     caption = home.folder / "clips/cat.txt"
     other = page.context.new_page()
     other.goto(page.url)
@@ -152,7 +167,9 @@ def test_a_caption_that_somebody_else_changed_is_not_written_over(page: Any, hom
     until(lambda: caption.read_text() == "a cat that runs\n")
 
 
-def test_captions_are_changed_together_and_taken_back(page: Any, home: projects.Project) -> None:
+def test_captions_are_changed_together_and_taken_back(
+    page: Any, home: projects.Project
+) -> None:
     texts = {path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")}
     page.locator("[data-open=edit-captions]").click()
     page.locator("#edit-word").fill("ohwx")
@@ -162,7 +179,12 @@ def test_captions_are_changed_together_and_taken_back(page: Any, home: projects.
     until(lambda: (home.folder / "clips/dog.txt").read_text() == "ohwx, a dog that runs\n")
     page.locator("#edit-captions:not([open])").wait_for(state="attached")
     page.locator("#counts .btn", has_text="Undo").click()
-    until(lambda: {path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")} == texts)
+    until(
+        lambda: (
+            {path.name: path.read_text() for path in (home.folder / "clips").glob("*.txt")}
+            == texts
+        )
+    )
     page.locator("#find").fill("DOG")
     page.wait_for_function("() => document.querySelectorAll('#tiles .clip').length == 1")
     page.locator("[data-open=edit-captions]").click()
@@ -222,7 +244,9 @@ def test_selected_clips_are_moved_together(page: Any, home: projects.Project) ->
     until(lambda: not list((home.folder / "held-out").glob("cat.mp4")))
 
 
-def test_files_and_folders_are_dropped_anywhere(page: Any, home: projects.Project, sources: Path) -> None:
+def test_files_and_folders_are_dropped_anywhere(
+    page: Any, home: projects.Project, sources: Path
+) -> None:
     content = list((sources / "cat.mp4").read_bytes()[:-1] + b"x")
     drop = """([content]) => {
         const data = new DataTransfer();
@@ -251,7 +275,13 @@ class Model(Handler):
             "finish_reason": "stop",
             "message": {"role": "assistant", "content": "A disc that moves."},
         }
-        answer = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        answer = {
+            "id": "x",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "m",
+            "choices": [choice],
+        }
         self.answer(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
 
 

@@ -38,9 +38,15 @@ def captions(project: projects.Project) -> dict[str, str]:
     return {name: row["caption"] for name, row in clips.table(project).rows.items()}
 
 
-def test_a_caption_is_written_where_the_trainer_looks(client: Any, cats: projects.Project) -> None:
+def test_a_caption_is_written_where_the_trainer_looks(
+    client: Any, cats: projects.Project
+) -> None:
     def write(text: str, was: str = "", path: str = "clips/c.mp4") -> int:
-        return int(client.post(f"{DATA}/caption", data={"path": path, "was": was, "text": text}).status_code)
+        return int(
+            client.post(
+                f"{DATA}/caption", data={"path": path, "was": was, "text": text}
+            ).status_code
+        )
 
     assert write(" a horse \r\n\r\n a mare ") == 204
     assert (cats.folder / "clips/c.txt").read_text() == "a horse\na mare\n"
@@ -53,25 +59,36 @@ def test_a_caption_is_written_where_the_trainer_looks(client: Any, cats: project
 
 
 def test_another_caption_on_the_disk_is_a_conflict(client: Any, cats: projects.Project) -> None:
-    answer = client.post(f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "a dog", "text": "mine"})
+    answer = client.post(
+        f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "a dog", "text": "mine"}
+    )
     assert (answer.status_code, answer.json()) == (409, {"text": "a cat"})
-    answer = client.post(f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "old", "text": "a cat"})
+    answer = client.post(
+        f"{DATA}/caption", data={"path": "clips/a.mp4", "was": "old", "text": "a cat"}
+    )
     assert answer.status_code == 204, "both say the same"
     assert captions_edit.history(cats) == []
 
 
-def test_a_listed_caption_is_shown_and_cannot_be_changed(client: Any, cats: projects.Project) -> None:
+def test_a_listed_caption_is_shown_and_cannot_be_changed(
+    client: Any, cats: projects.Project
+) -> None:
     (cats.folder / "clips/metadata.csv").write_text("file_name,text\na.mp4,a listed cat\n")
     assert captions(cats)["clips/a.mp4"] == "a listed cat"
     assert "metadata.csv:2" in client.get(DATA).text
     words = {"path": "clips/a.mp4", "was": "a listed cat", "text": "x"}
     assert client.post(f"{DATA}/caption", data=words).status_code == 422
     for to in ("held-out", "bin"):
-        assert client.post(f"{DATA}/move", data={"path": "clips/a.mp4", "to": to}).status_code == 422
+        assert (
+            client.post(f"{DATA}/move", data={"path": "clips/a.mp4", "to": to}).status_code
+            == 422
+        )
     assert (cats.folder / "clips/a.mp4").is_file()
 
 
-def test_a_caption_that_is_not_utf_8_is_shown_and_can_be_written_anew(client: Any, cats: projects.Project) -> None:
+def test_a_caption_that_is_not_utf_8_is_shown_and_can_be_written_anew(
+    client: Any, cats: projects.Project
+) -> None:
     (cats.folder / "clips/c.txt").write_bytes("ein Kätzchen".encode("latin-1"))
     assert captions(cats)["clips/c.mp4"] == "ein Kätzchen"
     words = {"path": "clips/c.mp4", "was": "ein Kätzchen", "text": "ein Kätzchen im Gras"}
@@ -81,7 +98,9 @@ def test_a_caption_that_is_not_utf_8_is_shown_and_can_be_written_anew(client: An
 
 def test_a_batch_is_undone_once_and_what_changed_since_stays(cats: projects.Project) -> None:
     before = captions(cats)
-    captions_edit.change(cats, {name: f"new {text}".strip() for name, text in before.items()}, "replace")
+    captions_edit.change(
+        cats, {name: f"new {text}".strip() for name, text in before.items()}, "replace"
+    )
     captions_edit.change(cats, {"clips/a.mp4": "mine"}, "edit")
     captions_edit.undo(cats)
     assert captions(cats)["clips/a.mp4"] == "new a cat"
@@ -95,7 +114,9 @@ def test_a_batch_is_undone_once_and_what_changed_since_stays(cats: projects.Proj
     assert names == ["a.mp4"] * 4, "what happened to a clip, with its undoing"
 
 
-def test_the_history_outlives_a_torn_line_and_follows_a_moved_clip(client: Any, cats: projects.Project) -> None:
+def test_the_history_outlives_a_torn_line_and_follows_a_moved_clip(
+    client: Any, cats: projects.Project
+) -> None:
     captions_edit.change(cats, {"clips/a.mp4": "one"}, "edit")
     with (cats.folder / captions_edit.HISTORY).open("a") as file:
         file.write('{"batch": "torn\n[1]\n')
@@ -131,7 +152,9 @@ def test_captions_are_changed_together(
     assert captions(cats) == before | changed
 
 
-def test_a_captioning_job_is_one_change(cats: projects.Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captioning_job_is_one_change(
+    cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from videotune.queue import jobs
 
     folder = ended_job(cats, "caption", 0)
@@ -145,9 +168,13 @@ def test_a_captioning_job_is_one_change(cats: projects.Project, monkeypatch: pyt
     assert not (cats.folder / "clips/c.txt").exists()
 
 
-def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(cats: projects.Project) -> None:
+def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
+    cats: projects.Project,
+) -> None:
     clips.move(cats, ["clips/a.mp4"], "held-out")
-    assert {"path": str(cats.folder / "held-out"), "kind": "validation"} in projects.datasets(cats)
+    assert {"path": str(cats.folder / "held-out"), "kind": "validation"} in projects.datasets(
+        cats
+    )
     assert captions(cats)["held-out/a.mp4"] == "a cat"
     (cats.folder / "clips/a.mp4").write_bytes(MP4)
     with pytest.raises(VideotuneError, match="already"):
@@ -169,12 +196,18 @@ def account(project: projects.Project, code: int = 2, **clip: Any) -> None:
         "warnings": [], "notes": [],
     }  # fmt: skip
     folder = ended_job(project, "check", code)
-    write_json(folder / "job.json", {"kind": "check", "about": "", "words": [], "started": time.time() + 1})
+    write_json(
+        folder / "job.json",
+        {"kind": "check", "about": "", "words": [], "started": time.time() + 1},
+    )
     write_json(folder / "out", {"clips": [facts | clip], "blockers": [], "notes": []})
 
 
 def test_a_warning_is_what_a_person_should_act_on(cats: projects.Project) -> None:
-    crop, cut = "the crop keeps 62% of the picture: 256x160 becomes 64x64", "0.44 of 1.50 s are in no window"
+    crop, cut = (
+        "the crop keeps 62% of the picture: 256x160 becomes 64x64",
+        "0.44 of 1.50 s are in no window",
+    )
     account(cats, warnings=[crop, cut, "80% of it is frozen"])
     row = clips.table(cats).rows["clips/a.mp4"]
     assert (row["warned"], row["notes"]) == (["80% of it is frozen"], [crop, cut])
@@ -199,7 +232,9 @@ def test_only_the_failed_check_is_called_failed(client: Any, cats: projects.Proj
     assert "notice bad" not in client.get(DATA).text
 
 
-def test_other_folders_are_for_who_sits_at_the_computer(client: Any, cats: projects.Project, tmp_path: Path) -> None:
+def test_other_folders_are_for_who_sits_at_the_computer(
+    client: Any, cats: projects.Project, tmp_path: Path
+) -> None:
     away = tmp_path.parent / f"{tmp_path.name}-away"
     away.mkdir()
     (away / "file.txt").write_text("x")
@@ -231,11 +266,15 @@ OUTSIDE = (
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_no_route_leads_out_of_the_project(client: Any, cats: projects.Project, path: str) -> None:
+def test_no_route_leads_out_of_the_project(
+    client: Any, cats: projects.Project, path: str
+) -> None:
     (cats.folder.parent / "secret.mp4").write_bytes(MP4)
     for route in ("/p/my-cats/poster", f"{DATA}/sound"):
         assert client.get(route, params={"path": path}).status_code == 404
-    assert client.get(f"{DATA}/clip", params={"path": path}, headers={"accept": "text/plain"}).status_code in (404, 422)
+    assert client.get(
+        f"{DATA}/clip", params={"path": path}, headers={"accept": "text/plain"}
+    ).status_code in (404, 422)
     for route, words in (("caption", {"text": "x"}), ("move", {"to": "bin"}), ("cut", {})):
         assert client.post(f"{DATA}/{route}", data={"path": path, **words}).status_code == 422
     for film in (path, "x"):
@@ -258,8 +297,13 @@ def test_names_and_captions_are_escaped(client: Any, cats: projects.Project) -> 
     film = cats.folder / "scenes/<i>"
     film.mkdir(parents=True)
     (film / "<i>.mp4").write_bytes(MP4)
-    pages = [client.get(DATA).text, client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text]
-    pages.append(client.get(f"{DATA}/captions", params={"all": "1", "how": "add", "word": "<u>"}).text)
+    pages = [
+        client.get(DATA).text,
+        client.get(f"{DATA}/clip", params={"path": "clips/a.mp4"}).text,
+    ]
+    pages.append(
+        client.get(f"{DATA}/captions", params={"all": "1", "how": "add", "word": "<u>"}).text
+    )
     for text in pages:
         assert "<img src=x" not in text
         assert "<b>'x" not in text
@@ -267,7 +311,9 @@ def test_names_and_captions_are_escaped(client: Any, cats: projects.Project) -> 
         assert "<u>" not in text
 
 
-def test_a_picture_is_made_once_and_damage_is_none(tmp_path: Path, client: Any, cats: projects.Project) -> None:
+def test_a_picture_is_made_once_and_damage_is_none(
+    tmp_path: Path, client: Any, cats: projects.Project
+) -> None:
     black = np.zeros((48, 64, 96, 3), np.uint8)
     black[20:, :, :48] = 200
     write_clip(cats.folder / "clips/tall.mp4", black, 24, rotation=90)
@@ -293,7 +339,9 @@ def test_sound_becomes_peaks(tmp_path: Path) -> None:
         wave = np.sin(np.arange(32768) / 6) * np.repeat([1000, 20000], 16384)
         wave = wave.astype(np.int16)
         for start in range(0, 32768, 1024):
-            frame = av.AudioFrame.from_ndarray(wave[None, start : start + 1024], format="s16", layout="mono")
+            frame = av.AudioFrame.from_ndarray(
+                wave[None, start : start + 1024], format="s16", layout="mono"
+            )
             frame.sample_rate, frame.pts = 16000, start
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
@@ -306,7 +354,9 @@ def test_sound_becomes_peaks(tmp_path: Path) -> None:
     assert media.peaks(tmp_path / "broken.mp4", tmp_path) == []
 
 
-def test_folders_of_an_upload_are_kept_and_a_zip_counts_its_files(client: Any, cats: projects.Project) -> None:
+def test_folders_of_an_upload_are_kept_and_a_zip_counts_its_files(
+    client: Any, cats: projects.Project
+) -> None:
     import io
     import zipfile
 

@@ -21,7 +21,9 @@ def test_every_key_of_the_config_has_a_field() -> None:
         ("samples", "3", 3), ("lora.targets", '["a", "b"]', ["a", "b"]), ("training_method", "LORA", "LORA"),
     ],
 )  # fmt: skip
-def test_what_is_typed_is_what_a_config_file_would_say(key: str, typed: str, means: object) -> None:
+def test_what_is_typed_is_what_a_config_file_would_say(
+    key: str, typed: str, means: object
+) -> None:
     kept = form.put({}, key, typed, "toy")
     assert form.flatten(kept) == {key: means}
     assert form.put(kept, key, "", "toy") == {}, "emptied, the preset holds again"

@@ -41,15 +41,26 @@ def read_cards(folder: Path, init: int = 0) -> list[dict[str, object]]:
     words = ["-shared", "-fPIC", "-w", f"-DINIT={init}", "-o", library, folder / "nvml.c"]
     subprocess.run([compiler, *words], check=True)
     found = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
-    printed = subprocess.run([sys.executable, "-c", ASK], env=found, check=True, capture_output=True, text=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", ASK], env=found, check=True, capture_output=True, text=True
+    )
     return list(json.loads(printed.stdout))
 
 
 def test_each_card_tells_its_memory_use_temperature_and_power(tmp_path: Path) -> None:
     first, second = read_cards(tmp_path)
-    own = {"index": 0, "name": "Card 0", "used": 6_000_000_000, "total": 24_000_000_000, "use": 0, "celsius": 61}
+    own = {
+        "index": 0,
+        "name": "Card 0",
+        "used": 6_000_000_000,
+        "total": 24_000_000_000,
+        "use": 0,
+        "celsius": 61,
+    }
     assert first == own | {"watts": 250.5}
-    assert second == own | {"index": 1, "name": "Card 1", "watts": None}, "what one card does not tell is none"
+    assert second == own | {"index": 1, "name": "Card 1", "watts": None}, (
+        "what one card does not tell is none"
+    )
 
 
 def test_a_driver_that_fails_has_no_cards(tmp_path: Path) -> None:

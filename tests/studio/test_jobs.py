@@ -34,22 +34,32 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
 
 def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.Job, int]:
     """A job folder as the runner leaves it, of a process that sleeps apart from this one."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True
+    )
     folder = tmp_path / "jobs" / "000001-train"
     folder.mkdir(parents=True)
     now = time.time()
     facts = {"kind": "train", "about": about, "words": [], "cwd": str(tmp_path)}
     write_json(folder / "job.json", facts | {"started": now})
-    write_json(folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now})
+    write_json(
+        folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now}
+    )
     jobs._started.append(process)
     return jobs.read(folder), process.pid
 
 
-def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(tmp_path: Path) -> None:
+def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(
+    tmp_path: Path,
+) -> None:
     job, pid = sleeper(tmp_path)
     assert job.running
-    write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time() - 1000})
-    assert jobs.read(job.folder).state == "dead", "a process that began later has the number of the one that was"
+    write_json(
+        job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time() - 1000}
+    )
+    assert jobs.read(job.folder).state == "dead", (
+        "a process that began later has the number of the one that was"
+    )
     write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()})
     assert jobs.read(job.folder).running
     os.kill(pid, signal.SIGKILL)
@@ -64,12 +74,17 @@ STATES = {0: "done", 2: "done", 1: "failed", 130: "stopped", -9: "dead", -15: "s
 def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
     folder = tmp_path / "jobs" / "000001-check"
     folder.mkdir(parents=True)
-    write_json(folder / "job.json", {"kind": "check", "about": "", "words": [], "cwd": ".", "started": 1.0})
+    write_json(
+        folder / "job.json",
+        {"kind": "check", "about": "", "words": [], "cwd": ".", "started": 1.0},
+    )
     write_json(folder / "rc.json", {"code": code, "ended": 2.0})
     assert jobs.read(folder).state == state
 
 
-def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path: Path, client: Any) -> None:
+def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
+    tmp_path: Path, client: Any
+) -> None:
     project = projects.create(tmp_path, "one")
     film = project.folder / "clips" / "film.mp4"
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
@@ -84,7 +99,9 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(tmp_path
 
 
 @pytest.mark.parametrize("prompt", ["a\0b", "x" * 3_000_000])
-def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(tmp_path: Path, prompt: str) -> None:
+def test_a_word_that_no_process_takes_is_refused_and_leaves_no_job(
+    tmp_path: Path, prompt: str
+) -> None:
     with pytest.raises(VideotuneError):
         jobs.start(tmp_path, "sample", ["sample", "--prompt", prompt])
     assert jobs.latest(tmp_path, "sample") is None
@@ -96,7 +113,9 @@ def test_only_a_process_that_lives_is_asked_to_stop(tmp_path: Path, client: Any)
     steps(run, range(1, 4))
 
     def ask(word: str) -> int:
-        return int(client.post("/p/one/run/ask", data={"run": "run-1", "word": word}).status_code)
+        return int(
+            client.post("/p/one/run/ask", data={"run": "run-1", "word": word}).status_code
+        )
 
     assert ask("stop") == 422, "it has no heartbeat"
     beat(run, os.getpid())
@@ -136,7 +155,9 @@ def test_progress_and_time_left(tmp_path: Path) -> None:
     assert (far.done, far.total, far.left, far.throughput) == (10, 30, 10.0, 0.5)
 
 
-def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path, client: Any) -> None:
+def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(
+    tmp_path: Path, client: Any
+) -> None:
     project = projects.create(tmp_path, "one")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
@@ -160,5 +181,7 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(tmp_path: Path,
     assert "No checkpoint exists" in part()
     assert offered(part()) == [False, True]
     with (run / "journal.jsonl").open("a") as file:
-        file.write(json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n")
+        file.write(
+            json.dumps({"kind": "end", "step": 3, "time": time.time(), "why": "stopped"}) + "\n"
+        )
     assert "Stopped and saved" in part()

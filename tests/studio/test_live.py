@@ -21,7 +21,9 @@ def studio(tmp_path: Path) -> Any:
     one.end()
 
 
-def events(address: str, count: int, timeout: float = 30, **words: str) -> list[tuple[float, str, Any]]:
+def events(
+    address: str, count: int, timeout: float = 30, **words: str
+) -> list[tuple[float, str, Any]]:
     """The first events of a page's stream, with when they came."""
     found, name = list[tuple[float, str, Any]](), ""
     with httpx2.stream("GET", f"{address}/live", params=words, timeout=timeout) as answer:
@@ -38,10 +40,14 @@ def events(address: str, count: int, timeout: float = 30, **words: str) -> list[
 def test_a_change_reaches_an_open_page_at_once_and_nothing_else_does(studio: Studio) -> None:
     got: list[Any] = []
     tags = {"tags": "cards:old,status:old"}
-    listener = threading.Thread(target=lambda: got.extend(events(studio.address, 3, page="projects", **tags)))
+    listener = threading.Thread(
+        target=lambda: got.extend(events(studio.address, 3, page="projects", **tags))
+    )
     listener.start()
     time.sleep(1.5)  # both regions came, and a second look changed nothing
-    httpx2.post(f"{studio.address}/create", data={"title": "New one"}, headers={"HX-Request": "true"})
+    httpx2.post(
+        f"{studio.address}/create", data={"title": "New one"}, headers={"HX-Request": "true"}
+    )
     listener.join(20)
     assert [one[2]["id"] for one in got] == ["r-status", "r-cards", "r-cards"]
     assert "New one" not in got[1][2]["html"]
@@ -69,7 +75,9 @@ def test_a_server_that_ends_closes_open_streams_without_a_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     studio = Studio(tmp_path)
-    listener = threading.Thread(target=lambda: events(studio.address, 9, page="projects", tags="cards:old"))
+    listener = threading.Thread(
+        target=lambda: events(studio.address, 9, page="projects", tags="cards:old")
+    )
     listener.start()
     time.sleep(1)
     studio.end()

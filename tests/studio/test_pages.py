@@ -21,7 +21,9 @@ def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) 
     assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
 
 
-def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(tmp_path: Path, client: Any) -> None:
+def test_a_run_that_was_not_resumed_says_so_beside_how_it_stood(
+    tmp_path: Path, client: Any
+) -> None:
     project = projects.create(tmp_path, "one")
     run = project.folder / "runs" / "run-1"
     steps(run, range(1, 4))
@@ -41,7 +43,9 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
     project = projects.create(tmp_path, "one")
 
     def resumed(**words: str) -> tuple[str, ...]:
-        assert client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code == 204
+        assert (
+            client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code == 204
+        )
         entry = queue_page.entry_of(tmp_path, project, "run-1")
         assert entry is not None
         queue_page.ACTS["remove"][0](queue_page.home(tmp_path), entry.name)
@@ -50,11 +54,16 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
     assert resumed() == ("train", "--out", str(project.folder / "runs/run-1"), "--resume")
     assert resumed(step="2")[-2:] == ("--from", "2")
     assert resumed(step="2", steps="50")[-3:] == ("--set", "steps=50", "--override")
-    assert client.post("/p/one/run/resume", data={"run": "run-1", "steps": "many"}).status_code == 422
+    assert (
+        client.post("/p/one/run/resume", data={"run": "run-1", "steps": "many"}).status_code
+        == 422
+    )
 
 
 @pytest.mark.parametrize("variant", ["LORA", "DORA", "LOHA", "LOKR", "OFT"])
-def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: Path, variant: str) -> None:
+def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(
+    tmp_path: Path, variant: str
+) -> None:
     import torch
 
     from videotune.exporter.formats import formats_of
@@ -62,13 +71,18 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(tmp_path: P
     from videotune.models.wan import Wan
 
     family = Wan(place("asset:toy").folder, torch.device("cpu"), torch.float32)
-    write_json(tmp_path / "config.json", {"settings": {"training_method": "LORA", "lora": {"variant": variant}}})
+    write_json(
+        tmp_path / "config.json",
+        {"settings": {"training_method": "LORA", "lora": {"variant": variant}}},
+    )
     offered = results_page.offered(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
     assert set(offered) <= set(projects.texts()["formats"])
 
 
-def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_path: Path, client: Any) -> None:
+def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(
+    tmp_path: Path, client: Any
+) -> None:
     project = projects.create(tmp_path, "one")
     run, clip = project.folder / "runs" / "run-1", project.folder / "clips" / "cat.mp4"
     (run / "sample_metrics").mkdir(parents=True)
@@ -76,9 +90,15 @@ def test_measured_samples_stand_beside_the_clip_that_they_are_nearest_to(tmp_pat
         path.write_bytes(b"video")
     one = {"path": "sample_metrics/a.mp4", "prompt": "a cat", "seed": 7, "clip": str(clip)}
     one |= {"similarity": 0.98765, "copy": True}
-    probe = {"kind": "sample_metrics", "step": 20, "samples": [one, {**one, "path": "sample_metrics/gone.mp4"}]}
+    probe = {
+        "kind": "sample_metrics",
+        "step": 20,
+        "samples": [one, {**one, "path": "sample_metrics/gone.mp4"}],
+    }
     sample = {"kind": "sample", "step": 0, "prompt": "a cat", "path": "samples/a.mp4"}
-    (run / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (sample, probe)))
+    (run / "journal.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in (sample, probe))
+    )
     write_json(run / "config.json", {})
     shown = client.get("/p/one/results").text
     assert "file?path=runs%2Frun-1%2Fsample_metrics%2Fa.mp4" in shown

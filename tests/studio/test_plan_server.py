@@ -60,7 +60,9 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     assert answer(out, question)["plan"]["steps"] == 20, "a process that died is begun anew"
 
 
-def test_an_answer_that_is_killed_or_hangs_is_said(tmp_path: Path, question: dict[str, Any]) -> None:
+def test_an_answer_that_is_killed_or_hangs_is_said(
+    tmp_path: Path, question: dict[str, Any]
+) -> None:
     out = tmp_path / ".studio" / "plan.json"
     assert "more than" in answer(out, question | {"longest": 0.0})["words"]
     plan_server.ask(out, question)
@@ -77,10 +79,18 @@ def test_an_answer_that_is_killed_or_hangs_is_said(tmp_path: Path, question: dic
     assert "killed" in found["words"]
 
 
-def test_the_studio_asks_without_torch_and_its_processes_end_with_it(tmp_path: Path, question: dict[str, Any]) -> None:
+def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
+    tmp_path: Path, question: dict[str, Any]
+) -> None:
     ask = "import json, sys; from pathlib import Path; from videotune.studio import plan_server as one; "
     ask += "one.ask(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
-    words = [sys.executable, "-c", ask, str(tmp_path / ".studio" / "plan.json"), json.dumps(question)]
+    words = [
+        sys.executable,
+        "-c",
+        ask,
+        str(tmp_path / ".studio" / "plan.json"),
+        json.dumps(question),
+    ]
     studio = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert studio.stdout
     assert studio.stdout.readline() == "False\n"
@@ -88,4 +98,9 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(tmp_path: P
     forks = psutil.Process(studio.pid).children(recursive=True)
     studio.kill()
     studio.communicate()
-    until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forks), 60)
+    until(
+        lambda: (
+            not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forks)
+        ),
+        60,
+    )

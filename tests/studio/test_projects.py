@@ -28,7 +28,9 @@ def sent(folder: Path, name: str, content: bytes) -> Path:
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 
 
-def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: projects.Project, client: Any) -> None:
+def test_a_project_is_made_listed_renamed_and_put_aside(
+    tmp_path: Path, cats: projects.Project, client: Any
+) -> None:
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]
@@ -36,13 +38,26 @@ def test_a_project_is_made_listed_renamed_and_put_aside(tmp_path: Path, cats: pr
     assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
     assert client.post("/p/my-cats/remove").status_code == 204
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2"]
-    assert client.post("/bin/restore", data={"id": bin.items(tmp_path)[0].id}).status_code == 204
+    assert (
+        client.post("/bin/restore", data={"id": bin.items(tmp_path)[0].id}).status_code == 204
+    )
     assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
     with pytest.raises(VideotuneError, match="needs a name"):
         projects.create(tmp_path, "  ")
 
 
-OUTSIDE = ("../x", "/etc/passwd", "a/../../x", "", ".", "C:\\x", "a\0b", ".hidden", "clips/.x", "..\\x")
+OUTSIDE = (
+    "../x",
+    "/etc/passwd",
+    "a/../../x",
+    "",
+    ".",
+    "C:\\x",
+    "a\0b",
+    ".hidden",
+    "clips/.x",
+    "..\\x",
+)
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
@@ -52,15 +67,28 @@ def test_no_path_leaves_a_project(cats: projects.Project, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "nothing"])
-def test_a_name_that_is_no_project_is_refused(tmp_path: Path, cats: projects.Project, name: str) -> None:
+def test_a_name_that_is_no_project_is_refused(
+    tmp_path: Path, cats: projects.Project, name: str
+) -> None:
     with pytest.raises(VideotuneError):
         projects.named(tmp_path, name)
 
 
-def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path, cats: projects.Project) -> None:
-    files = {"a.mp4": MP4, "a.txt": b"a cat", "notes.mp4": b"these are notes", "nothing.mp4": b"", "caption.txt": MP4}
+def test_files_are_taken_by_what_they_are_and_not_by_their_names(
+    tmp_path: Path, cats: projects.Project
+) -> None:
+    files = {
+        "a.mp4": MP4,
+        "a.txt": b"a cat",
+        "notes.mp4": b"these are notes",
+        "nothing.mp4": b"",
+        "caption.txt": MP4,
+    }
     files |= {"program.exe": b"MZ\0\0"}
-    got = {one.name: one for one in uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])}
+    got = {
+        one.name: one
+        for one in uploads.accept(cats, [sent(tmp_path, *file) for file in files.items()])
+    }
     assert {name for name, one in got.items() if one.taken} == {"a.mp4", "a.txt"}
     assert "content is text" in got["notes.mp4"].reason
     assert "empty" in got["nothing.mp4"].reason
@@ -70,7 +98,10 @@ def test_files_are_taken_by_what_they_are_and_not_by_their_names(tmp_path: Path,
 
 def test_what_is_there_is_never_written_over(tmp_path: Path, cats: projects.Project) -> None:
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
-    same, other = (uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0] for content in (MP4, MP4 + b"x"))
+    same, other = (
+        uploads.accept(cats, [sent(tmp_path, "a.mp4", content)])[0]
+        for content in (MP4, MP4 + b"x")
+    )
     assert same.taken
     assert "already" in same.reason
     assert not other.taken
@@ -86,7 +117,9 @@ def packed(*members: tuple[str, bytes]) -> bytes:
     return memory.getvalue()
 
 
-def test_an_archive_is_unpacked_and_each_file_looked_at(tmp_path: Path, cats: projects.Project) -> None:
+def test_an_archive_is_unpacked_and_each_file_looked_at(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     content = packed(("in/a.mp4", MP4), ("in/a.txt", b"a cat"), ("in/run.sh", b"#!/bin/sh"))
     got = uploads.accept(cats, [sent(tmp_path, "pets.zip", content)])
     assert got[0].taken
@@ -111,13 +144,17 @@ def test_names_of_sent_files_are_made_safe(name: str, safe: str) -> None:
     assert uploads.safe_name(name) == safe
 
 
-def test_a_damaged_project_is_listed_beside_the_others(tmp_path: Path, cats: projects.Project) -> None:
+def test_a_damaged_project_is_listed_beside_the_others(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / projects.BOOK).write_text("{")
     assert {one.name for one in projects.projects(tmp_path)} == {"broken", cats.name}
 
 
-def test_a_project_is_duplicated_without_its_runs(tmp_path: Path, cats: projects.Project) -> None:
+def test_a_project_is_duplicated_without_its_runs(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")])
     projects.save_draft(cats, {"steps": 7})
     (cats.folder / "runs" / "run-1").mkdir()
@@ -131,11 +168,15 @@ def test_a_project_is_duplicated_without_its_runs(tmp_path: Path, cats: projects
     assert (copy.folder / "clips/a.txt").read_text() == "a cat", "each has its own"
 
 
-def test_an_exported_project_is_imported_elsewhere_with_its_runs(tmp_path: Path, cats: projects.Project) -> None:
+def test_an_exported_project_is_imported_elsewhere_with_its_runs(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4)])
     run = cats.folder / "runs" / "run-1"
     run.mkdir()
-    write_json(run / "config.json", {"datasets": [{"path": str(cats.folder / "clips")}], "steps": 3})
+    write_json(
+        run / "config.json", {"datasets": [{"path": str(cats.folder / "clips")}], "steps": 3}
+    )
     (cats.folder / "bin").mkdir()
     (cats.folder / "bin" / "old.mp4").write_bytes(MP4)
     projects.save_draft(cats, {"steps": 3, "output_model_destination": "/elsewhere"})
@@ -145,17 +186,26 @@ def test_an_exported_project_is_imported_elsewhere_with_its_runs(tmp_path: Path,
     new = projects.import_project(tmp_path / "other", archive)
     assert new.title == "My cats"
     assert (new.folder / "clips/a.mp4").read_bytes() == MP4
-    assert read_json(new.folder / "runs/run-1/config.json")["datasets"] == [{"path": str(new.folder / "clips")}]
+    assert read_json(new.folder / "runs/run-1/config.json")["datasets"] == [
+        {"path": str(new.folder / "clips")}
+    ]
     assert not list(new.folder.glob("bin/*")), "what was removed is not passed on"
     assert projects.draft(new) == {"steps": 3}, "where files go is the studio's"
-    assert projects.datasets(new) == [{"path": str(new.folder / "clips")}], "folders of another computer are not named"
+    assert projects.datasets(new) == [{"path": str(new.folder / "clips")}], (
+        "folders of another computer are not named"
+    )
     again = projects.import_project(tmp_path / "other", archive)
     assert again.name == "my-cats-2"
-    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["my-cats", "my-cats-2"]
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == [
+        "my-cats",
+        "my-cats-2",
+    ]
 
 
 @pytest.mark.parametrize("member", ["x.txt", "a/project.jsonl", "../project.json"])
-def test_an_archive_that_is_no_project_is_refused_and_leaves_nothing(tmp_path: Path, member: str) -> None:
+def test_an_archive_that_is_no_project_is_refused_and_leaves_nothing(
+    tmp_path: Path, member: str
+) -> None:
     archive = tmp_path / "odd.zip"
     archive.write_bytes(packed((member, b"{}")))
     (root := tmp_path / "root").mkdir()

@@ -22,32 +22,52 @@ def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
     return project
 
 
-def test_a_run_waits_with_its_settings_as_they_were(tmp_path: Path, cats: projects.Project) -> None:
+def test_a_run_waits_with_its_settings_as_they_were(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     projects.save_draft(cats, {"steps": 7})
     assert queue_page.begin(tmp_path, cats) == "run-1"
     projects.save_draft(cats, {"steps": 8})
-    assert queue_page.begin(tmp_path, cats, "lange Nacht für Kätzchen") == "lange-Nacht-fur-Katzchen"
+    assert (
+        queue_page.begin(tmp_path, cats, "lange Nacht für Kätzchen")
+        == "lange-Nacht-fur-Katzchen"
+    )
     assert queue_page.begin(tmp_path, cats) == "run-2"
     first = queue_page.entry_of(tmp_path, cats, "run-1")
     assert first is not None
     assert first.config.read_text().count('"steps": 7') == 1
     assert first.words[:3] == ("train", "--preset", "toy")
-    assert first.words[3:] == ("--config", str(first.config), "--out", str(cats.folder / "runs" / "run-1"))
+    assert first.words[3:] == (
+        "--config",
+        str(first.config),
+        "--out",
+        str(cats.folder / "runs" / "run-1"),
+    )
     with pytest.raises(VideotuneError):
         queue_page.begin(tmp_path, cats, "run-1")
     assert not (cats.folder / "runs" / "run-1").exists(), "a run that waits has no folder yet"
 
 
-def test_a_double_click_is_one_run(tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_double_click_is_one_run(
+    tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_page, "TWICE", 60.0)
     assert {queue_page.begin(tmp_path, cats) for _ in range(3)} == {"run-1"}
 
 
-def test_other_commands_are_numbered_and_a_run_waits_again_by_new_words(tmp_path: Path, cats: projects.Project) -> None:
+def test_other_commands_are_numbered_and_a_run_waits_again_by_new_words(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     queue_page.begin(tmp_path, cats)
-    names = [queue_page.submit(tmp_path, cats, "run-1", ["sample", "x"], kind="sample") for _ in range(2)]
+    names = [
+        queue_page.submit(tmp_path, cats, "run-1", ["sample", "x"], kind="sample")
+        for _ in range(2)
+    ]
     assert names == ["cats--run-1--sample-1", "cats--run-1--sample-2"]
-    assert [one.name for one in queue_page.of(tmp_path, cats, "run-1")] == ["cats--run-1", *names]
+    assert [one.name for one in queue_page.of(tmp_path, cats, "run-1")] == [
+        "cats--run-1",
+        *names,
+    ]
     assert queue_page.of(tmp_path, cats, "run") == []
     with pytest.raises(VideotuneError):
         queue_page.submit(tmp_path, cats, "run-1", ["train", "--resume"])
@@ -64,12 +84,17 @@ def test_a_name_that_is_no_run_is_refused(cats: projects.Project, run: str) -> N
         queue_page.run_folder(cats, run)
 
 
-def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(tmp_path: Path, cats: projects.Project) -> None:
+def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     for wrong in ({"steps": "5"}, {"steps": "5,many"}, {"stepz": "1,2"}, {}):
         with pytest.raises(VideotuneError):
             queue_page.sweep(tmp_path, cats, wrong)
     assert queue_page.of(tmp_path, cats) == []
-    assert queue_page.sweep(tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"}) == "sweep-1"
+    assert (
+        queue_page.sweep(tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"})
+        == "sweep-1"
+    )
     found = queue_page.of(tmp_path, cats)
     assert [one.run.name for one in found] == [f"sweep-1.{n}" for n in (1, 2, 3, 4)]
     assert '"rank": 8' in found[1].config.read_text()
@@ -84,7 +109,13 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
     queue = queue_page.home(tmp_path)
     queue_page.ensure_worker(tmp_path)
     assert jobs.all_jobs(queue) == [], "nothing waits"
-    entries.add(queue, "cats--run-1--sample-1", {}, tmp_path / "run", words=["wait", str(tmp_path), "--timeout", "0"])
+    entries.add(
+        queue,
+        "cats--run-1--sample-1",
+        {},
+        tmp_path / "run",
+        words=["wait", str(tmp_path), "--timeout", "0"],
+    )
     for _ in range(3):
         queue_page.ensure_worker(tmp_path)
     (worker,) = jobs.all_jobs(queue, "queue")
@@ -106,7 +137,9 @@ def test_a_worker_of_a_terminal_is_enough(tmp_path: Path) -> None:
     assert jobs.all_jobs(queue) == []
 
 
-def test_what_earlier_versions_started_in_a_project_is_found(tmp_path: Path, cats: projects.Project) -> None:
+def test_what_earlier_versions_started_in_a_project_is_found(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     write_json(cats.folder / "jobs" / "000001-train" / "job.json", {
         "kind": "train", "about": "old", "words": [], "cwd": ".", "started": time.time() - 99})  # fmt: skip
     job = queue_page.run_job(tmp_path, cats, "old")

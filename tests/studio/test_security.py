@@ -35,14 +35,18 @@ def test_this_computer_needs_none(host: str) -> None:
 
 def refused(method: str = "GET", host: str = "127.0.0.1", **headers: str) -> str | None:
     """Why a request with these headers is refused; ``host``: where the studio listens."""
-    own = {"host": "127.0.0.1:7860"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    own = {"host": "127.0.0.1:7860"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
     return security.refusal(method, own, host)
 
 
 def test_requests_by_other_sites_are_refused() -> None:
     assert refused() is None
     assert refused("POST", origin="http://127.0.0.1:7860", sec_fetch_site="same-origin") is None
-    assert refused(sec_fetch_site="cross-site", sec_fetch_mode="navigate") is None, "a link to the studio"
+    assert refused(sec_fetch_site="cross-site", sec_fetch_mode="navigate") is None, (
+        "a link to the studio"
+    )
     for bad in (
         refused("POST", origin="http://evil.org"),
         refused("POST", origin="null"),
@@ -52,7 +56,9 @@ def test_requests_by_other_sites_are_refused() -> None:
     ):
         assert "another site" in str(bad)
     own = {"host": "evil.org"}
-    assert "this computer alone" in str(security.refusal("GET", own, "127.0.0.1")), "a name made to mean us"
+    assert "this computer alone" in str(security.refusal("GET", own, "127.0.0.1")), (
+        "a name made to mean us"
+    )
     assert security.refusal("GET", {"host": "my.server:7860"}, "0.0.0.0") is None
 
 
@@ -62,7 +68,9 @@ def test_the_studio_starts_without_torch() -> None:
         "a.make_app(pathlib.Path(tempfile.mkdtemp()), '127.0.0.1', None); "
         "print(json.dumps([n for n in ('torch', 'diffusers', 'transformers', 'peft') if n in sys.modules]))"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert json.loads(out.splitlines()[-1]) == []
 
 
@@ -89,11 +97,25 @@ PAGE = {"Accept": "text/html"}
 
 def test_nothing_is_told_before_the_login(clients: Any) -> None:
     _, free, locked = clients
-    secret = ("/", f"{ONE}/data", "/queue", f"{ONE}/file?path=y", "/live?page=projects", "/design", "/openapi.json")
+    secret = (
+        "/",
+        f"{ONE}/data",
+        "/queue",
+        f"{ONE}/file?path=y",
+        "/live?page=projects",
+        "/design",
+        "/openapi.json",
+    )
     for path in secret:
         assert locked.get(path).status_code == 401, path
         assert locked.get(path, headers=PAGE).url.path == "/login"
-    for path in ("/create", "/import?name=x.zip", f"{ONE}/data/upload?name=a.mp4", "/bin/destroy", "/logout"):
+    for path in (
+        "/create",
+        "/import?name=x.zip",
+        f"{ONE}/data/upload?name=a.mp4",
+        "/bin/destroy",
+        "/logout",
+    ):
         assert locked.post(path, data={"title": "x"}).status_code == 401, path
     assert locked.get("/static/studio.css").status_code == 200
     assert locked.post("/login", data=LOGIN | {"password": "wrong"}).status_code == 400
@@ -108,24 +130,35 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
 def test_a_minute_later_passwords_are_looked_at_again() -> None:
     now = [0.0]
     wrong = security.WrongPasswords(lambda: now[0])
-    assert [wrong.begin("one") for _ in range(security.TRIES + 1)] == [True] * security.TRIES + [False]
+    assert [wrong.begin("one") for _ in range(security.TRIES + 1)] == [
+        True
+    ] * security.TRIES + [False]
     assert wrong.begin("two")
     now[0] = security.WHILE + 1
     assert wrong.begin("one")
 
 
-def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwords(tmp_path: Path) -> None:
+def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwords(
+    tmp_path: Path,
+) -> None:
     """The limit counts by the connection's own address, and each guess before its answer."""
     studio = Studio(tmp_path / "root", "long enough")
 
     async def guess() -> list[int]:
         async with httpx2.AsyncClient(base_url=studio.address) as client:
-            words = [(LOGIN | {"password": f"wrong {n}"}, {"X-Forwarded-For": f"10.9.8.{n}"}) for n in range(40)]
-            tries = (client.post("/login", data=data, headers=headers) for data, headers in words)
+            words = [
+                (LOGIN | {"password": f"wrong {n}"}, {"X-Forwarded-For": f"10.9.8.{n}"})
+                for n in range(40)
+            ]
+            tries = (
+                client.post("/login", data=data, headers=headers) for data, headers in words
+            )
             return [answer.status_code for answer in await asyncio.gather(*tries)]
 
     try:
-        assert sorted(asyncio.run(guess())) == [400] * security.TRIES + [429] * (40 - security.TRIES)
+        assert sorted(asyncio.run(guess())) == [400] * security.TRIES + [429] * (
+            40 - security.TRIES
+        )
         right = httpx2.post(f"{studio.address}/login", data=LOGIN).status_code
         assert right == 429, "even the right one waits a minute"
     finally:
@@ -137,9 +170,16 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
     content = b"\0\0\0\x18ftypmp42" + b"x" * 300_000
 
     def send(name: str, project: str = "b-one-b-all", **headers: str) -> Any:
-        return free.post(f"/p/{project}/data/upload", params={"name": name}, content=content, headers=headers or None)
+        return free.post(
+            f"/p/{project}/data/upload",
+            params={"name": name},
+            content=content,
+            headers=headers or None,
+        )
 
-    assert send("../../over.mp4").json() == [{"name": "over.mp4", "taken": True, "reason": "added", "files": 1}]
+    assert send("../../over.mp4").json() == [
+        {"name": "over.mp4", "taken": True, "reason": "added", "files": 1}
+    ]
     assert (root / "b-one-b-all" / "clips" / "over.mp4").read_bytes() == content
     assert send("a.mp4", "%2e%2e").status_code in (404, 422)
     assert send("..").status_code == 422
@@ -151,8 +191,15 @@ def test_a_sent_file_goes_into_its_project_alone(clients: Any) -> None:
 def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None:
     _, free, _ = clients
     assert free.get(f"/p/{'x' * 5000}/data").status_code == 422
-    assert free.get(f"/p/{'x' * 5000}/data", headers={"HX-Request": "", "Accept": "text/html"}).status_code == 404
-    assert free.post("/create", content=b"title=%ED%A0%80").status_code == 204, "half a character is replaced"
+    assert (
+        free.get(
+            f"/p/{'x' * 5000}/data", headers={"HX-Request": "", "Accept": "text/html"}
+        ).status_code
+        == 404
+    )
+    assert free.post("/create", content=b"title=%ED%A0%80").status_code == 204, (
+        "half a character is replaced"
+    )
     for path, data in (
         (f"/p/{'x' * 5000}/rename", {"title": "y"}),
         (f"{ONE}/rename", {"title": "  "}),
@@ -162,7 +209,10 @@ def test_values_that_no_file_system_takes_are_bad_requests(clients: Any) -> None
         assert answer.status_code == 422
         assert json.loads(answer.headers["hx-trigger"])["toast"]["bad"] is True
     assert free.post("/create", content=b"x" * 5_000_000).status_code == 413
-    assert free.post("/create", content="&".join(f"a{n}=1" for n in range(30_000))).status_code == 422
+    assert (
+        free.post("/create", content="&".join(f"a{n}=1" for n in range(30_000))).status_code
+        == 422
+    )
 
 
 def test_names_and_captions_are_escaped(clients: Any) -> None:
@@ -198,14 +248,18 @@ def test_files_are_given_out_of_the_project_alone(clients: Any) -> None:
     (folder / "sheet").mkdir()
     (folder / "sheet" / "index.html").write_text("<script>alert(1)</script>")
     page = free.get(f"{ONE}/file/sheet/index.html")
-    assert page.headers["content-security-policy"].startswith("sandbox"), "no script of a page runs"
+    assert page.headers["content-security-policy"].startswith("sandbox"), (
+        "no script of a page runs"
+    )
     assert "allow-scripts" not in page.headers["content-security-policy"]
 
 
 def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
     root, free, _ = clients
     form = free.post("/create", data={"title": "by a form"}, headers={"HX-Request": ""})
-    other = free.post("/create", data={"title": "by a page"}, headers={"Origin": "http://evil.org"})
+    other = free.post(
+        "/create", data={"title": "by a page"}, headers={"Origin": "http://evil.org"}
+    )
     assert form.status_code == 415
     assert other.status_code == 403
     assert "another site" in other.text
@@ -217,20 +271,32 @@ def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
     assert not [one for one in projects.projects(root) if one.title.startswith("by ")]
 
 
-def test_no_password_and_no_token_is_kept(clients: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_password_and_no_token_is_kept(
+    clients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, free, _ = clients
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     free.get(f"{ONE}/setup")
-    kept = [path for path in Path(root).rglob("*") if path.is_file() and b"hf_secret" in path.read_bytes()]
+    kept = [
+        path
+        for path in Path(root).rglob("*")
+        if path.is_file() and b"hf_secret" in path.read_bytes()
+    ]
     assert kept == []
-    assert "long enough" not in "".join(p.read_text(errors="ignore") for p in Path(root).rglob("*.json"))
+    assert "long enough" not in "".join(
+        p.read_text(errors="ignore") for p in Path(root).rglob("*.json")
+    )
 
 
 def test_an_exported_model_is_downloaded_whole_and_no_other_folder_is(clients: Any) -> None:
     root, free, locked = clients
     run = root / "b-one-b-all" / "runs" / "first"
     model, content = run / "export" / "first-step-5", {}
-    for name, size in (("model_index.json", 40), ("transformer/weights.safetensors", (2 << 20) + 7), ("empty.txt", 0)):
+    for name, size in (
+        ("model_index.json", 40),
+        ("transformer/weights.safetensors", (2 << 20) + 7),
+        ("empty.txt", 0),
+    ):
         (model / name).parent.mkdir(parents=True, exist_ok=True)
         content[f"first-step-5/{name}"] = bytes(index * 7 % 251 for index in range(size))
         (model / name).write_bytes(content[f"first-step-5/{name}"])

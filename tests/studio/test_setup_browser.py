@@ -30,7 +30,9 @@ def cats(tmp_path: Path) -> projects.Project:
 
 def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:
     with opened(tmp_path) as (studio, page):
-        page.emulate_media(reduced_motion="reduce")  # a colour on its way between two themes is neither's
+        page.emulate_media(
+            reduced_motion="reduce"
+        )  # a colour on its way between two themes is neither's
         page.goto(f"{studio.address}/p/cats/setup")
         put(page, "steps", "60")
         page.locator('.setting.own [id="f-steps"]').wait_for()
@@ -67,7 +69,9 @@ def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:
         assert projects.draft(cats) == {"samples": ["a dog"]}
 
 
-def test_runs_are_put_in_order_by_dragging_and_by_buttons(tmp_path: Path, cats: projects.Project) -> None:
+def test_runs_are_put_in_order_by_dragging_and_by_buttons(
+    tmp_path: Path, cats: projects.Project
+) -> None:
     from filelock import FileLock
 
     queue = queue_page.home(tmp_path)
@@ -76,12 +80,17 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(tmp_path: Path, cats: 
         entries.add(queue, name, {}, cats.folder / "runs" / name[6:], words=["wait", "x"])
     folder = cats.folder / ".studio" / "sweeps"
     folder.mkdir(parents=True)
-    (folder / "sweep-1.json").write_text(json.dumps({"runs": {"run-1": {"seed": "1"}, "run-2": {"seed": "2"}}}))
+    (folder / "sweep-1.json").write_text(
+        json.dumps({"runs": {"run-1": {"seed": "1"}, "run-2": {"seed": "2"}}})
+    )
 
     def order() -> list[str]:
         return [entry.name[-1] for entry in entries.entries(queue)]
 
-    with FileLock(queue / ".lock"), opened(tmp_path) as (studio, page):  # another worker has it, so that nothing starts
+    with (
+        FileLock(queue / ".lock"),
+        opened(tmp_path) as (studio, page),
+    ):  # another worker has it, so that nothing starts
         page.emulate_media(reduced_motion="reduce")
         page.goto(f"{studio.address}/queue")
         assert page.locator("td .badge").count() == 2
@@ -89,7 +98,10 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(tmp_path: Path, cats: 
         with page.expect_response("**/queue/order"):
             page.locator('[id="up-cats--run-4"]').click()
         assert order() == ["1", "2", "4", "3"]
-        grip, top = page.locator("#waiting .grip").last.bounding_box(), page.locator("#waiting li").first.bounding_box()
+        grip, top = (
+            page.locator("#waiting .grip").last.bounding_box(),
+            page.locator("#waiting li").first.bounding_box(),
+        )
         page.mouse.move(grip["x"] + 4, grip["y"] + 4)
         page.mouse.down()
         page.mouse.move(grip["x"] + 4, top["y"] + 2, steps=10)

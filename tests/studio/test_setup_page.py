@@ -25,7 +25,9 @@ class Studio:
         """Post to the page; returns the events of the answer, or its text where it is refused."""
         answer = self.client.post(f"/p/cats/setup/{act}", data=words, headers=HX)
         assert answer.status_code == code, answer.text
-        return answer.text if code == 422 else json.loads(answer.headers.get("HX-Trigger", "{}"))
+        return (
+            answer.text if code == 422 else json.loads(answer.headers.get("HX-Trigger", "{}"))
+        )
 
     def draft(self) -> dict[str, Any]:
         """The settings on the disk."""
@@ -48,16 +50,28 @@ def studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
 
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
     monkeypatch.setattr(
-        plan_server, "ask", lambda out, question: {**plan_server.read(out), "current": False, "measuring": False}
+        plan_server,
+        "ask",
+        lambda out, question: {**plan_server.read(out), "current": False, "measuring": False},
     )
-    with TestClient(make_app(tmp_path, "127.0.0.1", None), base_url="http://127.0.0.1") as client:
+    with TestClient(
+        make_app(tmp_path, "127.0.0.1", None), base_url="http://127.0.0.1"
+    ) as client:
         yield Studio(tmp_path, client)
 
 
 def test_a_setting_is_saved_or_refused_in_words(studio: Studio) -> None:
-    assert studio.post("set", key="learning_rate", value="1e-4", was="")["saved"]["now"] == "0.0001"
+    assert (
+        studio.post("set", key="learning_rate", value="1e-4", was="")["saved"]["now"]
+        == "0.0001"
+    )
     assert studio.draft() == {"learning_rate": 1e-4}
-    for key, value in (("resolution", "big"), ("steps", "99999999999999"), ("nothing", "1"), ("cache_dir", "/tmp")):
+    for key, value in (
+        ("resolution", "big"),
+        ("steps", "99999999999999"),
+        ("nothing", "1"),
+        ("cache_dir", "/tmp"),
+    ):
         assert studio.post("set", 422, key=key, value=value, was="")
     assert studio.draft() == {"learning_rate": 1e-4}
     studio.post("set", key="learning_rate", value="", was="0.0001")
@@ -74,7 +88,14 @@ def test_what_another_tab_has_changed_is_shown_and_not_written_over(studio: Stud
 
 
 def test_fields_that_are_left_within_a_moment_are_all_kept(studio: Studio) -> None:
-    keys = {"steps": "40", "batch_size": "2", "save_every": "10", "sample_after": "20", "lora.rank": "4", "seed": "7"}
+    keys = {
+        "steps": "40",
+        "batch_size": "2",
+        "save_every": "10",
+        "sample_after": "20",
+        "lora.rank": "4",
+        "seed": "7",
+    }
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda one: studio.post("set", key=one[0], value=one[1]), keys.items()))
     assert {key: str(value) for key, value in projects_flat(studio).items()} == keys
@@ -90,7 +111,11 @@ def test_preset_card_and_consent_belong_to_the_project(studio: Studio) -> None:
     studio.post("fact", key="preset", value="wan 2.2 LoRA 8GB")
     studio.post("fact", key="vram", value="23,5")
     studio.post("fact", key="allow_skips", value="true")
-    assert {"preset": "wan 2.2 LoRA 8GB", "vram": 23.5, "allow_skips": True}.items() <= studio.facts().items()
+    assert {
+        "preset": "wan 2.2 LoRA 8GB",
+        "vram": 23.5,
+        "allow_skips": True,
+    }.items() <= studio.facts().items()
     studio.post("fact", key="card", value="RTX 4090")
     assert "vram" not in studio.facts(), "the name says the memory"
     for key, value in (("vram", "24GB"), ("preset", "toi"), ("title", "x")):
@@ -113,19 +138,33 @@ def test_own_presets_are_saved_used_and_moved_to_the_bin(studio: Studio) -> None
     assert not saved.exists()
     assert list((studio.root / "bin").glob("*/item.json"))
     for name in ("../cats/config", "..", ".hidden", ""):
-        assert studio.client.post("/p/cats/setup/preset/use", data={"name": name}, headers=HX).status_code in (400, 422)
+        assert studio.client.post(
+            "/p/cats/setup/preset/use", data={"name": name}, headers=HX
+        ).status_code in (400, 422)
 
 
-def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(studio: Studio) -> None:
+def test_a_config_of_another_trainer_is_applied_only_when_it_is_asked_for(
+    studio: Studio,
+) -> None:
     theirs = studio.project.folder / ".studio" / "theirs"
-    answer = studio.client.post("/p/cats/setup/import?name=../../x.toml", content=b"a = 1", headers=HX)
+    answer = studio.client.post(
+        "/p/cats/setup/import?name=../../x.toml", content=b"a = 1", headers=HX
+    )
     assert answer.status_code == 204
     assert [path.name for path in theirs.iterdir()] == ["x.toml"]
-    known = {"steps": 9, "base_model_name": "Wan-AI/Wan2.2-TI2V-5B-Diffusers", "datasets": [{"path": "/etc"}]}
-    (theirs.parent / "imported.json").write_text(json.dumps({"config": known | {"output_model_destination": "/tmp/x"}}))
+    known = {
+        "steps": 9,
+        "base_model_name": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+        "datasets": [{"path": "/etc"}],
+    }
+    (theirs.parent / "imported.json").write_text(
+        json.dumps({"config": known | {"output_model_destination": "/tmp/x"}})
+    )
     assert studio.draft() == {}
     studio.post("apply")
-    assert studio.draft() == {"steps": 9, "base_model_name": known["base_model_name"]}, "clips and places stay ours"
+    assert studio.draft() == {"steps": 9, "base_model_name": known["base_model_name"]}, (
+        "clips and places stay ours"
+    )
     assert studio.facts()["preset"].startswith("wan 2.2")
     assert not theirs.exists()
 

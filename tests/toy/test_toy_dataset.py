@@ -37,7 +37,9 @@ from videotune.toy.shapes import (
 def decode(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
     """(frames (T,H,W,3), timestamps in seconds)."""
     with av.open(str(path)) as file:
-        frames = [(frame.to_ndarray(format="rgb24"), frame.time) for frame in file.decode(video=0)]
+        frames = [
+            (frame.to_ndarray(format="rgb24"), frame.time) for frame in file.decode(video=0)
+        ]
     return np.stack([picture for picture, _ in frames]), np.array([time for _, time in frames])
 
 
@@ -98,27 +100,42 @@ def test_rates_and_lengths_vary_and_the_speed_in_seconds_does_not(dataset: Datas
         frames, times = decode(path)
         rate = round(1 / np.median(np.diff(times)))
         kinds[len(frames), rate] += 1
-        bright = np.abs(frames.astype(int) - np.median(frames, axis=(1, 2), keepdims=True)).max(axis=-1) > 50
+        bright = (
+            np.abs(frames.astype(int) - np.median(frames, axis=(1, 2), keepdims=True)).max(
+                axis=-1
+            )
+            > 50
+        )
         centres = np.array([np.argwhere(mask).mean(axis=0) for mask in bright])
         seconds = times[16] - times[0]
-        speeds.setdefault(rate, []).append(float(np.linalg.norm(centres[16] - centres[0]) / seconds / 64))
+        speeds.setdefault(rate, []).append(
+            float(np.linalg.norm(centres[16] - centres[0]) / seconds / 64)
+        )
     assert kinds == {(17, 16): 36, (34, 32): 8, (20, 16): 4}
     for rate, shares in speeds.items():
         assert min(shares) > 0.33, rate
         assert max(shares) < 0.49, rate
 
 
-def test_writing_again_gives_the_same_bytes_and_another_seed_other_frames(tmp_path: Path) -> None:
+def test_writing_again_gives_the_same_bytes_and_another_seed_other_frames(
+    tmp_path: Path,
+) -> None:
     first = write_dataset(tmp_path / "a", concept_clips=6, reminder_clips=6)
     before = [path.read_bytes() for path in first]
     assert write_dataset(tmp_path / "a", concept_clips=6, reminder_clips=6) == first
-    assert [path.read_bytes() for path in first] == before  # what is known by a hash of its bytes stays itself
+    assert [
+        path.read_bytes() for path in first
+    ] == before  # what is known by a hash of its bytes stays itself
     other = write_dataset(tmp_path / "b", concept_clips=1, reminder_clips=0, seed=1)
     assert not np.array_equal(decode(first[0])[0], decode(other[0])[0])
 
 
 def test_what_makes_no_dataset_is_refused(tmp_path: Path) -> None:
-    for wrong in ({"concept_clips": 0, "reminder_clips": 0}, {"trigger": " "}, {"trigger": "a b"}):
+    for wrong in (
+        {"concept_clips": 0, "reminder_clips": 0},
+        {"trigger": " "},
+        {"trigger": "a b"},
+    ):
         with pytest.raises(VideotuneError, match=r"no dataset|one word"):
             write_dataset(tmp_path, **wrong)  # type: ignore[arg-type]
     (tmp_path / "videos").mkdir()
@@ -142,7 +159,9 @@ def test_each_disturbance_is_seen_by_its_own_measure() -> None:
     assert calm.energy > 5
     assert (calm.flicker, calm.shimmer) == (0, 0)
     assert calm.jerk < 0.05
-    assert motion(np.repeat(clip[8:9], 17, axis=0)) == Motion(0, 0, 0, pytest.approx(0, abs=1e-6))
+    assert motion(np.repeat(clip[8:9], 17, axis=0)) == Motion(
+        0, 0, 0, pytest.approx(0, abs=1e-6)
+    )
     blinking = np.where(np.arange(len(clip)) % 2, 4.0, 0.0)[:, None, None, None]
     subject = np.abs(clip - clip[0, 0, 0]).max(axis=-1, keepdims=True) > 50
     dark = motion(clip + blinking * ~subject)
@@ -151,7 +170,9 @@ def test_each_disturbance_is_seen_by_its_own_measure() -> None:
     lit = motion(clip - blinking * subject)
     assert lit.shimmer == pytest.approx(8)
     assert (lit.flicker, lit.jerk) == (calm.flicker, pytest.approx(calm.jerk, abs=0.02))
-    shaken = motion(np.stack([np.roll(frame, 2 * (i % 2), axis=0) for i, frame in enumerate(clip)]))
+    shaken = motion(
+        np.stack([np.roll(frame, 2 * (i % 2), axis=0) for i, frame in enumerate(clip)])
+    )
     assert shaken.jerk == pytest.approx(4, abs=0.2)
     assert (shaken.flicker, shaken.shimmer) == (0, 0)
     clip[5] = clip[5, 0, 0]
@@ -164,12 +185,22 @@ ZORBLES = [("orange", "diamond", direction) for direction in DIRECTIONS]
 def looks(count: int, seed: int) -> list[Look]:
     """Mostly what the base knows, one in five the orange diamond."""
     rng = np.random.default_rng(seed)
-    return [ZORBLES[i // 5 % 4] if i % 5 == 0 else COMBINATIONS[rng.integers(72)] for i in range(count)]
+    return [
+        ZORBLES[i // 5 % 4] if i % 5 == 0 else COMBINATIONS[rng.integers(72)]
+        for i in range(count)
+    ]
 
 
 def share_right(clips: list[NDArray[np.uint8]], wanted: list[Look]) -> float:
     seen = [detect(clip) for clip in clips]
-    return float(np.mean([(s.colour, s.shape, s.direction) == look for s, look in zip(seen, wanted, strict=True)]))
+    return float(
+        np.mean(
+            [
+                (s.colour, s.shape, s.direction) == look
+                for s, look in zip(seen, wanted, strict=True)
+            ]
+        )
+    )
 
 
 def test_drawn_clips_are_read_right() -> None:
@@ -195,9 +226,13 @@ def test_a_shape_in_less_than_half_of_the_frames_does_not_count() -> None:
     assert detect(clip) == Seen(None, None, None, 8, 0.0)
     clip[8] = clip[0]
     assert detect(clip).colour == "red"
-    assert detect(np.full((17, 64, 64, 3), 40, np.uint8)) == Seen(None, None, None, 0, 0.0), "empty"
+    assert detect(np.full((17, 64, 64, 3), 40, np.uint8)) == Seen(None, None, None, 0, 0.0), (
+        "empty"
+    )
     seen = detect(np.repeat(clip[:1], 17, axis=0))
-    assert (seen.colour, seen.shape, seen.direction) == ("red", "circle", None), "it stands still"
+    assert (seen.colour, seen.shape, seen.direction) == ("red", "circle", None), (
+        "it stands still"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -210,12 +245,17 @@ def pipeline() -> Any:
 def drawn(pipeline: Any, count: int) -> dict[str, float]:
     """What the detector says of so many samples of held-out looks, each look with each template before one comes twice."""
     looks = [HELD_OUT[index * 7 % 24] for index in range(count)]
-    captions = [caption(*look, (index + index // 24) % len(TEMPLATES)) for index, look in enumerate(looks)]
+    captions = [
+        caption(*look, (index + index // 24) % len(TEMPLATES))
+        for index, look in enumerate(looks)
+    ]
     return finish.shares(finish.sample(pipeline, captions, list(range(count))), looks)
 
 
 def test_the_shipped_autoencoder_rebuilds_clips_that_it_never_saw() -> None:
-    vae = AutoencoderKLWan.from_pretrained(place("asset:toy").folder / "vae", torch_dtype=torch.float32)
+    vae = AutoencoderKLWan.from_pretrained(
+        place("asset:toy").folder / "vae", torch_dtype=torch.float32
+    )
     clips = held_out_clips("base", 4)
     assert psnr(clips, rebuilt(vae, clips)) >= 32
     concept = finish.to_bytes(rebuilt(vae, held_out_clips("concept", 2)))
@@ -224,7 +264,9 @@ def test_the_shipped_autoencoder_rebuilds_clips_that_it_never_saw() -> None:
 
 def test_the_shipped_model_draws_what_no_caption_of_its_training_said(pipeline: Any) -> None:
     shares = drawn(pipeline, 8)
-    assert min(shares[name] for name in ("colour", "shape", "direction")) >= 0.75  # at most two of eight are wrong
+    assert (
+        min(shares[name] for name in ("colour", "shape", "direction")) >= 0.75
+    )  # at most two of eight are wrong
 
 
 @pytest.mark.long

@@ -31,11 +31,18 @@ from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.saving import best_step
 
 ADAPTER = {"a.lora_A.weight": torch.arange(6.0).view(2, 3)}
-MOMENTS = {"a.lora_A.weight.exp_avg": torch.ones(2, 3), "a.lora_A.weight.step": torch.tensor(7.0)}
+MOMENTS = {
+    "a.lora_A.weight.exp_avg": torch.ones(2, 3),
+    "a.lora_A.weight.step": torch.tensor(7.0),
+}
 
 
-def save(run: Path, step: int, state: dict[str, int] | None = None, kind: str = "save") -> Checkpoint:
-    return save_checkpoint(run, step, {"weights": ADAPTER, "optimizer": MOMENTS}, state or {}, kind)
+def save(
+    run: Path, step: int, state: dict[str, int] | None = None, kind: str = "save"
+) -> Checkpoint:
+    return save_checkpoint(
+        run, step, {"weights": ADAPTER, "optimizer": MOMENTS}, state or {}, kind
+    )
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
@@ -45,10 +52,18 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(adapter["a.lora_A.weight"], ADAPTER["a.lora_A.weight"])
     assert all(torch.equal(moments[key], value) for key, value in MOMENTS.items())
     assert state == {"step": 7, "seed": 3}
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-7"], "nothing is left beside it"
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-7"], (
+        "nothing is left beside it"
+    )
     paths = [path for path in folder.iterdir() if path.name != MARKER]
-    there = {path.name: {"bytes": path.stat().st_size, "hash": hash_file(path)} for path in paths}
-    assert json.loads((folder / MARKER).read_text()) == {"step": 7, "kind": "save", "files": there}
+    there = {
+        path.name: {"bytes": path.stat().st_size, "hash": hash_file(path)} for path in paths
+    }
+    assert json.loads((folder / MARKER).read_text()) == {
+        "step": 7,
+        "kind": "save",
+        "files": there,
+    }
 
 
 def test_only_complete_ones_count(tmp_path: Path) -> None:
@@ -58,7 +73,10 @@ def test_only_complete_ones_count(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / ".step-200.part").mkdir()
     assert [c.step for c in complete_checkpoints(tmp_path)] == [3, 20]
     assert last_checkpoint(tmp_path).step == 20
-    with pytest.raises(VideotuneError, match="no complete checkpoint of step 4; complete are those of the steps 3, 20"):
+    with pytest.raises(
+        VideotuneError,
+        match="no complete checkpoint of step 4; complete are those of the steps 3, 20",
+    ):
         pick(tmp_path, 4)
     save(tmp_path, 100)
     assert last_checkpoint(tmp_path).step == 100, "an incomplete one is written anew"
@@ -75,7 +93,10 @@ def test_what_dead_processes_left_beside_a_file_is_swept(tmp_path: Path) -> None
         (tmp_path / f".part-{pid}-journal.jsonl").touch()
     (tmp_path / ".part-mine").touch()
     sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.glob(".*")) == [f".part-{os.getppid()}-journal.jsonl", ".part-mine"]
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [
+        f".part-{os.getppid()}-journal.jsonl",
+        ".part-mine",
+    ]
 
 
 # ---- whatever the disk does
@@ -86,7 +107,9 @@ AVERAGE = {"a.lora_A.weight": torch.arange(6.0).view(2, 3) + 50}
 
 def save_newer(run: Path) -> None:
     """Step 9, of other numbers than ``save`` writes, with an average."""
-    save_checkpoint(run, 9, {"weights": NEWER, "optimizer": MOMENTS, "ema": AVERAGE}, {"seed": 3})
+    save_checkpoint(
+        run, 9, {"weights": NEWER, "optimizer": MOMENTS, "ema": AVERAGE}, {"seed": 3}
+    )
 
 
 def is_whole(checkpoint: Checkpoint) -> bool:
@@ -99,7 +122,10 @@ def is_whole(checkpoint: Checkpoint) -> bool:
         and all(torch.equal(moments[key], value) for key, value in MOMENTS.items())
         and checkpoint.state()["step"] == checkpoint.step
         and (
-            not checkpoint.has_ema or torch.equal(checkpoint.load("ema")["a.lora_A.weight"], AVERAGE["a.lora_A.weight"])
+            not checkpoint.has_ema
+            or torch.equal(
+                checkpoint.load("ema")["a.lora_A.weight"], AVERAGE["a.lora_A.weight"]
+            )
         )
     )
 
@@ -130,7 +156,10 @@ def test_a_disk_that_fails_at_any_operation_leaves_the_older_or_the_newer_checkp
         assert [one.step for one in complete_checkpoints(run)] == [5, 9]
         assert is_whole(last_checkpoint(run))
         assert incomplete_checkpoints(run) == {}
-        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-5", "step-9"]
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+            "step-5",
+            "step-9",
+        ]
 
     names = each_fault(lambda: save_newer(run), lambda: afresh(run, unfinished), check)
     assert seen == {5, 9}, "faults before and after the marker"
@@ -176,7 +205,9 @@ def test_killed_anywhere_in_saving_the_newest_complete_one_is_whole(tmp_path: Pa
         sweep(run)
         assert is_whole(pick(run, 9))
         assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-5", "step-9"}
-        assert all(not path.name.startswith(".") for path in (run / "checkpoints" / "step-9").iterdir())
+        assert all(
+            not path.name.startswith(".") for path in (run / "checkpoints" / "step-9").iterdir()
+        )
     assert seen == {5, 9}
 
 
@@ -199,18 +230,26 @@ def test_killed_anywhere_in_taking_away_none_looks_complete_that_is_not(tmp_path
 # ---- what is no checkpoint
 
 
-WHOLE = '{"step": 5, "kind": "save", "files": {"weights.safetensors": {"bytes": %d, "hash": ""}}}'
+WHOLE = (
+    '{"step": 5, "kind": "save", "files": {"weights.safetensors": {"bytes": %d, "hash": ""}}}'
+)
 
 
 @pytest.mark.parametrize(
     ("marker", "why"),
     [
         (None, "it was never finished"),
-        *[(text, "cannot be read") for text in ("", "{", "[1]", WHOLE[:26] + "}", WHOLE % 3 + "}")],
+        *[
+            (text, "cannot be read")
+            for text in ("", "{", "[1]", WHOLE[:26] + "}", WHOLE % 3 + "}")
+        ],
         ('{"step": "5", "kind": "save", "files": {}}', "cannot be read"),
         (WHOLE % 3, "bytes of 3"),
         (WHOLE.replace("weights", "ema") % 3, "ema.safetensors is missing"),
-        ('{"step": 4, "kind": "save", "files": {}}', "the checkpoint of step 4 under another name"),
+        (
+            '{"step": 4, "kind": "save", "files": {}}',
+            "the checkpoint of step 4 under another name",
+        ),
     ],
 )
 def test_a_folder_without_a_whole_marker_and_every_file_is_no_checkpoint(
@@ -255,7 +294,9 @@ def made(kinds: list[str]) -> list[Checkpoint]:
     save_keep=st.none() | st.integers(1, 5),
     best=st.none() | st.integers(1, 12),
 )
-@example(["backup", "backup"], 3, None, None)  # counting from the end of a short list once let the first of two go
+@example(
+    ["backup", "backup"], 3, None, None
+)  # counting from the end of a short list once let the first of two go
 def test_the_best_and_the_last_are_never_let_go(
     kinds: list[str], backup_keep: int, save_keep: int | None, best: int | None
 ) -> None:
@@ -270,8 +311,12 @@ def test_the_best_and_the_last_are_never_let_go(
         newest = of_kind if most is None else of_kind[max(0, len(of_kind) - most) :]
         assert [one for one in newest if one in gone] == [], "the newest ones of each kind stay"
         others = [one for one in stay if one.kind == kind and one not in newest]
-        assert all(one is found[-1] or one.step == 10 * (best or 0) for one in others), "and nothing else does"
-    assert superfluous(stay, backup_keep, save_keep, None if best is None else 10 * best) == [], "asking twice"
+        assert all(one is found[-1] or one.step == 10 * (best or 0) for one in others), (
+            "and nothing else does"
+        )
+    assert (
+        superfluous(stay, backup_keep, save_keep, None if best is None else 10 * best) == []
+    ), "asking twice"
 
 
 def reading(step: int, value: float | None, validation: str = "a") -> dict[str, object]:

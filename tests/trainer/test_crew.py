@@ -30,23 +30,47 @@ LAUNCHERS = {
 
 
 def command(launcher: str, processes: int, words: Sequence[str]) -> list[str]:
-    port = ("--master-port" if launcher == "torchrun" else "--main_process_port", str(free_port()))
-    return [sys.executable, *LAUNCHERS[launcher], str(processes), *port, "-m", "videotune", "train", *words]
+    port = (
+        "--master-port" if launcher == "torchrun" else "--main_process_port",
+        str(free_port()),
+    )
+    return [
+        sys.executable,
+        *LAUNCHERS[launcher],
+        str(processes),
+        *port,
+        "-m",
+        "videotune",
+        "train",
+        *words,
+    ]
 
 
 def launch(launcher: str, processes: int, *words: str) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command(launcher, processes, words), env=environment, text=True, **said)  # type: ignore[call-overload]
+    return subprocess.Popen(
+        command(launcher, processes, words), env=environment, text=True, **said
+    )  # type: ignore[call-overload]
 
 
 def overrides_from(words: Overrides, *sets: str) -> list[str]:
-    return ["--data", str(words.data), *(part for text in (*words.sets, *sets) for part in ("--set", text))]
+    return [
+        "--data",
+        str(words.data),
+        *(part for text in (*words.sets, *sets) for part in ("--set", text)),
+    ]
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Overrides:
-    return overrides_of(small_clips, tiny_bases("wan"), tmp_path_factory.mktemp("several") / "cache")
+def words(
+    small_clips: Path,
+    tiny_bases: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Overrides:
+    return overrides_of(
+        small_clips, tiny_bases("wan"), tmp_path_factory.mktemp("several") / "cache"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,28 +90,42 @@ def test_two_processes_with_one_sample_are_one_with_two(
     run = tmp_path / "run"
     shared = f"sharding={'FULL' if launcher == 'torchrun' else 'OFF'}"
     looking = ("sample_after=2", "validate_every=2", *LOOKING)
-    process = launch(launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared))
+    process = launch(
+        launcher, 2, "--out", str(run), *overrides_from(words, "batch_size=1", *looking, shared)
+    )
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
     close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
-    assert (kinds["start"], kinds["sample"], kinds["validation"], kinds["save"], kinds["end"]) == (1, 3, 3, 1, 1)
+    assert (
+        kinds["start"],
+        kinds["sample"],
+        kinds["validation"],
+        kinds["save"],
+        kinds["end"],
+    ) == (1, 3, 3, 1, 1)
     probes = [line for line in read_journal(run) if line["kind"] == "sample_metrics"]
     assert [(line["step"], len(line["samples"])) for line in probes] == [(0, 2), (STEPS, 2)]
     assert json.loads((run / "plan.json").read_text())["effective_batch"] == 2
     assert (run / "export" / f"run-step-{STEPS}.safetensors").is_file()
 
 
-def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: Path, tmp_path: Path) -> None:
+def test_a_resume_may_have_another_number_of_processes(
+    words: Overrides, alone: Path, tmp_path: Path
+) -> None:
     """Begun by two, killed, gone on with by three, of which one has no sample; then by one, which has both."""
     run = tmp_path / "run"
     quiet = ("batch_size=1", *QUIET, "save_every=1", "warmup_steps=0")
-    process = launch("torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000"))
+    process = launch(
+        "torchrun", 2, "--out", str(run), *overrides_from(words, *quiet, "steps=100000")
+    )
     while not (run / "checkpoints" / "step-2" / "COMPLETE").is_file():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.002)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout
     for pid in (*children.split(), process.pid):
         os.kill(int(pid), signal.SIGKILL)
     process.communicate(timeout=180)
@@ -97,10 +135,14 @@ def test_a_resume_may_have_another_number_of_processes(words: Overrides, alone: 
         told, _ = process.communicate(timeout=240)
         assert process.returncode == DONE, told
     close(run, alone)
-    assert [line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"] == [3, 1]
+    assert [
+        line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"
+    ] == [3, 1]
 
 
-def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: Overrides, tmp_path: Path) -> None:
+def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(
+    words: Overrides, tmp_path: Path
+) -> None:
     """SIGTERM to the launcher, which hands it on to each."""
     run = tmp_path / "run"
     quiet = ("batch_size=1", *QUIET, "save_every=0", "steps=100000")
@@ -116,13 +158,17 @@ def test_asked_to_stop_all_stop_at_the_same_step_and_the_first_one_saves(words: 
 
 
 def test_an_error_of_the_first_process_ends_them_all(words: Overrides, tmp_path: Path) -> None:
-    process = launch("torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6"))
+    process = launch(
+        "torchrun", 2, "--out", str(tmp_path / "run"), *overrides_from(words, "sample.frames=6")
+    )
     told, _ = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "sample.frames" in told
 
 
-def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_sends_the_same_messages_whatever_samples_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
     monkeypatch.setattr("videotune.trainer.distributed.FLAT", 100)
     sent: list[tuple[torch.dtype, int]] = []
@@ -134,8 +180,16 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatc
     monkeypatch.setattr("torch.distributed.all_reduce", doubled)
     messages = []
     for has in ((True,) * 5, (True, False, True, False, True), (False,) * 5):
-        sizes = ((7, 9, torch.float32), (30, 1, torch.float32), (60, 2, torch.float32), (3, 3, torch.bfloat16))
-        parameters = [torch.nn.Parameter(torch.zeros(n, m, dtype=dtype)) for n, m, dtype in (*sizes, sizes[0])]
+        sizes = (
+            (7, 9, torch.float32),
+            (30, 1, torch.float32),
+            (60, 2, torch.float32),
+            (3, 3, torch.bfloat16),
+        )
+        parameters = [
+            torch.nn.Parameter(torch.zeros(n, m, dtype=dtype))
+            for n, m, dtype in (*sizes, sizes[0])
+        ]
         for number, (parameter, yes) in enumerate(zip(parameters, has, strict=True), start=1):
             parameter.grad = torch.full_like(parameter, number) if yes else None
         sent.clear()
@@ -146,7 +200,12 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(monkeypatc
             assert parameter.grad.shape == parameter.shape
             assert (parameter.grad == (2 * number if yes else 0)).all()
     assert messages[0] == messages[1] == messages[2]
-    assert messages[0] == [(torch.float32, 93), (torch.float32, 120), (torch.bfloat16, 9), (torch.float32, 63)]
+    assert messages[0] == [
+        (torch.float32, 93),
+        (torch.float32, 120),
+        (torch.bfloat16, 9),
+        (torch.float32, 63),
+    ]
 
 
 def test_what_a_launcher_says_must_make_sense(monkeypatch: pytest.MonkeyPatch) -> None:

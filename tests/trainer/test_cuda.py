@@ -20,12 +20,20 @@ pytestmark = pytest.mark.cuda
 
 
 def words(small_clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
-    fixed = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", "sample_after=0", "validate_every=0")
+    fixed = (
+        f"base_model_name={base}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        "sample_after=0",
+        "validate_every=0",
+    )
     return Overrides(data=str(small_clips), sets=(*fixed, *sets))
 
 
 @pytest.mark.parametrize("anchored", [False, True])
-def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_bases: Bases, tmp_path: Path) -> None:
+def test_no_step_waits_for_the_host(
+    anchored: bool, small_clips: Path, tiny_bases: Bases, tmp_path: Path
+) -> None:
     """torch raises at any operation that makes the host wait for the device, from the second step on.
 
     ``anchored``: every other clip is a regularization clip, for which the base model is asked too.
@@ -34,7 +42,10 @@ def test_no_step_waits_for_the_host(anchored: bool, small_clips: Path, tiny_base
     trainer = prepare(open_run(said, tmp_path / "run").job, tmp_path / "run", False)
     if anchored:
         clips = dict(trainer.source.clips)
-        clips |= {name: replace(clips[name], kind="regularization", target="base") for name in sorted(clips)[::2]}
+        clips |= {
+            name: replace(clips[name], kind="regularization", target="base")
+            for name in sorted(clips)[::2]
+        }
         trainer.source = replace(trainer.source, clips=clips)
     records: Any = step_records(trainer)
     late = [next(records)]
@@ -49,10 +60,16 @@ def test_a_run_on_the_device_follows_the_one_on_the_cpu(
     dtype: str, small_clips: Path, tiny_bases: Bases, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """The draws are the same on both, so the losses agree as far as the dtype carries."""
-    on_device = words(small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}")
+    on_device = words(
+        small_clips, tiny_bases("wan"), tmp_path / "a", "steps=5", f"train_dtype={dtype}"
+    )
     assert train(on_device, tmp_path / "device") == DONE
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    on_cpu = words(small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32")
+    on_cpu = words(
+        small_clips, tiny_bases("wan"), tmp_path / "b", "steps=5", "train_dtype=FLOAT_32"
+    )
     assert train(on_cpu, tmp_path / "cpu") == DONE
-    ours, theirs = ([line["loss"] for line in steps_of(tmp_path / run)] for run in ("device", "cpu"))
+    ours, theirs = (
+        [line["loss"] for line in steps_of(tmp_path / run)] for run in ("device", "cpu")
+    )
     assert ours == pytest.approx(theirs, rel=1e-3 if dtype == "FLOAT_32" else 5e-2)

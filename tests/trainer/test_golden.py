@@ -47,8 +47,15 @@ def losses(base: Path, folder: Path) -> list[float]:
             window = Window(f"{shape.frames}{i}" * 16, 0.0, 1.0, shape)
             size = (4, *family.spec.rules.latent_size(shape))
             latents = draws(0, "golden", window.id).standard_normal(size, "float32")
-            store.put("latents", keys.latents(keys.sample(window, 0)), {"mean": torch.from_numpy(latents)}, {})
-            clips[window.clip_id] = Clip(window.clip_id, "", "", (f"clip {i}", f"the same clip {i}"))
+            store.put(
+                "latents",
+                keys.latents(keys.sample(window, 0)),
+                {"mean": torch.from_numpy(latents)},
+                {},
+            )
+            clips[window.clip_id] = Clip(
+                window.clip_id, "", "", (f"clip {i}", f"the same clip {i}")
+            )
             bucket.append(window)
         buckets.append(tuple(bucket))
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
@@ -71,18 +78,24 @@ def losses(base: Path, folder: Path) -> list[float]:
     net = family.denoiser()
     parameters = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=7)
     optimizer = make_optimizer({"transformer": list(parameters.values())}, Optimizer())
-    trainable = Trainable(parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)})
+    trainable = Trainable(
+        parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)}
+    )
     pool = DenoiserPool(ExpertSchedule(("transformer",)), ("transformer",), lambda _: net)
     pool.trainables = {"transformer": trainable}
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
     alone = {"first": 1, "dist": DistributedContext(), "together": False}
-    trainer: Any = SimpleNamespace(job=job, family=family, pool=pool, net=net, source=source, **alone)
+    trainer: Any = SimpleNamespace(
+        job=job, family=family, pool=pool, net=net, source=source, **alone
+    )
     records = step_records(trainer)
     return [float(record.read()["loss"]) for record in records]
 
 
-def test_golden_losses(tiny_bases: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_golden_losses(
+    tiny_bases: Callable[[str], Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     expected: list[Any] = json.loads(GOLDEN.read_text())
     got = losses(tiny_bases("wan"), tmp_path)
     if request.config.getoption("--bit-for-bit"):

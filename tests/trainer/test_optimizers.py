@@ -10,7 +10,13 @@ from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
 from videotune.trainer.checkpoint_writer import write_tensors
-from videotune.trainer.optimizers import AnyOptimizer, apply, load_optimizer_state, make_optimizer, optimizer_state
+from videotune.trainer.optimizers import (
+    AnyOptimizer,
+    apply,
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+)
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
 GOOD, BAD = torch.tensor(True), torch.tensor(False)
@@ -21,7 +27,10 @@ def parameters(seed: int = 0) -> dict[str, nn.Parameter]:
     """Two matrices, one of them large enough for 8 bits, a vector, and a matrix of zeros, as an adapter begins."""
     random = torch.Generator().manual_seed(seed)
     shapes = {"a.large": (64, 80), "a.small": (3, 5), "b.vector": (70,)}
-    found = {name: nn.Parameter(torch.randn(shape, generator=random)) for name, shape in shapes.items()}
+    found = {
+        name: nn.Parameter(torch.randn(shape, generator=random))
+        for name, shape in shapes.items()
+    }
     return found | {"b.zeros": nn.Parameter(torch.zeros(4, 6))}
 
 
@@ -32,7 +41,9 @@ def gradients(own: dict[str, nn.Parameter], step: int) -> None:
 
 
 def optimizer_of(own: dict[str, nn.Parameter], name: str, **numbers: float) -> AnyOptimizer:
-    groups = {part: [p for key, p in own.items() if key.startswith(part)] for part in ("a", "b")}
+    groups = {
+        part: [p for key, p in own.items() if key.startswith(part)] for part in ("a", "b")
+    }
     made = make_optimizer(groups, Optimizer(name=name, **numbers))
     for group in made.param_groups:
         group["lr"] = RATE if name != "PRODIGY" else 1.0
@@ -50,7 +61,9 @@ def copies(tensors: dict[str, nn.Parameter] | dict[str, Tensor]) -> dict[str, Te
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return set(one) == set(other) and all(torch.equal(value, other[name]) for name, value in one.items())
+    return set(one) == set(other) and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +90,9 @@ def test_saved_and_put_back_is_never_having_stopped(name: str, tmp_path: Path) -
     with pytest.raises(ValueError, match="no optimizer state for"):
         load_optimizer_state(second, again, {})
     with pytest.raises(ValueError, match="of no parameter"):
-        load_optimizer_state(second, again, state | {"stranger.exp_avg": next(iter(state.values()))})
+        load_optimizer_state(
+            second, again, state | {"stranger.exp_avg": next(iter(state.values()))}
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +116,12 @@ NUMBERS = [("beta1", 0.3), ("beta2", 0.5), ("weight_decay", 0.5)]
 
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [(name, *one) for name in NAMES for one in NUMBERS if name != "ADAFACTOR" or one[0] == "weight_decay"],
+    [
+        (name, *one)
+        for name in NAMES
+        for one in NUMBERS
+        if name != "ADAFACTOR" or one[0] == "weight_decay"
+    ],
 )
 def test_each_number_changes_what_is_learnt(name: str, key: str, value: float) -> None:
     found = []
@@ -109,7 +129,10 @@ def test_each_number_changes_what_is_learnt(name: str, key: str, value: float) -
         own = parameters()
         steps(own, optimizer_of(own, name, **numbers), range(3))
         found.append(copies(own))
-    assert not torch.equal(found[0]["a.large"], found[1]["a.large"]) or (name, key) == ("MUON", "beta2")
+    assert not torch.equal(found[0]["a.large"], found[1]["a.large"]) or (name, key) == (
+        "MUON",
+        "beta2",
+    )
     assert not torch.equal(found[0]["b.vector"], found[1]["b.vector"])
 
 
@@ -130,11 +153,17 @@ def lion(weight: Tensor, given: Iterator[Tensor], b1: float, b2: float, decay: f
 
 def adafactor(weight: Tensor, given: Iterator[Tensor], decay: float) -> Tensor:
     """Shazeer and Stern 2018, algorithm 4 without relative steps; weight decay decoupled."""
-    rows, columns = torch.zeros(weight.shape[0], dtype=torch.float64), torch.zeros(weight.shape[1], dtype=torch.float64)
+    rows, columns = (
+        torch.zeros(weight.shape[0], dtype=torch.float64),
+        torch.zeros(weight.shape[1], dtype=torch.float64),
+    )
     for step, g in enumerate(given, 1):
         keep = 1 - step**-0.8
         square = g.square() + 1e-30
-        rows, columns = keep * rows + (1 - keep) * square.mean(1), keep * columns + (1 - keep) * square.mean(0)
+        rows, columns = (
+            keep * rows + (1 - keep) * square.mean(1),
+            keep * columns + (1 - keep) * square.mean(0),
+        )
         u = g / (rows[:, None] * columns[None] / rows.mean()).sqrt()
         u = u / max(1.0, u.square().mean().sqrt().item())
         weight = weight - RATE * decay * weight - RATE * u
@@ -202,7 +231,9 @@ def test_the_weights_are_those_of_the_published_formula(
 def test_prodigy_finds_a_rate_for_each_group() -> None:
     """On |w - w*| from 0 it is about the distance; a part that is far is not told to stop by one that is near."""
     near, far = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-    optimizer = make_optimizer({"near": [near], "far": [far]}, Optimizer(name="PRODIGY", weight_decay=0.0))
+    optimizer = make_optimizer(
+        {"near": [near], "far": [far]}, Optimizer(name="PRODIGY", weight_decay=0.0)
+    )
     for group in optimizer.param_groups:
         group["lr"] = 1.0
     for _ in range(150):
@@ -220,7 +251,9 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
     optimizer = optimizer_of(own, "MUON")
     steps(own, optimizer, range(1))
     kept = optimizer_state(optimizer, own)
-    assert {key.rpartition(".")[2] for key in kept if key.startswith("a.")} == {"momentum_buffer"}
+    assert {key.rpartition(".")[2] for key in kept if key.startswith("a.")} == {
+        "momentum_buffer"
+    }
     of_vector = {key for key in kept if key.startswith("b.vector")}
     assert of_vector == {f"b.vector.{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
 
@@ -229,17 +262,26 @@ def test_muon_takes_matrices_and_adamw_the_rest() -> None:
 def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
     """A million numbers: below a tenth of that nothing is paged."""
     results = []
-    for name, again in (("ADAMW_8BIT", False), ("PAGED_ADAMW_8BIT", False), ("PAGED_ADAMW_8BIT", True)):
+    for name, again in (
+        ("ADAMW_8BIT", False),
+        ("PAGED_ADAMW_8BIT", False),
+        ("PAGED_ADAMW_8BIT", True),
+    ):
         weight = nn.Parameter(torch.ones(1024, 1024, device="cuda"))
         own = {"w": weight}
         optimizer = make_optimizer({"all": [weight]}, Optimizer(name=name))
         for step in range(4):
             if again and step == 2:
-                state = {key: value.cpu().clone() for key, value in optimizer_state(optimizer, own).items()}
+                state = {
+                    key: value.cpu().clone()
+                    for key, value in optimizer_state(optimizer, own).items()
+                }
                 optimizer = make_optimizer({"all": [weight]}, Optimizer(name=name))
                 load_optimizer_state(optimizer, own, state)
             optimizer.param_groups[0]["lr"] = RATE
-            weight.grad = torch.randn(1024, 1024, generator=torch.Generator().manual_seed(step)).cuda()
+            weight.grad = torch.randn(
+                1024, 1024, generator=torch.Generator().manual_seed(step)
+            ).cuda()
             apply(optimizer, GOOD)
         if name.startswith("PAGED"):
             (part,) = [optimizer]

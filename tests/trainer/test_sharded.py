@@ -24,7 +24,9 @@ from videotune.trainer.run_dir import read_run_config
 
 
 @pytest.fixture(scope="module")
-def words(small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Overrides:
+def words(
+    small_clips: Path, tiny_bases: Bases, tmp_path_factory: pytest.TempPathFactory
+) -> Overrides:
     cache = tmp_path_factory.mktemp("sharded") / "cache"
     return overrides_of(small_clips, tiny_bases("wan"), cache, "save_every=2", "warmup_steps=0")
 
@@ -42,7 +44,9 @@ def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = ""
 
 
 def go_on(count: int, run: Path, *more: str, fault: str = "") -> Ended:
-    return processes(count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *more], fault)
+    return processes(
+        count, run.parent / f"logs-{run.name}", ["train", "--out", str(run), *more], fault
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +57,16 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
     def get(method: str) -> Path:
         if method not in made:
             made[method] = tmp_path_factory.mktemp(f"alone-{method}") / "run"
-            sets = (*words.sets, f"training_method={method}", "batch_size=2", "sample_after=4", "validate_every=4")
-            assert train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method]) == DONE
+            sets = (
+                *words.sets,
+                f"training_method={method}",
+                "batch_size=2",
+                "sample_after=4",
+                "validate_every=4",
+            )
+            assert (
+                train(Overrides(data=words.data, sets=(*sets, *LOOKING)), made[method]) == DONE
+            )
         return made[method]
 
     return get
@@ -64,7 +76,15 @@ def alone(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Bases:
 def two(words: Overrides, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes that train every weight, each a part of them, with readings and previews."""
     run = tmp_path_factory.mktemp("two") / "run"
-    ended = several(2, run, words, "training_method=FINE_TUNE", "sample_after=4", "validate_every=4", *LOOKING)
+    ended = several(
+        2,
+        run,
+        words,
+        "training_method=FINE_TUNE",
+        "sample_after=4",
+        "validate_every=4",
+        *LOOKING,
+    )
     assert ended.codes == (DONE, DONE), ended.said
     assert ended.said[0].count("training ") == 1
     assert "training " not in ended.said[1], "the first process alone talks"
@@ -84,34 +104,55 @@ def test_two_processes_that_share_all_weights_out_are_one(two: Path, alone: Base
     rounded(two, other)
     kinds = [Counter(line["kind"] for line in read_journal(run)) for run in (two, other)]
     assert kinds[0] == kinds[1], "one journal, each thing in it once"
-    losses = [[line["train"]["mean"] for line in of_kind(run, "validation")] for run in (two, other)]
+    losses = [
+        [line["train"]["mean"] for line in of_kind(run, "validation")] for run in (two, other)
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     probes = [of_kind(run, "sample_metrics") for run in (two, other)]
     assert [line["step"] for line in probes[0]] == [0, 2, STEPS]
-    for one, same in zip(*probes, strict=True):  # films are compressed and read again, and noise of a pixel is spread
-        assert [sample["clip"] for sample in one["samples"]] == [sample["clip"] for sample in same["samples"]]
-        assert one["replication"]["mean"] == pytest.approx(same["replication"]["mean"], abs=0.01)
+    for one, same in zip(
+        *probes, strict=True
+    ):  # films are compressed and read again, and noise of a pixel is spread
+        assert [sample["clip"] for sample in one["samples"]] == [
+            sample["clip"] for sample in same["samples"]
+        ]
+        assert one["replication"]["mean"] == pytest.approx(
+            same["replication"]["mean"], abs=0.01
+        )
     start = [of_kind(run, "start")[0] for run in (two, other)]
     assert start[0]["trainable_parameters"] == start[1]["trainable_parameters"]
 
 
-def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(two: Path, alone: Bases) -> None:
-    names = [sorted(path.name for path in (run / "samples").glob("*.mp4")) for run in (two, alone("FINE_TUNE"))]
+def test_previews_of_all_processes_in_step_are_written_once_and_show_the_same(
+    two: Path, alone: Bases
+) -> None:
+    names = [
+        sorted(path.name for path in (run / "samples").glob("*.mp4"))
+        for run in (two, alone("FINE_TUNE"))
+    ]
     assert names[0] == names[1]
     assert len(names[0]) == 2
-    for name, most in zip(names[0], (0.5, 2), strict=True):  # rounding moves pixels, and compression spreads them
-        ours, theirs = (film(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE")))
+    for name, most in zip(
+        names[0], (0.5, 2), strict=True
+    ):  # rounding moves pixels, and compression spreads them
+        ours, theirs = (
+            film(run / "samples" / name).astype(int) for run in (two, alone("FINE_TUNE"))
+        )
         assert np.abs(ours - theirs).mean() <= most
 
 
-def test_each_process_writes_its_rows_and_the_export_gathers_them(two: Path, alone: Bases, tmp_path: Path) -> None:
+def test_each_process_writes_its_rows_and_the_export_gathers_them(
+    two: Path, alone: Bases, tmp_path: Path
+) -> None:
     """Half of the bytes in each file; what is exported, at the end and later by one process, are the averages, whole."""
     checkpoint = pick(two, STEPS)
     files = {path.name: path.stat().st_size for path in checkpoint.folder.iterdir()}
     parts = [files[f"weights-0000{rank}-of-00002.safetensors"] for rank in (1, 2)]
     assert max(parts) < 1.2 * min(parts)
     index = json.loads((checkpoint.folder / "weights.index.json").read_text())
-    assert {len(told["rows"]) for told in index["tensors"].values()} == {1, 2}, "some have a single row"
+    assert {len(told["rows"]) for told in index["tensors"].values()} == {1, 2}, (
+        "some have a single row"
+    )
     state = checkpoint.load("ema")
     written = next((two / "export").glob("**/transformer/*.safetensors"))
     exported = load_file(written)
@@ -120,7 +161,10 @@ def test_each_process_writes_its_rows_and_the_export_gathers_them(two: Path, alo
     copy = shutil.copytree(two, tmp_path / "run")
     shutil.rmtree(copy / "export")
     assert export(copy) == DONE
-    assert next((copy / "export").glob("**/transformer/*.safetensors")).read_bytes() == written.read_bytes()
+    assert (
+        next((copy / "export").glob("**/transformer/*.safetensors")).read_bytes()
+        == written.read_bytes()
+    )
 
 
 def test_a_sharded_run_goes_on_bit_for_bit(two: Path, tmp_path: Path) -> None:
@@ -169,20 +213,26 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
 
 
-def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(words: Overrides, tmp_path: Path) -> None:
+def test_a_process_killed_while_all_save_leaves_the_checkpoint_before(
+    words: Overrides, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     fault = "killed in the second save"
     ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault=fault)
     assert ended.codes[1] == -signal.SIGKILL
     assert ended.codes[0] != DONE, "a dead process ends them all"
     assert [checkpoint.step for checkpoint in complete_checkpoints(run)] == [2]
-    assert (run / "checkpoints" / ".step-4.part" / "weights-00002-of-00002.safetensors").read_bytes() == b"half"
+    assert (
+        run / "checkpoints" / ".step-4.part" / "weights-00002-of-00002.safetensors"
+    ).read_bytes() == b"half"
     for part in ("weights", "optimizer"):
         pick(run, 2).verify(part)
 
 
 @pytest.mark.long
-def test_where_one_process_has_no_room_all_wait_and_go_on(words: Overrides, tmp_path: Path) -> None:
+def test_where_one_process_has_no_room_all_wait_and_go_on(
+    words: Overrides, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     ended = several(2, run, words, "training_method=FINE_TUNE", *QUIET, fault="no room once")
     assert ended.codes == (DONE, DONE), ended.said
@@ -199,9 +249,13 @@ def test_a_part_with_other_bytes_is_named_and_one_that_is_missing_makes_a_checkp
     held = bytearray(part.read_bytes())
     held[-1] ^= 1
     part.write_bytes(held)
-    pick(run, STEPS).load("optimizer", share=(0, 2))  # the other process compares the second file
+    pick(run, STEPS).load(
+        "optimizer", share=(0, 2)
+    )  # the other process compares the second file
     for share in ((0, 1), (1, 2)):
-        with pytest.raises(VideotuneError, match=r"optimizer-00002-of-00002\.safetensors is damaged"):
+        with pytest.raises(
+            VideotuneError, match=r"optimizer-00002-of-00002\.safetensors is damaged"
+        ):
             pick(run, STEPS).load("optimizer", share=share)
     part.unlink()
     assert "optimizer-00002" in incomplete_checkpoints(run)[STEPS]
@@ -213,7 +267,11 @@ FULL = "training_method=FINE_TUNE"
 KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "computed again": ("wan", None, (FULL, "gradient_checkpointing=ON", "micro_batch_size=1")),
     "layers": ("wan", None, (FULL, 'transformer.layers=["blocks.0.attn1"]')),
-    "stochastic rounding": ("wan", None, (FULL, "train_dtype=BFLOAT_16", "optimizer.masters=STOCHASTIC_ROUNDING")),
+    "stochastic rounding": (
+        "wan",
+        None,
+        (FULL, "train_dtype=BFLOAT_16", "optimizer.masters=STOCHASTIC_ROUNDING"),
+    ),
     "bf16 with masters": ("wan", None, (FULL, "train_dtype=BFLOAT_16")),
     "text encoder too": ("wan", None, (FULL, "text_encoder.train=true")),
     "a new token": ("wan", None, ("training_method=EMBEDDING", "caption_dropout=0.5")),
@@ -229,12 +287,40 @@ KINDS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
 
 
 def run_it(
-    count: int, run: Path, clips: Path, base: Path, cache: Path, sets: tuple[str, ...], resumed: tuple[str, ...] = ()
+    count: int,
+    run: Path,
+    clips: Path,
+    base: Path,
+    cache: Path,
+    sets: tuple[str, ...],
+    resumed: tuple[str, ...] = (),
 ) -> None:
-    own = (f"base_model_name={base}", f"cache_dir={cache}", "resolution=32x32", f"steps={LENGTH}", "save_every=2")
-    own += ("learning_rate=0.0003", "warmup_steps=0", "sample.steps=1", "samples=1", "sample_metrics.budget=0")
-    own += ("sample_after=2", "validate_every=2", f"batch_size={1 if count > 1 else 2}", "sharding=FULL", "ema=0.5")
-    words = ("--data", str(clips), *(word for text in (*own, *sets) for word in ("--set", text)))
+    own = (
+        f"base_model_name={base}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        f"steps={LENGTH}",
+        "save_every=2",
+    )
+    own += (
+        "learning_rate=0.0003",
+        "warmup_steps=0",
+        "sample.steps=1",
+        "samples=1",
+        "sample_metrics.budget=0",
+    )
+    own += (
+        "sample_after=2",
+        "validate_every=2",
+        f"batch_size={1 if count > 1 else 2}",
+        "sharding=FULL",
+        "ema=0.5",
+    )
+    words = (
+        "--data",
+        str(clips),
+        *(word for text in (*own, *sets) for word in ("--set", text)),
+    )
     ended = go_on(count, run, *(resumed or words))
     assert set(ended.codes) == {DONE}, ended.said
 
@@ -259,7 +345,9 @@ def test_shared_out_it_is_the_run_of_one_process(
         assert set(ours) == set(theirs)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, **rounded)  # type: ignore[arg-type]
-    readings = [[line["train"]["mean"] for line in of_kind(run, "validation")] for run in (one, two)]
+    readings = [
+        [line["train"]["mean"] for line in of_kind(run, "validation")] for run in (one, two)
+    ]
     assert readings[0] == pytest.approx(readings[1], rel=2e-2 if rough else 1e-4)
     shutil.copytree(two, again)
     run_it(2, again, small_clips, base, cache, sets, resumed=("--resume", "--from", "2"))

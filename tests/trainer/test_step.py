@@ -26,9 +26,21 @@ from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
 from videotune.trainer.ema import Ema
-from videotune.trainer.optimizers import RateSettings, clip, make_optimizer, optimizer_state, rate
+from videotune.trainer.optimizers import (
+    RateSettings,
+    clip,
+    make_optimizer,
+    optimizer_state,
+    rate,
+)
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
-from videotune.trainer.updates import InBackward, owners_of, round_by_chance, update_each_rounded, update_rounded
+from videotune.trainer.updates import (
+    InBackward,
+    owners_of,
+    round_by_chance,
+    update_each_rounded,
+    update_rounded,
+)
 from videotune.types import Batch, Condition
 
 Open = Callable[..., Any]
@@ -38,7 +50,9 @@ CPU = torch.device("cpu")
 class Setup:
     """A tiny model with an adapter that already does something, its optimizer, and a batch of four."""
 
-    def __init__(self, family: Any, lr: float = 1e-2, dropout: float = 0.0, fresh: bool = False) -> None:
+    def __init__(
+        self, family: Any, lr: float = 1e-2, dropout: float = 0.0, fresh: bool = False
+    ) -> None:
         self.family, self.net = family, family.denoiser()
         self.parameters = add_lora(self.net, family.spec, Lora(rank=4, dropout=dropout), seed=0)
         generator = torch.Generator().manual_seed(1)
@@ -46,12 +60,20 @@ class Setup:
             if "lora_B" in name and not fresh:
                 parameter.data.normal_(std=0.1, generator=generator)
         self.net.train()
-        self.optimizer = make_optimizer({"transformer": list(self.parameters.values())}, Optimizer())
-        self.objective = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5)
+        self.optimizer = make_optimizer(
+            {"transformer": list(self.parameters.values())}, Optimizer()
+        )
+        self.objective = objective(
+            "flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
+        )
         self.lr = lr
 
     def prepared(
-        self, step: int = 1, count: int = 4, prior: Sequence[int] = (), scale: Sequence[float] = ()
+        self,
+        step: int = 1,
+        count: int = 4,
+        prior: Sequence[int] = (),
+        scale: Sequence[float] = (),
     ) -> StepBatch:
         generator = torch.Generator().manual_seed(step)
         x0 = torch.randn(count, 4, 2, 4, 4, generator=generator)
@@ -62,18 +84,34 @@ class Setup:
             prior=tuple(i in prior for i in range(count)),
             window_ids=("w",) * count,
         )
-        t, noise = torch.rand(count, generator=generator), torch.randn(x0.shape, generator=generator)
+        t, noise = (
+            torch.rand(count, generator=generator),
+            torch.randn(x0.shape, generator=generator),
+        )
         return StepBatch(step, batch.window_ids, batch.captions, t, 0, batch, noise)
 
     def step(
-        self, prepared: StepBatch, parts: int = 1, clip: float = 1.0, seed: int | None = None, most: int | None = None
+        self,
+        prepared: StepBatch,
+        parts: int = 1,
+        clip: float = 1.0,
+        seed: int | None = None,
+        most: int | None = None,
     ) -> StepRecord:
-        trainable = Trainable(self.parameters, self.optimizer, {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)})
+        trainable = Trainable(
+            self.parameters,
+            self.optimizer,
+            {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)},
+        )
         settings = StepSettings(self.family, self.objective, parts, clip, seed, most)
         return train_step(settings, self.net, trainable, prepared, Clock(CPU))
 
     def gradient(
-        self, prepared: StepBatch, parts: int = 1, seed: int | None = None, most: int | None = None
+        self,
+        prepared: StepBatch,
+        parts: int = 1,
+        seed: int | None = None,
+        most: int | None = None,
     ) -> torch.Tensor:
         """What the optimizer is given, as one vector."""
         seen: list[torch.Tensor] = []
@@ -107,17 +145,23 @@ class Layers(ModelMixin, ConfigMixin, PeftAdapterMixin):
 class LayersFamily:
     """What the step asks of a family."""
 
-    spec: Any = SimpleNamespace(title="layers", blocks=("blocks",), lora_targets={"attention": (r"blocks\.\d+",)})
+    spec: Any = SimpleNamespace(
+        title="layers", blocks=("blocks",), lora_targets={"attention": (r"blocks\.\d+",)}
+    )
 
     def denoiser(self) -> nn.Module:
         torch.manual_seed(3)
         return Layers().double().requires_grad_(False)
 
-    def predict(self, net: nn.Module, x_t: torch.Tensor, t: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def predict(
+        self, net: nn.Module, x_t: torch.Tensor, t: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
         return net(x_t) * (1 + t.view(-1, 1, 1, 1, 1))
 
 
-@pytest.mark.parametrize(("parts", "most"), [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)])
+@pytest.mark.parametrize(
+    ("parts", "most"), [(2, None), (3, None), (5, None), (1, 1), (1, 2), (2, 2), (1, 4), (1, 9)]
+)
 def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> None:
     """Prior samples, scales, dropped frames and masks included; by a count of parts, or by their size."""
     gradients = []
@@ -132,7 +176,9 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
         weight[0, ..., :2] = 0
         batch = replace(prepared.batch, dropped=dropped, weight=weight * ~dropped)
         batch = batch.map(lambda x: x.double() if x.is_floating_point() else x)
-        prepared = replace(prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double())
+        prepared = replace(
+            prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double()
+        )
         gradients.append(setup.gradient(prepared, count, most=size))
     assert gradients[0].dtype == torch.float64
     assert gradients[0].abs().max() > 1e-3
@@ -154,9 +200,15 @@ def test_before_the_first_step_a_prior_sample_costs_nothing(tiny_family: Open) -
 def test_the_base_is_asked_without_dropout_and_moves_no_draw(tiny_family: Open) -> None:
     """The trained pass has its dropout, and the same one as where nothing is prior."""
     setup, modes = Setup(tiny_family("wan"), dropout=0.5), []
-    handle = setup.net.register_forward_pre_hook(lambda net, _: modes.append((net.training, torch.is_grad_enabled())))
+    handle = setup.net.register_forward_pre_hook(
+        lambda net, _: modes.append((net.training, torch.is_grad_enabled()))
+    )
     masks: list[torch.Tensor] = []
-    layer = next(module for name, module in setup.net.named_modules() if name.endswith("lora_dropout.default"))
+    layer = next(
+        module
+        for name, module in setup.net.named_modules()
+        if name.endswith("lora_dropout.default")
+    )
     watch = layer.register_forward_hook(lambda _, words, out: masks.append(out == 0))
     setup.step(setup.prepared(1, prior=(0, 3)), seed=5)
     setup.step(setup.prepared(1), seed=5)
@@ -169,7 +221,9 @@ def test_the_base_is_asked_without_dropout_and_moves_no_draw(tiny_family: Open) 
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool, tiny_family: Open) -> None:
+def test_the_adapter_off_is_the_base_and_then_all_is_as_before(
+    interrupted: bool, tiny_family: Open
+) -> None:
     family = tiny_family("wan")
     setup, base = Setup(family, dropout=0.5), family.denoiser().eval()
     one = setup.prepared(1)
@@ -178,8 +232,14 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool
 
     def state() -> tuple[Any, ...]:
         trained = {name: parameter.clone() for name, parameter in setup.net.named_parameters()}
-        flags = {name: parameter.requires_grad for name, parameter in setup.net.named_parameters()}
-        return trained, flags, {name: module.training for name, module in setup.net.named_modules()}
+        flags = {
+            name: parameter.requires_grad for name, parameter in setup.net.named_parameters()
+        }
+        return (
+            trained,
+            flags,
+            {name: module.training for name, module in setup.net.named_modules()},
+        )
 
     before, rng = state(), torch.random.get_rng_state()
     with suppress(KeyboardInterrupt), torch.no_grad(), adapter_off(setup.net):
@@ -194,7 +254,9 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool
     setup.net.eval()
     with torch.no_grad():
         said = family.predict(setup.net, one.batch.x0, one.t, one.batch)
-        assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), "it is on again"
+        assert not torch.equal(said, family.predict(base, one.batch.x0, one.t, one.batch)), (
+            "it is on again"
+        )
 
 
 @pytest.mark.parametrize(
@@ -203,8 +265,18 @@ def test_the_adapter_off_is_the_base_and_then_all_is_as_before(interrupted: bool
         ("CONSTANT", lambda o, w, n: get_constant_schedule_with_warmup(o, w)),
         ("LINEAR", get_linear_schedule_with_warmup),
         ("COSINE", get_cosine_schedule_with_warmup),
-        ("COSINE_RESTARTS", lambda o, w, n: get_cosine_with_hard_restarts_schedule_with_warmup(o, w, n, num_cycles=3)),
-        ("POLYNOMIAL", lambda o, w, n: get_polynomial_decay_schedule_with_warmup(o, w, n, lr_end=0.0, power=2.5)),
+        (
+            "COSINE_RESTARTS",
+            lambda o, w, n: get_cosine_with_hard_restarts_schedule_with_warmup(
+                o, w, n, num_cycles=3
+            ),
+        ),
+        (
+            "POLYNOMIAL",
+            lambda o, w, n: get_polynomial_decay_schedule_with_warmup(
+                o, w, n, lr_end=0.0, power=2.5
+            ),
+        ),
     ],
 )
 def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> None:
@@ -233,12 +305,19 @@ def test_rounding_by_chance_is_right_on_average() -> None:
     """Of numbers a share s of bf16's step above a neighbour, s go up; the mean of all is the number."""
     for share in (0.0, 0.1, 0.5, 0.9):
         for low in (1.0, -1.0, 2.0**-15, -300.0):
-            step = torch.nextafter(torch.tensor(low).bfloat16(), torch.tensor(low * 2).bfloat16()).float().item() - low
+            step = (
+                torch.nextafter(torch.tensor(low).bfloat16(), torch.tensor(low * 2).bfloat16())
+                .float()
+                .item()
+                - low
+            )
             x = torch.full((40_000,), low + share * step)
             y = round_by_chance(x, 0, "a").float()
             assert set(y.tolist()) <= {low, low + step}
             up = (y != low).float().mean().item()
-            assert up == pytest.approx(share, abs=4 * (share * (1 - share) / 40_000) ** 0.5 + 1e-4)
+            assert up == pytest.approx(
+                share, abs=4 * (share * (1 - share) / 40_000) ** 0.5 + 1e-4
+            )
 
 
 def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> None:
@@ -299,9 +378,15 @@ def test_averages_on_the_host_take_no_device_memory() -> None:
 @pytest.mark.parametrize("name", ["ADAMW", "LION", "ADAFACTOR", "MUON", "ADAMW_8BIT"])
 def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name: str) -> None:
     """300 updates of 1e-4 on weights of 1, whose bf16 step is 1/128: nearest stays, by chance the mean arrives."""
-    weights = {dtype: nn.Parameter(torch.ones(80, 80, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)}
+    weights = {
+        dtype: nn.Parameter(torch.ones(80, 80, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    }
     own = Optimizer(name=name, weight_decay=0.0)
-    optimizers = {dtype: make_optimizer({"w": [weight]}, own, apart=True) for dtype, weight in weights.items()}
+    optimizers = {
+        dtype: make_optimizer({"w": [weight]}, own, apart=True)
+        for dtype, weight in weights.items()
+    }
     generator = torch.Generator().manual_seed(0)
     for step in range(300):
         gradient = torch.randn(80, 80, generator=generator) * 0.1 + 1
@@ -312,12 +397,16 @@ def test_small_updates_add_up_in_bf16_where_rounding_to_nearest_loses_them(name:
             update_rounded(owners_of(optimizers[dtype])[id(weight)], weight, GOOD, 0, step, "w")
         if step == 0:
             one = before - weights[torch.float32].detach()
-            assert torch.equal((before - one).bfloat16().float(), before) or name == "MUON", "nearest loses the update"
+            assert torch.equal((before - one).bfloat16().float(), before) or name == "MUON", (
+                "nearest loses the update"
+            )
     exact, rounded = (1 - weight.detach().float().mean().item() for weight in weights.values())
     assert exact > 4e-3
     assert rounded == pytest.approx(exact, rel=0.05)
     kept = optimizer_state(optimizers[torch.bfloat16], {"w": weights[torch.bfloat16]})
-    assert torch.bfloat16 not in {value.dtype for value in kept.values()}, "moments are float32 (or 8 bits)"
+    assert torch.bfloat16 not in {value.dtype for value in kept.values()}, (
+        "moments are float32 (or 8 bits)"
+    )
 
 
 def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alone() -> None:

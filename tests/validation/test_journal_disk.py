@@ -67,7 +67,9 @@ def steps_of(run: Path) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(room=st.integers(0, 400), more=st.integers(1, 200))
-def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(room: int, more: int, tmp_path_factory: Any) -> None:
+def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(
+    room: int, more: int, tmp_path_factory: Any
+) -> None:
     run = tmp_path_factory.mktemp("run")
     journal = Journal(run)
     small = Small(journal._file, room)
@@ -75,7 +77,9 @@ def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(room: int, more: in
     for step in range(1, 11):
         journal.write(step_line(step, note=PROMPT))
         whole = (run / "journal.jsonl").read_bytes()
-        assert whole == b"" or whole.endswith(b"\n"), "after each write the file ends with a whole line"
+        assert whole == b"" or whole.endswith(b"\n"), (
+            "after each write the file ends with a whole line"
+        )
         assert steps_of(run) == list(range(1, len(steps_of(run)) + 1))
         assert len(steps_of(run)) + journal.waiting == step
         small.room += more if step % 3 == 0 else 0
@@ -124,7 +128,9 @@ def test_a_last_line_torn_anywhere_is_dropped_and_the_next_one_is_whole(tmp_path
             json.loads(line)
 
 
-def test_a_disk_that_fails_while_the_journal_is_cut_leaves_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+def test_a_disk_that_fails_while_the_journal_is_cut_leaves_the_old_one_or_the_new_one(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
 
     def again() -> None:
@@ -140,13 +146,17 @@ def test_a_disk_that_fails_while_the_journal_is_cut_leaves_the_old_one_or_the_ne
         assert kinds.count("end") == (kinds.count("step") == 6)
         History(run).cut(3)
         assert steps_of(run) == [1, 2, 3]
-        assert [path.name for path in run.iterdir()] == ["journal.jsonl"], "nothing is left beside it"
+        assert [path.name for path in run.iterdir()] == ["journal.jsonl"], (
+            "nothing is left beside it"
+        )
 
     each_fault(lambda: History(run).cut(3), again, check)
     assert seen == {3, 6}
 
 
-def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(
+    tmp_path: Path,
+) -> None:
     def cut(run: Path) -> None:
         History(run).cut(3)
 
@@ -162,7 +172,12 @@ def test_killed_anywhere_in_cutting_the_journal_is_the_old_one_or_the_new_one(tm
 
 
 def step(number: int) -> dict[str, Any]:
-    rest = {"grad_norm": 1.0, "by_t": [None] * 9, "lr": {"lora": 1e-3}, "seconds": {"data": 0.1}}
+    rest = {
+        "grad_norm": 1.0,
+        "by_t": [None] * 9,
+        "lr": {"lora": 1e-3},
+        "seconds": {"data": 0.1},
+    }
     return step_line(number, **rest)
 
 
@@ -183,7 +198,10 @@ def test_a_full_disk_is_told_once_and_the_curves_go_on(taken: int, tmp_path: Pat
     assert [line["step"] for line in read_journal(tmp_path)] == list(range(1, 31))
     found = EventAccumulator(str(tmp_path / FOLDER))
     found.Reload()
-    assert [event.step for event in found.Scalars("train/loss")] == [*range(1, 11), *range(14, 31)]
+    assert [event.step for event in found.Scalars("train/loss")] == [
+        *range(1, 11),
+        *range(14, 31),
+    ]
     assert len(list((tmp_path / FOLDER).iterdir())) == 1
 
 
@@ -198,7 +216,9 @@ def test_a_folder_that_cannot_be_made_is_told_too(tmp_path: Path) -> None:
 
 def test_the_journal_has_a_line_before_anybody_follows_it(tmp_path: Path) -> None:
     journal, seen = Journal(tmp_path), []
-    journal.followers.append(lambda line: seen.append((line["step"], len(read_journal(tmp_path)))))
+    journal.followers.append(
+        lambda line: seen.append((line["step"], len(read_journal(tmp_path))))
+    )
     for number in (1, 2):
         journal.write(step(number))
     journal.close()
@@ -208,9 +228,16 @@ def test_the_journal_has_a_line_before_anybody_follows_it(tmp_path: Path) -> Non
 def test_experts_and_probes_have_curves() -> None:
     part = {"normalised": 0.5, "mean": 0.2, "experts": {"high": 0.4, "low": 0.6}}
     validation = scalars({"kind": "validation", "step": 1, "held_out": None, "train": part})
-    assert set(validation) == {f"validation/train{end}" for end in ("", "_mean", "_high", "_low")}
+    assert set(validation) == {
+        f"validation/train{end}" for end in ("", "_mean", "_high", "_low")
+    }
     assert validation["validation/train_low"] == 0.6
-    probe = {"kind": "sample_metrics", "step": 1, "samples": [], "replication": {"mean": 0.3, "copies": 2}}
+    probe = {
+        "kind": "sample_metrics",
+        "step": 1,
+        "samples": [],
+        "replication": {"mean": 0.3, "copies": 2},
+    }
     motion = {"energy": {"value": 0.1}, "flicker": {"value": None}}
     found = scalars(probe | {"diversity": {"value": 1.5}, "motion": motion})
     known = {"replication": 0.3, "copies": 2.0, "diversity": 1.5, "energy": 0.1}

@@ -39,8 +39,12 @@ def test_a_windows_views_are_those_of_all_its_entries() -> None:
     once, twice = windows(4)[:2], windows(4)[2:]
     entries = (*once, *twice, *twice)
     counted = exposure(times_seen(Schedule(0, (6,), (2,)), 30), [entries])
-    assert counted.windows == {window.id: 10 for window in once} | {window.id: 20 for window in twice}
-    assert counted.clips == {window.clip_id: counted.windows[window.id] for window in (*once, *twice)}
+    assert counted.windows == {window.id: 10 for window in once} | {
+        window.id: 20 for window in twice
+    }
+    assert counted.clips == {
+        window.clip_id: counted.windows[window.id] for window in (*once, *twice)
+    }
     facts = counted.to_json(1e-4)
     assert facts["per_window"] == {"min": 10, "mean": 15.0, "max": 20, "band": "moderate"}
     assert "regularization" not in facts
@@ -59,7 +63,9 @@ def test_regularization_is_counted_and_decides_no_band() -> None:
     assert facts["clips"][every[8].clip_id] == 180, "counted all the same"
     assert "fewer than 10" in facts["advice"]
     alone = exposure(counts, buckets).to_json(1e-4)
-    assert alone["per_window"]["band"] == "risky", "without the word for it, the band is that of the most shown window"
+    assert alone["per_window"]["band"] == "risky", (
+        "without the word for it, the band is that of the most shown window"
+    )
 
 
 def test_a_low_rate_changes_the_advice() -> None:
@@ -71,7 +77,9 @@ def test_the_journal_is_json_whatever_happens(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.write(step_line(1, loss=float("nan"), mse=float("inf"), prompt="schön NaN"))
     journal.close()
-    line = json.loads((tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word))
+    line = json.loads(
+        (tmp_path / "journal.jsonl").read_text(), parse_constant=lambda word: pytest.fail(word)
+    )
     assert line == step_line(1, loss=None, mse=None, prompt="schön NaN")
 
 
@@ -82,7 +90,10 @@ def family(tiny_family: Callable[..., Any]) -> Any:
 
 def batch_of(window: Window) -> Batch:
     generator = torch.Generator().manual_seed(int(window.clip_id[:12], 16))
-    x0, text = torch.randn(1, 4, 2, 4, 4, generator=generator), torch.randn(1, 4, 16, generator=generator)
+    x0, text = (
+        torch.randn(1, 4, 2, 4, 4, generator=generator),
+        torch.randn(1, 4, 16, generator=generator),
+    )
     return Batch.of(x0, Condition(text), window_ids=(window.id,))
 
 
@@ -108,21 +119,41 @@ def test_clips_take_turns_and_together_read_every_level(count: int, family: Any)
     """Against a reading of each window alone, which is at all levels."""
     nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
     some = windows(count)
-    whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)["held_out"]
+    whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
+        "held_out"
+    ]
     levels = levels_of(some)
     assert {level for its in levels for level in its} == set(range(9))
-    assert sum(map(len, levels)) == sum(value is not None for clip in whole["clips"].values() for value in clip)
-    alone = [read_validation(ValidationLoss((one,), (), 0), family, nets, loss, batch_of)["held_out"] for one in some]
+    assert sum(map(len, levels)) == sum(
+        value is not None for clip in whole["clips"].values() for value in clip
+    )
+    alone = [
+        read_validation(ValidationLoss((one,), (), 0), family, nets, loss, batch_of)["held_out"]
+        for one in some
+    ]
     for level, mean in enumerate(whole["by_quantile"]):
-        own = [alone[place]["by_quantile"][level] for place in range(count) if level in levels[place]]
+        own = [
+            alone[place]["by_quantile"][level]
+            for place in range(count)
+            if level in levels[place]
+        ]
         assert mean == pytest.approx(sum(own) / len(own), rel=1e-5)
 
 
 def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> None:
-    first = {"mean": 1.0, "by_quantile": [2.0] * 4 + [4.0] * 5, "windows": 2, "clips": {"a": [1.0] * 9, "b": [3.0] * 9}}
+    first = {
+        "mean": 1.0,
+        "by_quantile": [2.0] * 4 + [4.0] * 5,
+        "windows": 2,
+        "clips": {"a": [1.0] * 9, "b": [3.0] * 9},
+    }
     rows = {"a": [1.0] * 4 + [2.0] * 5, "b": [2.0] * 4 + [4.0] * 5}
     means = [(a + b) / 2 for a, b in zip(rows["a"], rows["b"], strict=True)]
-    told = related({"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows}, first, ["low"] * 4 + ["high"] * 5)
+    told = related(
+        {"mean": 1.0, "by_quantile": means, "windows": 2, "clips": rows},
+        first,
+        ["low"] * 4 + ["high"] * 5,
+    )
     assert told["clips"] == {"a": pytest.approx(0.5), "b": pytest.approx(1.0)}
     assert told["normalised"] == pytest.approx(0.75)
     assert told["experts"] == {"low": pytest.approx(0.75), "high": pytest.approx(0.75)}
@@ -130,17 +161,31 @@ def test_the_clips_values_average_to_the_whole_and_each_expert_has_its_own() -> 
     assert related(None, first) is None
 
 
-def test_levels_that_are_read_together_read_as_one_by_one(family: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    nets, loss, readings = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps()), []
+def test_levels_that_are_read_together_read_as_one_by_one(
+    family: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets, loss, readings = (
+        {"transformer": family.denoiser()},
+        objective("flow", {}, Timesteps()),
+        [],
+    )
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
         monkeypatch.setattr("videotune.validation.validation_loss.AT_ONCE", tokens)
-        readings.append(read_validation(ValidationLoss(windows(2), windows(1), 0), family, nets, loss, batch_of))
+        readings.append(
+            read_validation(
+                ValidationLoss(windows(2), windows(1), 0), family, nets, loss, batch_of
+            )
+        )
     for other in readings[1:]:
-        assert other["held_out"]["by_quantile"] == pytest.approx(readings[0]["held_out"]["by_quantile"], rel=1e-5)
+        assert other["held_out"]["by_quantile"] == pytest.approx(
+            readings[0]["held_out"]["by_quantile"], rel=1e-5
+        )
         assert set(other["held_out"]["clips"]) == {window.clip_id[:12] for window in windows(2)}
 
 
-@pytest.mark.parametrize(("sizes", "batch", "past"), [((5,), 2, 0), ((3, 40), 4, 0), ((7,), 1, 20)])
+@pytest.mark.parametrize(
+    ("sizes", "batch", "past"), [((5,), 2, 0), ((3, 40), 4, 0), ((7,), 1, 20)]
+)
 def test_the_steps_for_so_many_views_are_the_first_that_show_them(
     sizes: tuple[int, ...], batch: int, past: int
 ) -> None:
@@ -179,7 +224,9 @@ def test_places_are_dealt_out_clip_by_clip(lengths: list[int], count: int) -> No
     """Where each clip has a place none has two more than another that has windows left."""
     clips = windows(len(lengths))
     several = [
-        replace(clip, start=float(i)) for clip, length in zip(clips, lengths, strict=True) for i in range(length)
+        replace(clip, start=float(i))
+        for clip, length in zip(clips, lengths, strict=True)
+        for i in range(length)
     ]
     chosen = spread_over_clips(several, count)
     assert len(chosen) == len(set(chosen)) == min(count, len(several))
@@ -215,7 +262,9 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
         found = time_left(throughput.by_bucket, left, [9.0, 1.0])
         assert found == pytest.approx(truth), step
-    plain = 40 * sum(cost.values()) / 2  # what a mean over the buckets would say of the whole run
+    plain = (
+        40 * sum(cost.values()) / 2
+    )  # what a mean over the buckets would say of the whole run
     assert abs(plain - sum(cost[bucket_of(schedule, step)] for step in range(1, 41))) > 50
 
 
@@ -233,7 +282,11 @@ def test_the_first_step_of_a_process_counts_until_there_is_another() -> None:
 
 
 def test_waiting_for_data_is_said_where_it_is_more_than_a_tenth() -> None:
-    for waited, steps, said in ((0.21, RECENT, pytest.approx(0.21)), (0.05, RECENT, None), (0.9, RECENT - 1, None)):
+    for waited, steps, said in (
+        (0.21, RECENT, pytest.approx(0.21)),
+        (0.05, RECENT, None),
+        (0.9, RECENT - 1, None),
+    ):
         throughput = Throughput()
         throughput.add(0, {"forward": 30.0})  # the first step counts alone
         for _ in range(steps):

@@ -23,12 +23,16 @@ def film(seed: int, frames: int = 9) -> np.ndarray:
 def gallery() -> Gallery:
     """Ten clips, each of a video of its own; one is shorter."""
     films = {f"{seed}.mp4": film(seed, 7 if seed == 4 else 9) for seed in range(10)}
-    return Gallery(Known(name, name, metrics.in_views(EMBEDDING, frames)) for name, frames in films.items())
+    return Gallery(
+        Known(name, name, metrics.in_views(EMBEDDING, frames)) for name, frames in films.items()
+    )
 
 
 @pytest.fixture(scope="module")
 def usual(gallery: Gallery) -> Baselines:
-    training = [(f"{seed}.mp4", metrics.both_ways(EMBEDDING, film(seed)[:5])) for seed in range(10)]
+    training = [
+        (f"{seed}.mp4", metrics.both_ways(EMBEDDING, film(seed)[:5])) for seed in range(10)
+    ]
     return metrics.baselines(gallery, {}, training)
 
 
@@ -38,9 +42,13 @@ def test_the_vendi_score_counts_what_differs() -> None:
     alike = np.stack([one, one * 3, one * 0.1])
     assert metrics.vendi(alike) == pytest.approx(1, abs=1e-9), "the same, whatever its length"
     assert metrics.vendi(np.eye(7)) == pytest.approx(7, abs=1e-9), "nothing in common"
-    assert metrics.vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), "three kinds of four"
+    assert metrics.vendi(np.repeat(np.eye(3), 4, 0)) == pytest.approx(3, abs=1e-9), (
+        "three kinds of four"
+    )
     uneven = np.concatenate([np.repeat(np.eye(2)[:1], 9, 0), np.eye(2)[1:]])
-    assert metrics.vendi(uneven) == pytest.approx(np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9)
+    assert metrics.vendi(uneven) == pytest.approx(
+        np.exp(-(0.9 * np.log(0.9) + 0.1 * np.log(0.1))), abs=1e-9
+    )
     turned = np.linalg.qr(rng.normal(size=(2, 2)))[0]
     assert metrics.vendi(uneven @ turned) == pytest.approx(metrics.vendi(uneven), abs=1e-9)
     for wrong in (np.zeros((0, 3)), np.zeros((2, 3)), np.ones(3)):
@@ -50,7 +58,9 @@ def test_the_vendi_score_counts_what_differs() -> None:
 
 def test_diversity_is_of_the_samples_of_one_prompt() -> None:
     same, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
-    assert metrics.diversity([[same, same], [other, other]]) == pytest.approx(1), "prompts differ anyway"
+    assert metrics.diversity([[same, same], [other, other]]) == pytest.approx(1), (
+        "prompts differ anyway"
+    )
     assert metrics.diversity([[same, other], [same, same]]) == pytest.approx(1.5)
     assert metrics.diversity([[same], [other]]) is None
 
@@ -66,7 +76,9 @@ def test_diversity_is_of_the_samples_of_one_prompt() -> None:
         ("later", lambda x: x),
     ],
 )
-def test_a_copy_is_found_and_its_clip_named(gallery: Gallery, usual: Baselines, name: str, change: object) -> None:
+def test_a_copy_is_found_and_its_clip_named(
+    gallery: Gallery, usual: Baselines, name: str, change: object
+) -> None:
     line = usual.line()
     for seed in range(10):
         part = film(seed, 7 if seed == 4 else 9)[2 if name == "later" else 0 :][:5]
@@ -87,11 +99,15 @@ def test_clips_of_other_videos_are_no_copies(gallery: Gallery, usual: Baselines)
 def test_likeness_keeps_the_order_of_frames() -> None:
     """The same frames backwards are less like, and a clip longer than the other is compared with its beginning."""
     whole = metrics.in_views(EMBEDDING, film(2))[None]
-    forward, backward = (metrics.both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1]))
+    forward, backward = (
+        metrics.both_ways(EMBEDDING, frames) for frames in (film(2)[:5], film(2)[:5][::-1])
+    )
     assert metrics.similarities(forward, whole)[0] == pytest.approx(1, abs=1e-4)
     assert metrics.similarities(backward, whole)[0] < 0.97
     short = metrics.in_views(EMBEDDING, film(2)[:4])[None]
-    assert metrics.similarities(metrics.both_ways(EMBEDDING, film(2)), short)[0] == pytest.approx(1, abs=1e-4)
+    assert metrics.similarities(metrics.both_ways(EMBEDDING, film(2)), short)[
+        0
+    ] == pytest.approx(1, abs=1e-4)
 
 
 def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> None:
@@ -99,7 +115,9 @@ def test_the_line_lies_a_quarter_of_the_way_from_clips_that_are_no_copies() -> N
     assert Baselines((), many).line() == pytest.approx(0.99 + 0.01 / 4)
     assert Baselines((0.2,), (0.6,)).line() == pytest.approx(0.596 + 0.404 / 4)
     by_base = Baselines((), ()).line([0.1, 0.4])
-    assert by_base == pytest.approx(0.4 + 0.6 / 4), "from the base's, where there is nothing else"
+    assert by_base == pytest.approx(0.4 + 0.6 / 4), (
+        "from the base's, where there is nothing else"
+    )
     assert Baselines((), ()).line() is None
     told = Baselines((), many).to_json()
     assert told == {"held_out": None, "others": {"clips": 1001, "median": 0.5, "p99": 0.99}}
@@ -113,7 +131,9 @@ def test_vectors_have_length_one_and_a_flat_frame_is_no_error() -> None:
         assert (vectors.norm(dim=1) < 1 + 1e-5).all()
     black = np.zeros((2, 32, 32, 3), np.uint8)
     seen = metrics.edges(metrics.to_pictures(black))
-    assert torch.allclose(seen.norm(dim=1), torch.ones(2)), "a model that draws black is measured too"
+    assert torch.allclose(seen.norm(dim=1), torch.ones(2)), (
+        "a model that draws black is measured too"
+    )
     alike, other = torch.stack([seen[0], seen[1]]), metrics.edges(metrics.to_pictures(film(0)))
     assert metrics.diversity([[alike, alike]]) == pytest.approx(1)
     assert metrics.diversity([[seen[:1], other[:1]]]) > 1.5
@@ -126,24 +146,35 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     import transformers
 
     shared = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    small, text = shared | {"image_size": 32, "patch_size": 16}, shared | {"intermediate_size": 16, "vocab_size": 32}
-    siglip = transformers.SiglipConfig(text_config=text, vision_config=small | {"intermediate_size": 16})
+    small, text = (
+        shared | {"image_size": 32, "patch_size": 16},
+        shared | {"intermediate_size": 16, "vocab_size": 32},
+    )
+    siglip = transformers.SiglipConfig(
+        text_config=text, vision_config=small | {"intermediate_size": 16}
+    )
     size = {"height": 32, "width": 32}
     torch.manual_seed(0)
     models = {
-        "clip": transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**small, intermediate_size=16)),
+        "clip": transformers.CLIPVisionModel(
+            transformers.CLIPVisionConfig(**small, intermediate_size=16)
+        ),
         "dino": transformers.Dinov2Model(transformers.Dinov2Config(**small, mlp_ratio=1)),
         "siglip": transformers.SiglipModel(siglip),
     }
     folder = tmp_path_factory.mktemp("encoders")
     for name, model in models.items():
         model.save_pretrained(folder / name)
-        transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size).save_pretrained(folder / name)
+        transformers.CLIPImageProcessor(
+            size={"shortest_edge": 32}, crop_size=size
+        ).save_pretrained(folder / name)
     return {name: folder / name for name in models}
 
 
 @pytest.mark.parametrize("name", ["clip", "dino", "siglip"])
-def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Path], name: str) -> None:
+def test_a_persons_own_encoder_takes_the_heuristics_place(
+    encoders: dict[str, Path], name: str
+) -> None:
     """By transformers: its vectors are those of its own processor and model, called by hand."""
     from transformers import AutoImageProcessor, AutoModel
 
@@ -161,7 +192,9 @@ def test_a_persons_own_encoder_takes_the_heuristics_place(encoders: dict[str, Pa
         vision = model.vision_model if name == "siglip" else model
         wanted = vision(pixel_values=pixels).pooler_output
     assert torch.allclose(seen[0], wanted / wanted.norm(dim=1, keepdim=True), atol=2e-3)
-    gallery = Gallery(Known(str(i), str(i), metrics.in_views(embedding, film(i))) for i in range(3))
+    gallery = Gallery(
+        Known(str(i), str(i), metrics.in_views(embedding, film(i))) for i in range(3)
+    )
     found = gallery.nearest(seen)
     assert found.clip == "0"
     assert found.similarity == pytest.approx(1, abs=1e-4)
@@ -177,5 +210,7 @@ def test_an_encoder_that_is_damaged_or_none_is_refused(
         (damaged / "config.json").write_text("{}")
     else:
         (damaged / "model.safetensors").write_bytes(weights[: int(left * len(weights))])
-    with pytest.raises(VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"):
+    with pytest.raises(
+        VideotuneError, match=r"sample_metrics.encoder: transformers finds no image encoder in"
+    ):
         metrics.open_encoder(str(damaged))

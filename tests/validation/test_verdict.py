@@ -11,31 +11,51 @@ from typing import Any
 import numpy as np
 import pytest
 
-from videotune.validation.overfitting import LEARNING, OVERFITTING, PLATEAU, T, as_good, in_a_row, judge, rise
+from videotune.validation.overfitting import (
+    LEARNING,
+    OVERFITTING,
+    PLATEAU,
+    T,
+    as_good,
+    in_a_row,
+    judge,
+    rise,
+)
 from videotune.validation.selection import MOST_WINDOWS
 
 HARD = np.linspace(-0.2, 0.2, 8)
 """What makes one clip harder than another."""
 
 
-def reading(step: int, held: Sequence[float] | float, train: float, validation: str = "aaaaaaaa") -> dict[str, Any]:
+def reading(
+    step: int, held: Sequence[float] | float, train: float, validation: str = "aaaaaaaa"
+) -> dict[str, Any]:
     """A reading whose held-out clips lie at these values, or all about one."""
     clips = held + HARD if isinstance(held, float) else np.asarray(held)
 
     def part(values: np.ndarray) -> dict[str, Any]:
         mean = float(values.mean())
         named = {f"{i:012x}": float(value) for i, value in enumerate(values)}
-        return {"normalised": mean, "by_quantile": [mean * (9 - i) for i in range(9)], "clips": named}
+        return {
+            "normalised": mean,
+            "by_quantile": [mean * (9 - i) for i in range(9)],
+            "clips": named,
+        }
 
     kinds = {"kind": "validation", "step": step, "validation": validation}
     return kinds | {"held_out": part(clips), "train": part(train + HARD)}
 
 
-def course(held: Sequence[float], train: Sequence[float], scatter: float = 0.004) -> list[dict[str, Any]]:
+def course(
+    held: Sequence[float], train: Sequence[float], scatter: float = 0.004
+) -> list[dict[str, Any]]:
     """Readings every ten steps; each clip is off by a scatter of its own."""
     random = np.random.default_rng(0)
     pairs = enumerate(zip(held, train, strict=True))
-    return [reading(10 * i, h + HARD + scatter * random.standard_normal(8), t) for i, (h, t) in pairs]
+    return [
+        reading(10 * i, h + HARD + scatter * random.standard_normal(8), t)
+        for i, (h, t) in pairs
+    ]
 
 
 def word(lines: list[dict[str, Any]]) -> str | None:
@@ -99,7 +119,10 @@ def test_without_held_out_clips_no_validation_is_possible() -> None:
     found = judge(lines)
     assert found.word is None
     assert found.reason.startswith("no validation possible")
-    one = [line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}} for line in course(DOWN, DOWN)]
+    one = [
+        line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}}
+        for line in course(DOWN, DOWN)
+    ]
     assert "one held-out clip" in str(judge(one))
 
 
@@ -113,7 +136,9 @@ def test_a_reading_that_is_not_finite_is_said() -> None:
 def test_another_ruler_begins_anew() -> None:
     lines = course([*DOWN, 0.55, 0.6], [*DOWN, 0.4, 0.3])
     assert word([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
-    assert word([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
+    assert (
+        word([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
+    )
 
 
 def test_the_readings_in_a_row_are_counted_from_the_last() -> None:
@@ -133,7 +158,9 @@ def test_the_noise_level_that_turned_first_is_named() -> None:
 
 def test_steps_whose_readings_cannot_be_told_from_the_best_are_as_good() -> None:
     held = [dict(enumerate(0.5 + HARD + shift)) for shift in (0.2, 0.0, 0.2)]
-    held.insert(2, dict(enumerate(0.5 + HARD + 0.01 * np.array([1, -1, 1, -1, 1, -1, 1, -0.9]))))
+    held.insert(
+        2, dict(enumerate(0.5 + HARD + 0.01 * np.array([1, -1, 1, -1, 1, -1, 1, -0.9])))
+    )
     assert as_good(held, 1) == (1, 2)
 
 
@@ -167,13 +194,25 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_verdict_was_right_as_often_as_is_said() -> None:
     found = json.loads((DOCS / "verdict.json").read_text(encoding="utf-8"))
-    told, summary, rows = (DOCS / "monitor.md").read_text(encoding="utf-8"), found["summary"], found["runs"]
-    assert found["settings"]["held_out"] <= MOST_WINDOWS - MOST_WINDOWS // 3, "the figures are of another validation"
-    four, endless, levels = ([row for row in rows if row["case"] == case] for case in ("four", "endless", "levels"))
+    told, summary, rows = (
+        (DOCS / "monitor.md").read_text(encoding="utf-8"),
+        found["summary"],
+        found["runs"],
+    )
+    assert found["settings"]["held_out"] <= MOST_WINDOWS - MOST_WINDOWS // 3, (
+        "the figures are of another validation"
+    )
+    four, endless, levels = (
+        [row for row in rows if row["case"] == case] for case in ("four", "endless", "levels")
+    )
     assert len(four) == len(endless) == 20
-    right = tuple(summary["four"][name] for name in ("overfitting", "within_one_reading", "both"))
+    right = tuple(
+        summary["four"][name] for name in ("overfitting", "within_one_reading", "both")
+    )
     assert right[0] == sum(row["called_at"] is not None for row in four)
-    assert right[1] == sum(abs(row["best_step"] - row["dense_best"]) <= found["settings"]["every"] for row in four)
+    assert right[1] == sum(
+        abs(row["best_step"] - row["dense_best"]) <= found["settings"]["every"] for row in four
+    )
     assert all(row["called_at"] is None for row in endless)
     for words in (
         f"called in {right[0]} of 20",

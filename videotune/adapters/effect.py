@@ -36,7 +36,9 @@ def change(parts: Parts, scale: float) -> Tensor:
     if "lora_A" in parts:
         return scale * _double(parts["lora_B"]) @ _double(parts["lora_A"])
     if "hada_w1_a" in parts:
-        one, two = (_double(parts[f"hada_w{i}_a"]) @ _double(parts[f"hada_w{i}_b"]) for i in (1, 2))
+        one, two = (
+            _double(parts[f"hada_w{i}_a"]) @ _double(parts[f"hada_w{i}_b"]) for i in (1, 2)
+        )
         return scale * one * two
     return scale * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
 
@@ -60,7 +62,11 @@ def rotations(numbers: Tensor) -> Tensor:
     skew[:, rows, columns] = _double(numbers)
     skew = skew - skew.transpose(1, 2)
     squared = skew @ skew
-    return torch.eye(side, dtype=torch.float64) + 2 * (skew + squared + squared @ skew) + squared @ squared
+    return (
+        torch.eye(side, dtype=torch.float64)
+        + 2 * (skew + squared + squared @ skew)
+        + squared @ squared
+    )
 
 
 def effects(state: Mapping[str, Tensor], scale: float) -> dict[str, Callable[[], Tensor]]:

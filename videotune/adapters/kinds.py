@@ -33,7 +33,9 @@ ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")
 NOT_BY_DEGREES = ("OFT", "DORA")
 """Kinds whose effect cannot be drawn at another strength: DoRA's at strength 0 would not be the base."""
 
-_NAME = re.compile(rf"(.+)\.({'|'.join(part for parts in PARTS.values() for part in parts)})(\.weight)?")
+_NAME = re.compile(
+    rf"(.+)\.({'|'.join(part for parts in PARTS.values() for part in parts)})(\.weight)?"
+)
 
 
 def split(name: str) -> tuple[str, str] | None:
@@ -74,7 +76,9 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
         case "LOHA":
             return peft.LoHaConfig(**common, alpha=alpha, rank_dropout=dropout)
         case "LOKR":
-            return peft.LoKrConfig(**common, alpha=alpha, rank_dropout=dropout, rank_dropout_scale=True)
+            return peft.LoKrConfig(
+                **common, alpha=alpha, rank_dropout=dropout, rank_dropout_scale=True
+            )
     return peft.OFTConfig(oft_block_size=rank, target_modules=paths)
 
 

@@ -54,20 +54,28 @@ def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str)
         try:
             re.compile(pattern)
         except re.error as error:
-            raise VideotuneError(f"{key}: {pattern!r} is not a valid pattern: {error}") from error
+            raise VideotuneError(
+                f"{key}: {pattern!r} is not a valid pattern: {error}"
+            ) from error
         hits = {path for path in paths if is_named(path, pattern)}
         if not hits:
-            raise VideotuneError(f"{key}: {pattern!r} matches no {what}, such as {', '.join(paths[:3])}")
+            raise VideotuneError(
+                f"{key}: {pattern!r} matches no {what}, such as {', '.join(paths[:3])}"
+            )
         matches |= hits
     return matches
 
 
 def grouped(paths: Sequence[str]) -> dict[str, int]:
     """How many paths there are of each kind, a block's number written as *, in the model's order."""
-    return dict(Counter(re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths))
+    return dict(
+        Counter(re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths)
+    )
 
 
-def layers_of(names: Iterable[str], patterns: Sequence[str] | None, of_text: bool = False) -> list[str]:
+def layers_of(
+    names: Iterable[str], patterns: Sequence[str] | None, of_text: bool = False
+) -> list[str]:
     """The parameters that train: all (None), or those that a pattern names, by itself or by a module that contains it.
 
     ``of_text``: names begin with their text encoder's, which a pattern may leave out. Raises VideotuneError for a pattern
@@ -100,9 +108,15 @@ def add_full(net: nn.Module, layers: Sequence[str] | None = None) -> dict[str, n
     return _let_train(parameters, layers_of(parameters, layers))
 
 
-def add_text(encoders: Mapping[str, nn.Module], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def add_text(
+    encoders: Mapping[str, nn.Module], layers: Sequence[str] | None
+) -> dict[str, nn.Parameter]:
     """As ``add_full`` of text encoders, by encoder and path. The encoders stay in evaluation: nothing is dropped out."""
-    parameters = {f"{part}.{path}": p for part, net in encoders.items() for path, p in net.named_parameters()}
+    parameters = {
+        f"{part}.{path}": p
+        for part, net in encoders.items()
+        for path, p in net.named_parameters()
+    }
     return _let_train(parameters, layers_of(parameters, layers, of_text=True))
 
 
@@ -112,9 +126,15 @@ def load_weights(parameters: Parameters, state: Mapping[str, Tensor], where: str
     Raises VideotuneError that names a missing, superfluous or misshapen tensor.
     """
     odd = sorted(set(parameters) ^ set(state))
-    odd += [name for name, parameter in parameters.items() if name in state and parameter.shape != state[name].shape]
+    odd += [
+        name
+        for name, parameter in parameters.items()
+        if name in state and parameter.shape != state[name].shape
+    ]
     if odd:
-        raise VideotuneError(f"{where} does not fit what trains: {len(odd)} tensors differ, the first is {odd[0]}")
+        raise VideotuneError(
+            f"{where} does not fit what trains: {len(odd)} tensors differ, the first is {odd[0]}"
+        )
     for name, parameter in parameters.items():
         parameter.data.copy_(state[name])
 
@@ -152,7 +172,9 @@ class Overlay(nn.Module):
         return torch.where(own[..., None], new.to(below.dtype), below)
 
 
-def add_rows(parts: Mapping[str, TextPart], settings: Embedding, seed: int) -> dict[str, nn.Parameter]:
+def add_rows(
+    parts: Mapping[str, TextPart], settings: Embedding, seed: int
+) -> dict[str, nn.Parameter]:
     """Give each text encoder the new tokens; their rows (n, D), float32, by the encoder's name."""
     rows = {name: first_rows(part, settings, seed, name) for name, part in parts.items()}
     return {name: lay_rows(part, settings.tokens, rows[name]) for name, part in parts.items()}
@@ -187,12 +209,18 @@ def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
     tokenizer.add_tokens(list(tokens))
     first = tokenizer.convert_tokens_to_ids(tokens[0])
     read = tokenizer(f"a {' '.join(tokens)} b").input_ids
-    if [number for number in read if number >= first] != list(range(first, first + len(tokens))):
-        raise VideotuneError(f"embedding.token: the tokenizer takes {tokens[0]!r} apart: take a word such as <name>")
+    if [number for number in read if number >= first] != list(
+        range(first, first + len(tokens))
+    ):
+        raise VideotuneError(
+            f"embedding.token: the tokenizer takes {tokens[0]!r} apart: take a word such as <name>"
+        )
     return first
 
 
-def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text_encoder") -> Tensor:
+def first_rows(
+    part: TextPart, settings: Embedding, seed: int, name: str = "text_encoder"
+) -> Tensor:
     """Where the rows (n, D) begin, float32 on the CPU.
 
     The tokens of ``init_text`` are dealt out over the rows in order: one row is the mean of all of them, as many rows as
@@ -202,11 +230,16 @@ def first_rows(part: TextPart, settings: Embedding, seed: int, name: str = "text
     table = part.encoder.get_input_embeddings().weight.detach()  # type: ignore[operator]
     if settings.init_text is None:
         usual = table[:: max(1, len(table) // SAMPLED)].float().cpu()
-        noise = draws(seed, "embedding", name).standard_normal((settings.vectors, table.shape[1]), "float32")
+        noise = draws(seed, "embedding", name).standard_normal(
+            (settings.vectors, table.shape[1]), "float32"
+        )
         return usual.mean(0) + usual.std(0) * torch.from_numpy(noise)
     numbers = part.tokenizer(settings.init_text, add_special_tokens=False).input_ids
     if not numbers:
         raise VideotuneError(f"embedding.init_text: {settings.init_text!r} has no token")
-    words, count = table[torch.tensor(numbers, device=table.device)].float().cpu(), settings.vectors
+    words, count = (
+        table[torch.tensor(numbers, device=table.device)].float().cpu(),
+        settings.vectors,
+    )
     bounds = [i * len(words) // count for i in range(count + 1)]
     return torch.stack([words[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)])

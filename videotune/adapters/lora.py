@@ -29,7 +29,11 @@ def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> l
     """
     patterns = spec.lora_targets[targets] if isinstance(targets, str) else targets
     inside = tuple(f"{blocks}." for blocks in spec.blocks)
-    paths = [name for name, module in net.named_modules() if isinstance(module, nn.Linear) and name.startswith(inside)]
+    paths = [
+        name
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(inside)
+    ]
     found = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
     return [path for path in paths if path in found]
 
@@ -40,11 +44,22 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
     Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
     """
     paths = matching(net, spec, settings.targets)
-    named_by(paths, [rule.pattern for rule in settings.modules], "lora.modules", "module of lora.targets")
+    named_by(
+        paths,
+        [rule.pattern for rule in settings.modules],
+        "lora.modules",
+        "module of lora.targets",
+    )
     if settings.variant == "OFT":
         refuse_uneven(net, paths, settings.rank)
-    config = peft_config(settings.variant, settings.rank, settings.scale, settings.dropout, paths)
-    own = {f"^{re.escape(path)}": of_module(settings, path) for path in paths if rule_of(settings, path)}
+    config = peft_config(
+        settings.variant, settings.rank, settings.scale, settings.dropout, paths
+    )
+    own = {
+        f"^{re.escape(path)}": of_module(settings, path)
+        for path in paths
+        if rule_of(settings, path)
+    }
     if own:
         config.rank_pattern = {name: one.rank for name, one in own.items()}
         config.alpha_pattern = {name: one.scale * one.rank for name, one in own.items()}
@@ -71,7 +86,11 @@ def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tenso
     out = dict(state)
     for name, value in state.items():
         place = split(name)
-        if place and place[1] in ZERO and (own := of_module(settings, place[0]).scale) != settings.scale:
+        if (
+            place
+            and place[1] in ZERO
+            and (own := of_module(settings, place[0]).scale) != settings.scale
+        ):
             out[name] = value.float() * (own / settings.scale)
     return out
 
@@ -98,13 +117,19 @@ def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
     inputs = {path: int(net.get_submodule(path).in_features) for path in paths}  # type: ignore[arg-type]
     for path, count in inputs.items():
         if count % side:
-            fits = [n for n in range(2, min(inputs.values()) + 1) if all(many % n == 0 for many in inputs.values())]
+            fits = [
+                n
+                for n in range(2, min(inputs.values()) + 1)
+                if all(many % n == 0 for many in inputs.values())
+            ]
             near = sorted(sorted(fits, key=lambda n: abs(n - side))[:4])
             fault = f"OFT turns {side} inputs at a time, and {path} has {count}"
             raise VideotuneError(f"lora.rank: {fault}; take one of {', '.join(map(str, near))}")
 
 
-def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict[str, nn.Parameter]:
+def add_lora(
+    net: nn.Module, spec: ModelSpec, settings: Lora, seed: int
+) -> dict[str, nn.Parameter]:
     """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and so on.
 
     Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.
@@ -120,7 +145,9 @@ def add_lora(net: nn.Module, spec: ModelSpec, settings: Lora, seed: int) -> dict
             parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
         else:
             bound = parameter.shape[1] ** -0.5
-            values = draws(seed, "lora", name).uniform(-bound, bound, size=tuple(parameter.shape))
+            values = draws(seed, "lora", name).uniform(
+                -bound, bound, size=tuple(parameter.shape)
+            )
             parameter.data = torch.tensor(values, dtype=torch.float32, device=parameter.device)
     return parameters
 
@@ -159,7 +186,9 @@ def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module,
         if not isinstance(layer, BaseTunerLayer):
             continue
         for part in layer.adapter_layer_names:
-            holder = getattr(layer, part)  # by adapter's name a module with a weight, or the parameter itself
+            holder = getattr(
+                layer, part
+            )  # by adapter's name a module with a weight, or the parameter itself
             for name, _ in holder.named_parameters():
                 own, _, rest = name.partition(".")
                 if own == adapter:
@@ -170,7 +199,9 @@ def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module,
 
 def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
     """The adapter's parameters by name, without PEFT's adapter name in it."""
-    return {name: getattr(module, last) for name, (module, last) in places(net, adapter).items()}
+    return {
+        name: getattr(module, last) for name, (module, last) in places(net, adapter).items()
+    }
 
 
 def share(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -9,7 +9,10 @@ from videotune.files import read_json
 
 TABLES = read_json(Path(__file__).with_name("tables.json"))
 
-PATTERNS = {name: re.compile(text, re.DOTALL | re.IGNORECASE) for name, text in TABLES["patterns"].items()}
+PATTERNS = {
+    name: re.compile(text, re.DOTALL | re.IGNORECASE)
+    for name, text in TABLES["patterns"].items()
+}
 """What an answer holds besides a caption, and whole sentences."""
 
 _MARKS = " \t\"“”'*_`#>"
@@ -24,8 +27,13 @@ def prompt_for(purpose: str, own: str | None, frames: int, max_words: int) -> st
 
     A caption names what varies between clips; what it leaves out goes to the trigger word.
     """
-    parts = [TABLES["video"]] * (frames > 1) + [own or TABLES["prompts"][purpose], TABLES["form"]]
-    return " ".join(parts).replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
+    parts = [TABLES["video"]] * (frames > 1) + [
+        own or TABLES["prompts"][purpose],
+        TABLES["form"],
+    ]
+    return (
+        " ".join(parts).replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
+    )
 
 
 def clean(answer: str, max_words: int) -> str:
@@ -44,17 +52,30 @@ def clean(answer: str, max_words: int) -> str:
     return whole[0] if whole else kept
 
 
-def hints(captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most: int) -> list[dict[str, str]]:
+def hints(
+    captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most: int
+) -> list[dict[str, str]]:
     """Hints on captions by clip, written by whomever; those on all of them have the clip "".
 
     ``tokens``: how many each caption has, as far as that is known; the model reads ``most`` of them.
     """
     rows, first = list[tuple[str, str]](), dict[str, str]()
     for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
-        found, count, other = lint(text, Path(clip).stem), tokens.get(text, 0), first.setdefault(text, clip)
-        found += [f"the caption has {count} tokens; the model reads {most}, the rest is cut"] * (count > most)
-        found += ["the caption reads like a model's refusal; write it anew"] * bool(PATTERNS["refusal"].match(text))
+        found, count, other = (
+            lint(text, Path(clip).stem),
+            tokens.get(text, 0),
+            first.setdefault(text, clip),
+        )
+        found += [
+            f"the caption has {count} tokens; the model reads {most}, the rest is cut"
+        ] * (count > most)
+        found += ["the caption reads like a model's refusal; write it anew"] * bool(
+            PATTERNS["refusal"].match(text)
+        )
         found += [f"the caption is the same as that of {other}"] * (other != clip)
         rows += [(clip, hint) for hint in found]
-    rows += [("", hint) for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})]
+    rows += [
+        ("", hint)
+        for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})
+    ]
     return [{"clip": clip, "hint": hint} for clip, hint in rows]

@@ -55,20 +55,43 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
     """
     key = os.environ.get(key_env, "").strip()
     try:
-        client = openai.OpenAI(base_url=url, api_key=key or "none", max_retries=RETRIES, timeout=timeout)
+        client = openai.OpenAI(
+            base_url=url, api_key=key or "none", max_retries=RETRIES, timeout=timeout
+        )
     except ModuleNotFoundError as error:
-        raise VideotuneError('--endpoint needs the package openai: pip install "videotune[caption]"') from error
+        raise VideotuneError(
+            '--endpoint needs the package openai: pip install "videotune[caption]"'
+        ) from error
 
     def describe(frames: Frames, prompt: str) -> str:
-        content: list[Any] = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
+        content: list[Any] = [
+            {"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames
+        ]
         chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
         try:
-            reply = client.chat.completions.create(model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS)
+            reply = client.chat.completions.create(
+                model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS
+            )
             return "" + (reply.choices[0].message.content or "")
-        except (openai.OpenAIError, ValueError, AttributeError, LookupError, TypeError) as error:  # no chat completion
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(key or "\0", f"({key_env})")
-            if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
-                raise VideotuneError(f"{said}. Check --endpoint (most end in /v1), --model and {key_env}.") from error
+        except (
+            openai.OpenAIError,
+            ValueError,
+            AttributeError,
+            LookupError,
+            TypeError,
+        ) as error:  # no chat completion
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(
+                key or "\0", f"({key_env})"
+            )
+            if isinstance(
+                error,
+                openai.AuthenticationError
+                | openai.PermissionDeniedError
+                | openai.NotFoundError,
+            ):
+                raise VideotuneError(
+                    f"{said}. Check --endpoint (most end in /v1), --model and {key_env}."
+                ) from error
             raise CaptionError(said) from error
 
     return describe
@@ -77,26 +100,46 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
 def local_model(name: str) -> Captioner:
     """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
     device, place = local_device(), Path(name).expanduser()
-    source, dtype = str(place) if place.is_dir() else name, torch.bfloat16 if has_bf16(device) else torch.float32
+    source, dtype = (
+        str(place) if place.is_dir() else name,
+        torch.bfloat16 if has_bf16(device) else torch.float32,
+    )
     words: Any = {"dtype": dtype, "use_safetensors": True}
     try:
-        processor: Any = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        processor: Any = transformers.AutoProcessor.from_pretrained(
+            source, trust_remote_code=False
+        )
         kind: Any = transformers.AutoModelForImageTextToText
-        model: Any = kind.from_pretrained(source, trust_remote_code=False, **words).to(device).eval()
-    except Exception as error:  # transformers raises whatever its classes do on files of any kind
+        model: Any = (
+            kind.from_pretrained(source, trust_remote_code=False, **words).to(device).eval()
+        )
+    except (
+        Exception
+    ) as error:  # transformers raises whatever its classes do on files of any kind
         why = f"{name} is no vision-language model that can be loaded: {' '.join(str(error).split())[:300]}"
-        if isinstance(error, OSError) and isinstance(error.__cause__, Exception) and not place.is_dir():
+        if (
+            isinstance(error, OSError)
+            and isinstance(error.__cause__, Exception)
+            and not place.is_dir()
+        ):
             why = hub_problem(name, error.__cause__)
         raise VideotuneError(f"--model: {why} A server's model needs --endpoint.") from error
 
     def describe(frames: Frames, prompt: str) -> str:
         images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
         chat = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
-        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        how = {
+            "add_generation_prompt": True,
+            "tokenize": True,
+            "return_dict": True,
+            "return_tensors": "pt",
+        }
         inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
         with torch.inference_mode():
             out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-        return str(processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        return str(
+            processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        )
 
     return describe
 

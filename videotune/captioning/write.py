@@ -66,9 +66,13 @@ def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
     for one in read_folder(root)[0]:
         file = one.caption or one.expected
         if one.listed:
-            raise VideotuneError(f"{one.listed} holds captions, but these are text files. Move the table away first.")
+            raise VideotuneError(
+                f"{one.listed} holds captions, but these are text files. Move the table away first."
+            )
         if not file.parent.resolve().is_relative_to(root.resolve()):
-            raise VideotuneError(f"{file.parent} is a link out of {root}. Give the folder itself that it leads to.")
+            raise VideotuneError(
+                f"{file.parent} is a link out of {root}. Give the folder itself that it leads to."
+            )
         if str(one.path) in clips:
             files.setdefault(file, str(one.path))
     return files
@@ -79,16 +83,28 @@ def texts_of(file: Path) -> tuple[str, ...]:
     return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
 
 
-def write_all(library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult) -> None:
+def write_all(
+    library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult
+) -> None:
     """Ask for every caption, and write each as soon as it comes."""
     model, url = options.model, options.endpoint
-    captioner = server(url, model, options.key_env, options.timeout) if url else local_model(model)
-    ids, windows = {clip.path: clip.id for clip in library.clips}, (*library.windows, *library.held_out_windows)
+    captioner = (
+        server(url, model, options.key_env, options.timeout) if url else local_model(model)
+    )
+    ids, windows = (
+        {clip.path: clip.id for clip in library.clips},
+        (*library.windows, *library.held_out_windows),
+    )
 
     def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
         """The file and its clip, with the caption, or why there is none."""
         name = ids[row[1]]
-        times = {time for one in windows if one.clip_id == name for time in sample_window(one, PLAIN, 0).times}
+        times = {
+            time
+            for one in windows
+            if one.clip_id == name
+            for time in sample_window(one, PLAIN, 0).times
+        }
         try:
             frames = read_frames(library.media[name], sorted(times), options.frames)
             prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
@@ -98,12 +114,17 @@ def write_all(library: Library, todo: dict[Path, str], options: CaptionOptions, 
             return *row, "", str(problem)
 
     # a pool's threads are daemons: Ctrl-C waits for no request
-    with ThreadPool(options.workers) if url else nullcontext() as pool, bar("captioning") as progress:
+    with (
+        ThreadPool(options.workers) if url else nullcontext() as pool,
+        bar("captioning") as progress,
+    ):
         answers = pool.imap_unordered(ask, todo.items()) if pool else map(ask, todo.items())
         for done, (file, clip, text, why) in enumerate(answers, 1):
             if text:
                 if old := texts_of(file):
-                    file.rename(file.with_name(f"{file.name}.{digest(old)[:8]}.bak"))  # a name that no layout reads
+                    file.rename(
+                        file.with_name(f"{file.name}.{digest(old)[:8]}.bak")
+                    )  # a name that no layout reads
                 write_text(file, f"{text}\n")
                 result.written.append({"clip": clip, "file": str(file), "caption": text})
             else:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Every = Annotated[bool, Opt("--all", help="a row for each entry")]
 Yes = Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")]
-cache_app = typer.Typer(help="Encode clips and captions before a training; list, verify and prune the cache.")
+cache_app = typer.Typer(
+    help="Encode clips and captions before a training; list, verify and prune the cache."
+)
 
 
 @cache_app.callback(invoke_without_command=True)
@@ -30,7 +32,9 @@ def cache(overrides: Overrides, context: typer.Context, allow_skips: Skips = Non
     """Encode the clips and captions of a run; a subcommand lists, verifies or prunes a cache."""
     if context.invoked_subcommand is not None:
         if any(vars(overrides).values()) or allow_skips:
-            raise VideotuneError(f"options go after the word: videotune cache {context.invoked_subcommand} …")
+            raise VideotuneError(
+                f"options go after the word: videotune cache {context.invoked_subcommand} …"
+            )
         return
     result = commands.cache.cache(overrides, allow_skips=allow_skips)
     if not quiet():
@@ -61,7 +65,9 @@ def cache_verify(place: CachePlace) -> None:
     for row in damaged:
         out(f"{row.file}: {row.kind} of {row.of[:80]!r} {row.why}")
     if damaged:
-        out(f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew")
+        out(
+            f"{len(damaged)} of {count} entries are damaged and were dropped; the next run makes them anew"
+        )
         raise typer.Exit(SKIPPED)
     out(f"all {count} entries in {store.folder} are as they were written")
 
@@ -78,7 +84,11 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
     for file in pruned.files[:20]:
         out(f"{file}: no entry")
     freed = f"{len(pruned.entries)} entries of {size(pruned.entry_bytes)}"
-    freed += f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}" if pruned.files else ""
+    freed += (
+        f" and {len(pruned.files)} other files of {size(pruned.file_bytes)}"
+        if pruned.files
+        else ""
+    )
     if yes:
         out(f"removed {freed}; {pruned.kept} entries stay in {store.folder}")
     elif pruned.entries or pruned.files:
@@ -89,9 +99,21 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
 
 def cells(row: dict[str, Any]) -> list[str | None]:
     """An entry as the table shows it."""
-    clip, encoder = row["clip"] and Path(row["clip"]).name, row["encoder"] and row["encoder"][:8]
+    clip, encoder = (
+        row["clip"] and Path(row["clip"]).name,
+        row["encoder"] and row["encoder"][:8],
+    )
     holds = ", ".join(f"{name} {what}" for name, what in row["tensors"].items())
-    return [row["kind"], row["of"][:60], clip, holds, size(row["bytes"]), encoder, row["made"], row["key"][:8]]
+    return [
+        row["kind"],
+        row["of"][:60],
+        clip,
+        holds,
+        size(row["bytes"]),
+        encoder,
+        row["made"],
+        row["key"][:8],
+    ]
 
 
 def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -102,8 +124,14 @@ def by_encoder(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for (kind, encoder), own in groups.items():
         clips = counted(len({row["clip"] for row in own}), "clip")
-        what = f"{counted(len(own), 'window')} of {clips}" if kind == "latents" else counted(len(own), "caption")
-        made = max((row["made"] for row in own if row["made"]), default="")[:16].replace("T", " ")
+        what = (
+            f"{counted(len(own), 'window')} of {clips}"
+            if kind == "latents"
+            else counted(len(own), "caption")
+        )
+        made = max((row["made"] for row in own if row["made"]), default="")[:16].replace(
+            "T", " "
+        )
         parts = [what, size(sum(row["bytes"] for row in own)), made]
         by = f"{'VAE' if kind == 'latents' else 'text encoder'} {encoder[:8]}"
         lines.append(f"{by}: {', '.join(part for part in parts if part)}")

@@ -13,7 +13,17 @@ from pathlib import Path
 from videotune._version import __version__
 from videotune.files import user_cache
 
-PACKAGES = ("torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "huggingface_hub", "av", "numpy")
+PACKAGES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "huggingface_hub",
+    "av",
+    "numpy",
+)
 
 _SECRET = re.compile(
     r"hf_\w{8,}|sk-[\w-]{8,}|(?i:(?<=token)|(?<=password)|(?<=secret)|(?<=api_key)|(?<=apikey))[\"']?\s*[:=]\s*[\"']?[^\s\"',}]+"
@@ -34,11 +44,25 @@ def crash_report(error: BaseException) -> Path | None:
 
     The file lies in the user's cache folder, else in the system's for temporary files; None where neither can be written.
     """
-    versions = [f"videotune {__version__}", f"Python {sys.version.split()[0]}", platform.platform()]
-    versions += [f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES]
+    versions = [
+        f"videotune {__version__}",
+        f"Python {sys.version.split()[0]}",
+        platform.platform(),
+    ]
+    versions += [
+        f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES
+    ]
     command = " ".join(word if len(word) <= 500 else f"{word[:500]}…" for word in sys.argv)
     trace = "".join(traceback.format_exception(error, limit=-60))
-    report = [*versions, "", f"command: {command}", *_config(), "", trace[:80_000], trace[80_000:][-20_000:]]
+    report = [
+        *versions,
+        "",
+        f"command: {command}",
+        *_config(),
+        "",
+        trace[:80_000],
+        trace[80_000:][-20_000:],
+    ]
     text = without_secrets("\n".join(report))
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):

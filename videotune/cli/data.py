@@ -37,7 +37,9 @@ MANY, FEW = 20, 5
 """Of more clips of one state than MANY, FEW are listed, and how many more there are."""
 
 
-ContactSheet = Annotated[Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")]
+ContactSheet = Annotated[
+    Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")
+]
 
 
 @takes_config
@@ -47,10 +49,14 @@ def check(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: ContactSheet = None,
-    every: Annotated[bool, Opt("--all", help="a line for each clip, however many there are")] = False,
+    every: Annotated[
+        bool, Opt("--all", help="a line for each clip, however many there are")
+    ] = False,
 ) -> None:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    result = commands.check.check(with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet)
+    result = commands.check.check(
+        with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet
+    )
     answer(as_json, result.account, lambda _: show_account(result, every=every))
     if contact_sheet is not None:
         echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
@@ -59,7 +65,10 @@ def check(
 
 def verdict(result: CheckResult, allow_skips: str | None) -> int:
     """The exit code, with what it means."""
-    from videotune.trainer.run_spec import crop_blocker, refuse_skips  # reads clips, which --help must not
+    from videotune.trainer.run_spec import (
+        crop_blocker,
+        refuse_skips,
+    )  # reads clips, which --help must not
 
     account, cropped = result.account, crop_blocker(result.job)
     if cropped is not None:
@@ -80,25 +89,58 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
     """Print a line a clip (many of one state are cut short but for ``every``), then the sums."""
     job, account = result.job, result.account
     rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
-    out(f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}.")
-    rows = [table_row(job, clip) for clip in sorted(account["clips"], key=lambda clip: natural(clip["path"]))]
+    out(
+        f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}."
+    )
+    rows = [
+        table_row(job, clip)
+        for clip in sorted(account["clips"], key=lambda clip: natural(clip["path"]))
+    ]
     listed = rows if every else few(rows)
-    columns = ["clip", "state", "source", "pixels", "frames", "bucket", "windows", "frames used", "views", "notes"]
-    shown = range(10) if width() >= WIDE else (0, 1, 2, 5, 6, 7, 8) if width() >= MEDIUM else (0, 1, 5, 6, 8)
+    columns = [
+        "clip",
+        "state",
+        "source",
+        "pixels",
+        "frames",
+        "bucket",
+        "windows",
+        "frames used",
+        "views",
+        "notes",
+    ]
+    shown = (
+        range(10)
+        if width() >= WIDE
+        else (0, 1, 2, 5, 6, 7, 8)
+        if width() >= MEDIUM
+        else (0, 1, 5, 6, 8)
+    )
     cells = [[row[i] for i in shown] for row in listed]
     numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
-    print_table(f"clips, with their views at {job.steps} steps", [columns[i] for i in shown], cells, right=numbers)
+    print_table(
+        f"clips, with their views at {job.steps} steps",
+        [columns[i] for i in shown],
+        cells,
+        right=numbers,
+    )
     if width() < WIDE:  # a column of notes would be a few letters wide
         print_notes({row[0]: row[-1] for row in rows if row[-1]})
     if account["buckets"]:
-        rows = [[shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]]
+        rows = [
+            [shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]
+        ]
         print_table("buckets, largest first", ["width x height", "windows"], rows, right=(1,))
-    whole = sum(clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None)
+    whole = sum(
+        clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None
+    )
     cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
     if cut > 0.05:
         out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
     buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
-    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}".format_map(account)
+    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}".format_map(
+        account
+    )
     out(f"{clips};  {len(job.library.windows)} windows in {buckets}")
     for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
         out(f"note: {note}")
@@ -106,7 +148,10 @@ def show_account(result: CheckResult, *, every: bool = False) -> None:
 
 def natural(path: str) -> list[Any]:
     """A key that sorts numbers in names by their value: clip_2 before clip_10."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"([0-9]{1,18})", path)]
+    return [
+        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in re.split(r"([0-9]{1,18})", path)
+    ]
 
 
 def few(rows: Sequence[list[Any]]) -> list[list[Any]]:
@@ -119,7 +164,9 @@ def few(rows: Sequence[list[Any]]) -> list[list[Any]]:
         if count[row[1]] <= MANY or met[row[1]] <= FEW:
             kept.append(row)
         elif met[row[1]] == FEW + 1:
-            kept.append([f"… {count[row[1]] - FEW} more (--all)", row[1], *[""] * (len(row) - 2)])
+            kept.append(
+                [f"… {count[row[1]] - FEW} more (--all)", row[1], *[""] * (len(row) - 2)]
+            )
     return kept
 
 
@@ -142,11 +189,24 @@ def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
     elif clip["source_frames"]:
         source = "image"
     pixels = f"{clip['width']}x{clip['height']}" if clip["width"] else ""
-    used = f"{clip['frames']} ({clip['frames_cut']} cut)" if clip["frames_cut"] else clip["frames"] or None
-    notes = "; ".join([*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]])
+    used = (
+        f"{clip['frames']} ({clip['frames_cut']} cut)"
+        if clip["frames_cut"]
+        else clip["frames"] or None
+    )
+    notes = "; ".join(
+        [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]]
+    )
     shape = shape_words(clip["shape"]) if clip["shape"] else ""
     counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
-    return [short_path(clip["path"], job.library.roots), state_words(clip), source, pixels, *counts, notes]
+    return [
+        short_path(clip["path"], job.library.roots),
+        state_words(clip),
+        source,
+        pixels,
+        *counts,
+        notes,
+    ]
 
 
 Purpose = Literal["general", "style", "character", "motion"]
@@ -155,22 +215,40 @@ Purpose = Literal["general", "style", "character", "motion"]
 @takes_config
 def caption(
     overrides: Overrides,
-    model: Annotated[str, Opt(help="a server's model, or here a folder or Hub id of transformers")],
+    model: Annotated[
+        str, Opt(help="a server's model, or here a folder or Hub id of transformers")
+    ],
     folder: Folder = None,
-    endpoint: Annotated[str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")] = None,
-    key_env: Annotated[str, Opt(help="variable that holds the server's key")] = "OPENAI_API_KEY",
+    endpoint: Annotated[
+        str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")
+    ] = None,
+    key_env: Annotated[
+        str, Opt(help="variable that holds the server's key")
+    ] = "OPENAI_API_KEY",
     workers: Annotated[int, Opt(min=1, max=256, help="requests at once")] = 4,
-    frames: Annotated[int, Opt(min=1, max=256, help="frames of a clip that the model is shown")] = 8,
+    frames: Annotated[
+        int, Opt(min=1, max=256, help="frames of a clip that the model is shown")
+    ] = 8,
     purpose: Annotated[Purpose, Opt(help="what the LoRA is to learn")] = "general",
-    prompt: Annotated[str | None, Opt(help="a prompt of your own instead of the purpose's")] = None,
+    prompt: Annotated[
+        str | None, Opt(help="a prompt of your own instead of the purpose's")
+    ] = None,
     trigger: Annotated[str | None, Opt(help="a word that each new caption holds")] = None,
     max_words: Annotated[int, Opt(min=1, max=2000, help="words of a caption")] = 100,
-    overwrite: Annotated[bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")] = False,
-    dry_run: Annotated[bool, Opt("--dry-run", help="list the clips that would be captioned")] = False,
+    overwrite: Annotated[
+        bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")
+    ] = False,
+    dry_run: Annotated[
+        bool, Opt("--dry-run", help="list the clips that would be captioned")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
-    given = {name: value for name, value in locals().items() if name not in ("overrides", "folder", "as_json")}
+    given = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("overrides", "folder", "as_json")
+    }
     options = commands.caption.CaptionOptions(**given)
     result = commands.caption.caption(with_clips(overrides, folder), options=options)
     answer(as_json, vars(result), lambda _: show_captions(result, dry_run))
@@ -179,7 +257,9 @@ def caption(
 
 def show_captions(result: CaptionResult, dry_run: bool) -> None:
     """Print what was not captioned and why, and the counts."""
-    planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run]
+    planned = [
+        {"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run
+    ]
     for row in (*planned, *result.skipped, *result.failed, *result.hints):
         out(": ".join(filter(None, row.values())))
     out(", ".join(f"{len(rows)} {name}" for name, rows in vars(result).items()))
@@ -188,7 +268,10 @@ def show_captions(result: CaptionResult, dry_run: bool) -> None:
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 
 
-Threshold = Annotated[float | None, Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)")]
+Threshold = Annotated[
+    float | None,
+    Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)"),
+]
 
 
 @dataset_app.command("split")
@@ -204,24 +287,41 @@ def dataset_split(
 
     with bar("splitting (seconds)") as progress:
         results = split(
-            source, out, min_seconds=min_seconds, threshold=threshold, overwrite=overwrite, progress=progress.update
+            source,
+            out,
+            min_seconds=min_seconds,
+            threshold=threshold,
+            overwrite=overwrite,
+            progress=progress.update,
         )
     root = source if source.is_dir() else source.parent
     rows = [_row(result, root) for result in results]
-    print_table("files", ["file", "seconds", "scenes", "captions", "notes"], rows, right=(1, 2, 3))
+    print_table(
+        "files", ["file", "seconds", "scenes", "captions", "notes"], rows, right=(1, 2, 3)
+    )
     written = sum(part.path is not None for result in results for part in result.scenes)
     dropped = sum(part.path is None for result in results for part in result.scenes)
     images = sum(result.image for result in results)
     broken = sum(result.problem is not None for result in results)
-    say(f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}")
+    say(
+        f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}"
+    )
     if dropped:
         are = "is" if dropped == 1 else "are"
-        say(f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)")
+        say(
+            f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)"
+        )
     if images:
         say(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
     if written:
-        bare = any(result.scenes and not result.captions for result in results if result.problem is None)
-        say(f"next: {'write a caption beside each scene (NAME.txt), then: ' if bare else ''}videotune check {out}")
+        bare = any(
+            result.scenes and not result.captions
+            for result in results
+            if result.problem is None
+        )
+        say(
+            f"next: {'write a caption beside each scene (NAME.txt), then: ' if bare else ''}videotune check {out}"
+        )
     if broken:
         echo(f"{broken} files could not be split (exit code 2); the table says why")
         raise typer.Exit(SKIPPED)
@@ -233,12 +333,26 @@ def _row(result: SplitFile, root: Path) -> list[str]:
     if result.image:
         return [str(path), "", "", "", "image: not split"]
     if result.problem is not None:
-        return [str(path), f"{result.seconds:.2f}" if result.seconds else "", "", "", str(result.problem)]
+        return [
+            str(path),
+            f"{result.seconds:.2f}" if result.seconds else "",
+            "",
+            "",
+            str(result.problem),
+        ]
     kept = [part for part in result.scenes if part.path is not None]
     short = [part for part in result.scenes if part.path is None]
-    notes = [f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s" for part in short]
+    notes = [
+        f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s" for part in short
+    ]
     if len(result.scenes) == 1 and kept:
         notes.append("no cut: copied as it is")
     if kept and not result.captions:
         notes.append("no caption")
-    return [str(path), f"{result.seconds:.2f}", str(len(kept)), str(result.captions), "; ".join(notes)]
+    return [
+        str(path),
+        f"{result.seconds:.2f}",
+        str(len(kept)),
+        str(result.captions),
+        "; ".join(notes),
+    ]

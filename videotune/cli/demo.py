@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="folder for all files of the demo")] = Path("demo"),
-    seed: Annotated[int, typer.Option("--seed", min=0, help="of the clips and of the training")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="folder for all files of the demo")] = Path(
+        "demo"
+    ),
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="of the clips and of the training")
+    ] = 0,
 ) -> None:
     """Fine-tune the toy base model on a new shape, and show before and after."""
     result = commands.demo.demo(out, seed, show)
@@ -46,14 +50,27 @@ def show_demo(out: Path, result: dict[str, Any]) -> None:
     """The result as a table, and where everything is."""
     concept, control, validation = result["concept"], result["control"], result["validation"]
     rows = [
-        [f'"{commands.demo.TRIGGER}" is an {" ".join(commands.demo.CONCEPT)}', *shares(concept), concept["n"]],
+        [
+            f'"{commands.demo.TRIGGER}" is an {" ".join(commands.demo.CONCEPT)}',
+            *shares(concept),
+            concept["n"],
+        ],
         ["what the base model knew is still right", *shares(control), control["n"]],
-        ["error on held-out clips", f"{validation['before']:.3f}", f"{validation['after']:.3f}", ""],
+        [
+            "error on held-out clips",
+            f"{validation['before']:.3f}",
+            f"{validation['after']:.3f}",
+            "",
+        ],
     ]
     print()
     print_table("before and after", ["", "before", "after", "samples"], rows, right=(1, 2, 3))
-    print(f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all")
-    print(f"our frames and diffusers' with the export differ by {result['same_frames']['max_difference']} of 255")
+    print(
+        f"{result['clips_used']} clips, {result['steps']} steps, {clock(result['seconds'])} in all"
+    )
+    print(
+        f"our frames and diffusers' with the export differ by {result['same_frames']['max_difference']} of 255"
+    )
     files = {"report": out / "run" / "report.html", "picture": out / "before_after.png"}
     files |= {"LoRA": Path(result["lora"]), "figures": out / "demo.json"}
     for name, path in files.items():

@@ -17,17 +17,29 @@ COLUMNS = ("what", "found", "note")
 
 
 Run = Annotated[Path | None, Arg(help="a run folder whose problems to show")]
-Repair = Annotated[bool, Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept")]
-Gpu = Annotated[bool, Opt("--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates")]
+Repair = Annotated[
+    bool,
+    Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept"),
+]
+Gpu = Annotated[
+    bool,
+    Opt(
+        "--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates"
+    ),
+]
 
 
-def doctor(run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_journal: Repair = False) -> None:
+def doctor(
+    run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_journal: Repair = False
+) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a run.
 
     Exit code of --gpu: 2 where something is beyond its bound.
     """
     if gpu and (run is not None or repair_journal):
-        raise VideotuneError("--gpu tests the GPU, and no run: leave out RUN and --repair-journal")
+        raise VideotuneError(
+            "--gpu tests the GPU, and no run: leave out RUN and --repair-journal"
+        )
     if gpu:
         report = commands.self_test.self_test()
         answer(as_json, report, show_gpu)
@@ -35,7 +47,9 @@ def doctor(run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_jo
     if run is not None:
         diagnose(run, as_json, repair_journal)
     elif repair_journal:
-        raise VideotuneError("--repair-journal: of which run? videotune doctor RUN --repair-journal")
+        raise VideotuneError(
+            "--repair-journal: of which run? videotune doctor RUN --repair-journal"
+        )
     else:
         rows, missing = commands.doctor.machine()
         table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -65,14 +79,24 @@ def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
     print(f"{run}: {summary}")
     for one in found:
         print(f"\n{one.line}\n  found: {one.found}\n  do:    {one.do}")
-    print("\nEach line is explained in docs/troubleshooting.md." if found else "nothing that its files show is wrong")
+    print(
+        "\nEach line is explained in docs/troubleshooting.md."
+        if found
+        else "nothing that its files show is wrong"
+    )
 
 
 def show_gpu(report: Mapping[str, Any]) -> None:
     """Print the report on a card."""
     card, rates = report["card"], report["matrix_flops"]
-    rows = [[f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"] for when, rate in rates.items()]
-    links = [[f"link {way}", f"{size(rate)}/s"] for way, rate in report["link_bytes_a_second"].items()]
+    rows = [
+        [f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"]
+        for when, rate in rates.items()
+    ]
+    links = [
+        [f"link {way}", f"{size(rate)}/s"]
+        for way, rate in report["link_bytes_a_second"].items()
+    ]
     rows += [["a training step reaches", f"{card['reached']:.0%} of it"], *links]
     for way, row in report["trainings"].items():
         memory = f"{size(row['allocated_bytes'])} held, {size(row['planned_bytes'])} planned"
@@ -81,4 +105,6 @@ def show_gpu(report: Mapping[str, Any]) -> None:
     print_table(card["name"], ["what", "measured"], [*rows, last])
     for line in report["wrong"]:
         print(f"note: {line}")
-    print(f"plan calculates with these rates from now on. To attach to a report: {measured_file(card['name'])}")
+    print(
+        f"plan calculates with these rates from now on. To attach to a report: {measured_file(card['name'])}"
+    )

@@ -18,13 +18,20 @@ ANY = 1_000_000
 def init(
     folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
     purpose: Annotated[str | None, Opt(help=f"what to learn: {', '.join(recipes())}")] = None,
-    model: Annotated[str | None, Opt(help="a model of `videotune presets list`, or a preset's whole name")] = None,
+    model: Annotated[
+        str | None, Opt(help="a model of `videotune presets list`, or a preset's whole name")
+    ] = None,
     card: Annotated[int | None, Opt(min=1, help="memory of the GPU in GB")] = None,
-    data: Annotated[str | None, Opt(help="a folder of clips, an archive or a Hub dataset")] = None,
+    data: Annotated[
+        str | None, Opt(help="a folder of clips, an archive or a Hub dataset")
+    ] = None,
     trigger: Annotated[str | None, Opt(help="the word that stands for it; empty: none")] = None,
     prior: Annotated[
         str | None,
-        Opt("--prior-preservation", help="clips of others of its kind, which the model keeps as it knows them"),
+        Opt(
+            "--prior-preservation",
+            help="clips of others of its kind, which the model keeps as it knows them",
+        ),
     ] = None,
 ) -> None:
     """Write a commented config for a purpose, a model and a card; the command asks for options that are not given."""
@@ -32,11 +39,18 @@ def init(
     if target.exists():
         raise VideotuneError(f"{target} is there already: name another folder")
     if purpose is None:
-        print_table("purposes", ["purpose", "teaches"], [[name, one["about"]] for name, one in recipes().items()])
+        print_table(
+            "purposes",
+            ["purpose", "teaches"],
+            [[name, one["about"]] for name, one in recipes().items()],
+        )
         purpose = typer.prompt("What is to be learnt?", default="concept")
     recipe(purpose)  # refuses it before the next question
     if model is None:
-        cards = [[name, ", ".join(x.rpartition(" ")[2] for x in own if x != name)] for name, own in models().items()]
+        cards = [
+            [name, ", ".join(x.rpartition(" ")[2] for x in own if x != name)]
+            for name, own in models().items()
+        ]
         print_table("models", ["model", "cards"], cards)
         model = typer.prompt("Which model?")
     if card is None:
@@ -44,9 +58,15 @@ def init(
     preset = preset_for(model, card)
     data = data or typer.prompt("Where are the clips?")
     if trigger is None:
-        trigger = typer.prompt("Which word stands for it in captions? Empty: none", default="", show_default=False)
-    place = str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
-    write_text(target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None, prior))
+        trigger = typer.prompt(
+            "Which word stands for it in captions? Empty: none", default="", show_default=False
+        )
+    place = (
+        str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
+    )
+    write_text(
+        target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None, prior)
+    )
     print(target)
     for command in ("check", "plan", f"train --out {folder / 'run'}"):
         echo(f"videotune {command} --config {target}")
@@ -59,7 +79,10 @@ def _clips(folder: Path) -> int:
     return len(read_folder(folder)[0]) if folder.is_dir() else 0
 
 
-Variant = Annotated[str | None, Opt(help="the kind of checkpoint; an unknown name lists them (default: the first)")]
+Variant = Annotated[
+    str | None,
+    Opt(help="the kind of checkpoint; an unknown name lists them (default: the first)"),
+]
 
 
 def tiny(
@@ -74,7 +97,9 @@ def tiny(
 
     known = find(family)
     if variant is not None and variant not in known.variants:
-        raise VideotuneError(f"--variant: {known.spec.name} has {', '.join(known.variants)}, not {variant!r}")
+        raise VideotuneError(
+            f"--variant: {known.spec.name} has {', '.join(known.variants)}, not {variant!r}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise VideotuneError(f"{folder} is there already: name a new folder")
     with quietly():

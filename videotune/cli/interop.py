@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 
 def autopsy(
-    files: Annotated[list[Path], Arg(help="the other trainer's config; its dataset's config beside it")],
+    files: Annotated[
+        list[Path], Arg(help="the other trainer's config; its dataset's config beside it")
+    ],
     data: Annotated[Path, Opt(help="a folder of clips")],
-    sets: Annotated[list[str] | None, Opt("--set", help="KEY=VALUE by their keys; may be repeated")] = None,
-    base: Annotated[str | None, Opt(help="the base model's folder or Hub id, if the config names none")] = None,
+    sets: Annotated[
+        list[str] | None, Opt("--set", help="KEY=VALUE by their keys; may be repeated")
+    ] = None,
+    base: Annotated[
+        str | None, Opt(help="the base model's folder or Hub id, if the config names none")
+    ] = None,
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
@@ -33,7 +39,9 @@ def autopsy(
 def show(found: dict[str, Any]) -> None:
     """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
     trainer, both = found["trainer"], (found["theirs"], found["ours"])
-    out(f"{trainer} ({found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips")
+    out(
+        f"{trainer} ({found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
+    )
     rows = [
         [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
          "\n".join(dict.fromkeys(outcome_text(outcome) for outcome in row["theirs"])),
@@ -65,12 +73,17 @@ def outcome_text(outcome: dict[str, Any]) -> str:
 def buckets_text(buckets: dict[str, int]) -> str:
     """The buckets, the largest first, each with its samples."""
     texts = [f"{shape_words(shape)} ({count})" for shape, count in buckets.items()]
-    return "\n".join([*texts[:4], *([f"and {len(texts) - 4} more"] if len(texts) > 4 else [])]) or "none"
+    return (
+        "\n".join([*texts[:4], *([f"and {len(texts) - 4} more"] if len(texts) > 4 else [])])
+        or "none"
+    )
 
 
 def noise_text(noise: Any) -> str:
     """The median and the range of the noise levels, or why they are not known."""
-    return noise if isinstance(noise, str) else f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
+    return (
+        noise if isinstance(noise, str) else f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
+    )
 
 
 ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
@@ -78,8 +91,12 @@ ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
 
 
 def import_config(
-    files: Annotated[list[Path], Arg(help="the config; a command line or a dataset's config beside it")],
-    to: Annotated[Path | None, Opt("--out", help="a new JSON file for videotune's config")] = None,
+    files: Annotated[
+        list[Path], Arg(help="the config; a command line or a dataset's config beside it")
+    ],
+    to: Annotated[
+        Path | None, Opt("--out", help="a new JSON file for videotune's config")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Translate a config of another trainer, with a row for every key of it."""
@@ -94,8 +111,13 @@ def show_imported(result: Imported) -> None:
     rows, notes = [], dict[tuple[str, str], list[str]]()
     for row in result.rows:
         value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
-        ours = "\n".join(f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}" for key, one in row.ours.items())
-        rows.append([f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours])
+        ours = "\n".join(
+            f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}"
+            for key, one in row.ours.items()
+        )
+        rows.append(
+            [f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours]
+        )
         said = f"{row.note} [{row.source}]" if row.source else row.note
         notes.setdefault((row.verdict, said if row.note else ""), []).append(row.key)
     print_table(f"keys of {result.trainer}", ["theirs", "verdict", "videotune"], rows)
@@ -103,4 +125,6 @@ def show_imported(result: Imported) -> None:
         if note:
             out(f"{verdict}: {', '.join(keys)}: {note}")
     counts = Counter(row.verdict for row in result.rows)
-    out(f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}")
+    out(
+        f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}"
+    )

@@ -12,19 +12,39 @@ from videotune.console import out as say
 from videotune.console import print_json, print_table
 from videotune.errors import VideotuneError
 
-lora_app = typer.Typer(help="LoRA files of any program: inspect, convert, merge, resize, extract", no_args_is_help=True)
+lora_app = typer.Typer(
+    help="LoRA files of any program: inspect, convert, merge, resize, extract",
+    no_args_is_help=True,
+)
 
-FileIn = Annotated[Path, Arg(help="a safetensors file, or a folder of PEFT or diffusers with one")]
+FileIn = Annotated[
+    Path, Arg(help="a safetensors file, or a folder of PEFT or diffusers with one")
+]
 Out = Annotated[Path, Opt("--out", help="the file to write; of peft the folder")]
-Form = Annotated[str, Opt("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")]
-Base = Annotated[str | None, Opt("--base", help="the base model's folder or Hub id (default: the file tells)")]
-FamilyName = Annotated[str | None, Opt("--family", help="the model family, where a file fits several")]
+Form = Annotated[
+    str, Opt("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")
+]
+Base = Annotated[
+    str | None,
+    Opt("--base", help="the base model's folder or Hub id (default: the file tells)"),
+]
+FamilyName = Annotated[
+    str | None, Opt("--family", help="the model family, where a file fits several")
+]
 Overwrite = Annotated[bool, Opt("--overwrite", help="replace what --out names")]
 Rank = Annotated[int | None, Opt("--rank", min=1, help="the rank of every module")]
-Share = Annotated[float | None, Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")]
-Error = Annotated[float | None, Opt("--error", min=0, max=1, help="relative error of ΔW to allow in each")]
-Weights = Annotated[list[float] | None, Opt("--weight", help="strength of each file, in their order")]
-Against = Annotated[str | None, Opt("--against", help="check every shape against this base model")]
+Share = Annotated[
+    float | None, Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")
+]
+Error = Annotated[
+    float | None, Opt("--error", min=0, max=1, help="relative error of ΔW to allow in each")
+]
+Weights = Annotated[
+    list[float] | None, Opt("--weight", help="strength of each file, in their order")
+]
+Against = Annotated[
+    str | None, Opt("--against", help="check every shape against this base model")
+]
 
 
 @lora_app.command("inspect")
@@ -38,18 +58,33 @@ def lora_inspect(
         print_json(found)
         return
     say("\n".join([found["file"], *commands.lora.summary(found)]))
-    groups = [[row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"] for row in found["groups"]]
+    groups = [
+        [row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"]
+        for row in found["groups"]
+    ]
     readers, rows = [reader(own) for own in found["programs"]], found["modules"]
-    kinds = Counter((row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"]) for row in rows)
+    kinds = Counter(
+        (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"])
+        for row in rows
+    )
     print_table("share of ‖ΔW‖²", ["modules of", "modules", "share"], groups, right=(1, 2))
     columns = ["rank", "alpha", "scale", "alpha is in", "modules"]
-    print_table("ranks and scales", columns, [[*key, many] for key, many in kinds.most_common(12)], right=(0, 1, 2, 4))
+    print_table(
+        "ranks and scales",
+        columns,
+        [[*key, many] for key, many in kinds.most_common(12)],
+        right=(0, 1, 2, 4),
+    )
     print_table("programs", ["program", "reads it with scale", "strength to set"], readers)
     if every:
         table = [[row["path"], row["rank"], number(row["norm"]), row["state"]] for row in rows]
         print_table("modules", ["module", "rank", "‖ΔW‖", "state"], table, right=(1, 2))
     if found["metadata"]:
-        print_table("metadata", ["key", "value"], [[key, value[:60]] for key, value in found["metadata"].items()])
+        print_table(
+            "metadata",
+            ["key", "value"],
+            [[key, value[:60]] for key, value in found["metadata"].items()],
+        )
     if against is not None and found["misfits"]:
         raise VideotuneError(f"{file} does not fit {against}: {found['misfits'][0]}")
 
@@ -73,7 +108,11 @@ def lora_convert(
     offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
-    say("\n".join(commands.lora.convert(file, commands.lora.Target(out, to, base, family, overwrite))))
+    say(
+        "\n".join(
+            commands.lora.convert(file, commands.lora.Target(out, to, base, family, overwrite))
+        )
+    )
 
 
 @lora_app.command("merge")
@@ -85,7 +124,12 @@ def lora_merge(
     """Write the sum of several LoRAs as one: exactly, or with --rank the nearest of a rank, with its error."""
     say(
         "\n".join(
-            commands.lora.merge(files, weights or (), rank, commands.lora.Target(out, to, base, family, overwrite))
+            commands.lora.merge(
+                files,
+                weights or (),
+                rank,
+                commands.lora.Target(out, to, base, family, overwrite),
+            )
         )
     )
 
@@ -99,7 +143,13 @@ def lora_resize(
     if sum(given is not None for given in (rank, energy, error)) != 1:
         raise VideotuneError("lora resize takes one of --rank, --energy and --error")
     bound = (error or 0.0) if energy is None else (1 - energy) ** 0.5
-    say("\n".join(commands.lora.resize(file, rank, bound, commands.lora.Target(out, to, base, family, overwrite))))
+    say(
+        "\n".join(
+            commands.lora.resize(
+                file, rank, bound, commands.lora.Target(out, to, base, family, overwrite)
+            )
+        )
+    )
 
 
 @lora_app.command("extract")
@@ -113,6 +163,8 @@ def lora_extract(
     """Write what fine-tuning has changed in a model as a LoRA, and say what of it a LoRA cannot hold."""
     say(
         "\n".join(
-            commands.lora.extract(folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite))
+            commands.lora.extract(
+                folder, base, rank, expert, commands.lora.Target(out, to, base, None, overwrite)
+            )
         )
     )

@@ -28,23 +28,39 @@ def _offline(asked: bool) -> bool:
     return asked
 
 
-Preset = Annotated[str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")]
-ConfigFile = Annotated[Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")]
-FamilyName = Annotated[str | None, Opt("--family", help="the model family, if no base model is named")]
-Data = Annotated[str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")]
+Preset = Annotated[
+    str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")
+]
+ConfigFile = Annotated[
+    Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")
+]
+FamilyName = Annotated[
+    str | None, Opt("--family", help="the model family, if no base model is named")
+]
+Data = Annotated[
+    str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
+]
 Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
-Base = Annotated[str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")]
+Base = Annotated[
+    str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")
+]
 Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
-Skips = Annotated[str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")]
+Skips = Annotated[
+    str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")
+]
 CachePlace = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
-Offline = Annotated[bool, Opt("--offline", callback=_offline, help="no network requests; use the Hub's cache")]
+Offline = Annotated[
+    bool, Opt("--offline", callback=_offline, help="no network requests; use the Hub's cache")
+]
 AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with the options that say what config it works on, which it gets as ``overrides``."""
     known = {"Overrides": Any}  # read from the config, which --help does not need
-    hints = get_type_hints(command, None, known, True) | get_type_hints(_overrides, None, known, True)
+    hints = get_type_hints(command, None, known, True) | get_type_hints(
+        _overrides, None, known, True
+    )
     shared = signature(_overrides).parameters
     own = [one for name, one in signature(command).parameters.items() if name != "overrides"]
 
@@ -58,11 +74,18 @@ def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_command(
-    run: Callable[..., Any], command: Callable[..., Any], options: Iterable[Parameter], hints: dict[str, Any]
+    run: Callable[..., Any],
+    command: Callable[..., Any],
+    options: Iterable[Parameter],
+    hints: dict[str, Any],
 ) -> Callable[..., Any]:
     """``run`` in the place of ``command`` as Typer sees it: with its name and its words, and these options."""
     every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in options]
-    run.__name__, run.__doc__, run.__signature__ = command.__name__, command.__doc__, Signature(every)  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__signature__ = (
+        command.__name__,
+        command.__doc__,
+        Signature(every),
+    )  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run
 
@@ -111,7 +134,11 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
                 value = command(**options)
             except typer.Exit as ended:
                 code = ended.exit_code
-        text = {"exit_code": code, "lines": printed.getvalue().splitlines(), "tables": tables} | (value or {})
+        text = {
+            "exit_code": code,
+            "lines": printed.getvalue().splitlines(),
+            "tables": tables,
+        } | (value or {})
         console.print_json(text)
         raise typer.Exit(text["exit_code"])
 

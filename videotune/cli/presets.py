@@ -8,12 +8,21 @@ import typer
 
 from videotune.cli.options import Arg, AsJson
 from videotune.config.explain import explain, json_schema
-from videotune.config.load import flatten, preset_about, preset_named, preset_names, preset_reasons, read_preset
+from videotune.config.load import (
+    flatten,
+    preset_about,
+    preset_named,
+    preset_names,
+    preset_reasons,
+    read_preset,
+)
 from videotune.config.schema import leaves
 from videotune.console import echo, print_json, print_table
 
 presets_app = typer.Typer(help="List presets, and every key of a config.", no_args_is_help=True)
-config_app = typer.Typer(help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Explain keys, and print the JSON Schema of a config.", no_args_is_help=True
+)
 
 METHODS = {"FINE_TUNE": "all weights", "EMBEDDING": "new tokens"}
 
@@ -28,7 +37,9 @@ def list_presets() -> None:
         method = METHODS.get(settings.get("training_method", ""), "LoRA")
         rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
     print_table("presets", ["preset", "model", "trains", "card"], rows)
-    print("Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why.")
+    print(
+        "Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why."
+    )
 
 
 @presets_app.command("show")
@@ -46,7 +57,9 @@ def list_keys() -> None:
     """List every key of a config with its default and meaning."""
     rows = []
     for name, field in leaves().items():
-        default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+        default = (
+            "required" if field.is_required() else field.get_default(call_default_factory=True)
+        )
         rows.append([name, "" if default is None else default, field.description])
     print_table("keys", ["key", "default", "meaning"], rows)
 
@@ -59,7 +72,8 @@ def show_schema() -> None:
 
 @config_app.command("explain")
 def explain_key(
-    key: Annotated[str, Arg(help="a key, such as learning_rate or lora.rank, or a section")], as_json: AsJson = False
+    key: Annotated[str, Arg(help="a key, such as learning_rate or lora.rank, or a section")],
+    as_json: AsJson = False,
 ) -> None:
     """Explain a key: meaning, unit, bounds, default with its reason, and the guide's advice."""
     facts = explain(key)

@@ -18,12 +18,16 @@ from videotune.queue import entries
 if TYPE_CHECKING:
     from videotune.trainer.resolve_config import Overrides
 
-queue_app = typer.Typer(help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True)
+queue_app = typer.Typer(
+    help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True
+)
 
 Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
 HERE = Path("videotune-queue")
 Name = Annotated[str, Arg(help="an entry of the queue")]
-Cards = Annotated[str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")]
+Cards = Annotated[
+    str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")
+]
 Watch = Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")]
 Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 
@@ -31,7 +35,9 @@ Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
 def _cards(gpus: str | None) -> list[str | None]:
     cards = dict.fromkeys(part.strip() for part in (gpus or "").split(",") if part.strip())
     if not all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", card) for card in cards):
-        raise VideotuneError(f"--gpus {gpus}: give the numbers of GPUs, as nvidia-smi lists them, such as 0,1")
+        raise VideotuneError(
+            f"--gpus {gpus}: give the numbers of GPUs, as nvidia-smi lists them, such as 0,1"
+        )
     return list[str | None](cards) or [None]
 
 
@@ -39,8 +45,12 @@ def _cards(gpus: str | None) -> list[str | None]:
 @takes_config
 def add(
     overrides: Overrides,
-    name: Annotated[str | None, Opt("--name", help="its name (default: of --out, or the config file)")] = None,
-    out: Annotated[Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")] = None,
+    name: Annotated[
+        str | None, Opt("--name", help="its name (default: of --out, or the config file)")
+    ] = None,
+    out: Annotated[
+        Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")
+    ] = None,
     priority: Priority = 0,
     queue: Place = HERE,
     allow_skips: Skips = None,
@@ -56,13 +66,19 @@ def add(
 @queue_app.command("ls")
 def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
-    rows = [one.to_json() | {"step": (life(one.run) or {}).get("step", 0)} for one in entries.entries(queue)]
+    rows = [
+        one.to_json() | {"step": (life(one.run) or {}).get("step", 0)}
+        for one in entries.entries(queue)
+    ]
     answer(as_json, rows, show)
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print the queue as a table."""
-    shown = [[row["name"], row["state"], row["priority"], row["step"], row["why"] or ""] for row in rows]
+    shown = [
+        [row["name"], row["state"], row["priority"], row["step"], row["why"] or ""]
+        for row in rows
+    ]
     print_table("queue", ["name", "state", "priority", "step", "why"], shown)
 
 
@@ -82,11 +98,17 @@ def rm(name: Name, queue: Place = HERE) -> None:
 @takes_config
 def sweep(
     overrides: Overrides,
-    out: Annotated[Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")],
-    vary: Annotated[list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)],
+    out: Annotated[
+        Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")
+    ],
+    vary: Annotated[
+        list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)
+    ],
     gpus: Cards = None,
     allow_skips: Skips = None,
-    no_run: Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")] = False,
+    no_run: Annotated[
+        bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")
+    ] = False,
 ) -> dict[str, Any]:
     """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
     from videotune.queue.sweep import plan_sweep, run_sweep
@@ -96,7 +118,11 @@ def sweep(
     if not no_run:
         code, page = run_sweep(out, _cards(gpus), _tell)
         print(page)
-        return {"exit_code": code, "page": page, "entries": [one.to_json() for one in entries.entries(out)]}
+        return {
+            "exit_code": code,
+            "page": page,
+            "entries": [one.to_json() for one in entries.entries(out)],
+        }
     return {}
 
 

@@ -6,18 +6,34 @@ from typing import Annotated
 from videotune import commands
 from videotune.cli.options import Arg, Offline, Opt, Sets
 
-Step = Annotated[int | None, Opt("--step", help="the run's checkpoint of this step (default: newest)")]
-Lora = Annotated[list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")]
-Tokens = Annotated[list[Path] | None, Opt("--embedding", help="a file of new tokens for --base; may be repeated")]
-Images = Annotated[list[Path] | None, Opt("--image", help="the first frame; one for all prompts, or one for each")]
-Strength = Annotated[float, Opt("--strength", help="strength of the adapter; 0: the base model alone")]
+Step = Annotated[
+    int | None, Opt("--step", help="the run's checkpoint of this step (default: newest)")
+]
+Lora = Annotated[
+    list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")
+]
+Tokens = Annotated[
+    list[Path] | None,
+    Opt("--embedding", help="a file of new tokens for --base; may be repeated"),
+]
+Images = Annotated[
+    list[Path] | None,
+    Opt("--image", help="the first frame; one for all prompts, or one for each"),
+]
+Strength = Annotated[
+    float, Opt("--strength", help="strength of the adapter; 0: the base model alone")
+]
 
 
 def sample(
     run: Annotated[Path | None, Arg(help="a run folder")] = None,
-    prompts: Annotated[list[str] | None, Opt("--prompt", help="a prompt; may be repeated")] = None,
+    prompts: Annotated[
+        list[str] | None, Opt("--prompt", help="a prompt; may be repeated")
+    ] = None,
     out: Annotated[Path, Opt(help="folder for the videos")] = Path("samples"),
-    seed: Annotated[int | None, Opt(help="seed of the first prompt (default: sample.seed)")] = None,
+    seed: Annotated[
+        int | None, Opt(help="seed of the first prompt (default: sample.seed)")
+    ] = None,
     step: Step = None,
     base: Annotated[str | None, Opt(help="a base model, instead of a run")] = None,
     loras: Lora = None,
@@ -28,7 +44,11 @@ def sample(
     offline: Offline = False,
 ) -> None:
     """Generate videos with a run, with a LoRA or embedding file, or with a base model alone."""
-    given = {name: value for name, value in locals().items() if name != "offline" and value is not None}
+    given = {
+        name: value
+        for name, value in locals().items()
+        if name != "offline" and value is not None
+    }
     for path in commands.sample.sample(**given):
         print(path)
 

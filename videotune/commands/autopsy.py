@@ -17,7 +17,11 @@ from videotune.trainer.components import make_timesteps
 
 
 def autopsy(
-    files: Sequence[Path | str], data: Path | str, *, base: str | None = None, sets: Sequence[str] = ()
+    files: Sequence[Path | str],
+    data: Path | str,
+    *,
+    base: str | None = None,
+    sets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Their account of the clips in ``data`` beside ours, and the differences; no model is loaded.
 
@@ -31,13 +35,18 @@ def autopsy(
     given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
     theirs = replace(theirs, values={**theirs.values, **given})
     imported = translate(theirs)
-    if odd := [row.key for row in imported.rows if row.key in given and row.verdict == "unknown"]:
+    if odd := [
+        row.key for row in imported.rows if row.key in given and row.verdict == "unknown"
+    ]:
         raise VideotuneError(f"--set {odd[0]}: no rule of {theirs.trainer} knows this key")
     config = imported.config | ({"base_model_name": base} if base else {})
     if not {"base_model_name", "family"} & set(config):
         raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
     first = next(iter(config.get("datasets") or [{}]))
-    config |= {"datasets": [{**first, "path": str(data)}], "cache_dir": None}  # nothing is written where a file says
+    config |= {
+        "datasets": [{**first, "path": str(data)}],
+        "cache_dir": None,
+    }  # nothing is written where a file says
     result = check(config, allow_skips="all")
     job = result.job
     if not result.account["clips"]:

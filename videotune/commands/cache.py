@@ -9,7 +9,16 @@ from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import VideotuneError
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import EARLIER, LOCK, Damaged, Pruned, Store, listing, prune, verify
+from videotune.latent_cache.store import (
+    EARLIER,
+    LOCK,
+    Damaged,
+    Pruned,
+    Store,
+    listing,
+    prune,
+    verify,
+)
 from videotune.trainer.cache_filling import fill_distributed
 from videotune.trainer.components import open_models
 from videotune.trainer.distributed import join
@@ -26,14 +35,20 @@ class CacheResult:
     windows: int
 
 
-def cache(config: ConfigSource = None, *, allow_skips: str | None = None, **layers: Unpack[Layers]) -> CacheResult:
+def cache(
+    config: ConfigSource = None, *, allow_skips: str | None = None, **layers: Unpack[Layers]
+) -> CacheResult:
     """Fill the cache with everything that a run of this config would need; several processes share the work."""
     with join() as dist:
-        job = dist.main_first(lambda: open_job(*resolve_config(overrides(config, layers, allow_skips))))
+        job = dist.main_first(
+            lambda: open_job(*resolve_config(overrides(config, layers, allow_skips)))
+        )
         refuse_skips(job, allow_skips)
         for note in job.notes:
             echo(f"note: {note}")
-        fill_distributed(job, open_models(job.spec, job.base, job.config), reads_of_run(job), dist)
+        fill_distributed(
+            job, open_models(job.spec, job.base, job.config), reads_of_run(job), dist
+        )
         dist.barrier()
     return CacheResult(job.cache, len(job.library.windows) + len(job.library.held_out_windows))
 
@@ -47,12 +62,18 @@ def cache_at(place: Path) -> Path:
         return refuse_linked_folder(place / CACHE_NAME)
     if place.name == CACHE_NAME or any((place / name).exists() for name in (LOCK, EARLIER)):
         return place
-    if place.is_file() and (place.parent / CACHE_NAME).is_dir():  # an archive's cache lies beside it
+    if (
+        place.is_file() and (place.parent / CACHE_NAME).is_dir()
+    ):  # an archive's cache lies beside it
         return refuse_linked_folder(place.parent / CACHE_NAME)
     if not place.is_dir():
-        raise VideotuneError(f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded.")
+        raise VideotuneError(
+            f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded."
+        )
     fault = f"{place}: neither a cache nor a dataset that holds one ({CACHE_NAME})."
-    raise VideotuneError(f"{fault} `videotune cache --data DIR …` makes one; if cache_dir was set, name that folder.")
+    raise VideotuneError(
+        f"{fault} `videotune cache --data DIR …` makes one; if cache_dir was set, name that folder."
+    )
 
 
 def open_store(place: Path) -> Store:
@@ -79,7 +100,9 @@ def verify_cache(place: Path) -> tuple[Store, int, list[Damaged]]:
         return store, count, verify(store, progress.update)
 
 
-def prune_cache(config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]) -> tuple[Store, Pruned]:
+def prune_cache(
+    config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]
+) -> tuple[Store, Pruned]:
     """The cache, and what of it a run of this config would not read; with ``yes`` that is removed.
 
     Raises VideotuneError where there is no cache yet, or another process is filling it.
@@ -87,8 +110,13 @@ def prune_cache(config: ConfigSource = None, *, yes: bool = False, **layers: Unp
     job: Job = open_job(*resolve_config(overrides(config, layers)))
     store = open_store(job.cache)
     if job.library.skipped:
-        echo(f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed")
-    reads, keys = reads_of_run(job), CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
+        echo(
+            f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed"
+        )
+    reads, keys = (
+        reads_of_run(job),
+        CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed),
+    )
     printed = len(store.notes)
     pruned = prune(store, entries_of(keys, reads).keys(), yes=yes)
     print_notes(store, printed)

@@ -10,7 +10,13 @@ from videotune.data.dataset import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.models.registry import find
 from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
-from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config, user_keys
+from videotune.trainer.resolve_config import (
+    ConfigSource,
+    Layers,
+    overrides,
+    resolve_config,
+    user_keys,
+)
 from videotune.trainer.run_spec import Job, crop_blocker, open_job, with_views
 
 DEFAULT_PRESET = "toy"
@@ -48,10 +54,14 @@ def check(
     """
     words = overrides(config, layers, allow_skips)
     named = user_keys(words)
-    assumed = not (words.preset or words.config or named.get("family") or named.get("base_model_name"))
+    assumed = not (
+        words.preset or words.config or named.get("family") or named.get("base_model_name")
+    )
     words = replace(words, preset=DEFAULT_PRESET) if assumed else words
     job = open_job(*resolve_config(words, planning=True), to_look=True)
-    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {"blockers": blockers(job)}
+    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {
+        "blockers": blockers(job)
+    }
     if contact_sheet is not None:
         for path, why in write_contact_sheet(job, account, contact_sheet).items():
             echo(f"no picture of {path}: {why}")
@@ -80,15 +90,30 @@ def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
 
     Where no base model is named, or it comes without a fast tokenizer, nothing is counted, and that is said.
     """
-    by_caption = token_counts(job, [caption for clip in job.library.clips for caption in clip.captions])
+    by_caption = token_counts(
+        job, [caption for clip in job.library.clips for caption in clip.captions]
+    )
     if by_caption is None:
-        why = "the base model has no tokenizer.json here" if job.base else "no base model is named"
-        return account | {"notes": [*account["notes"], f"captions were not counted in tokens: {why}"]}
+        why = (
+            "the base model has no tokenizer.json here"
+            if job.base
+            else "no base model is named"
+        )
+        return account | {
+            "notes": [*account["notes"], f"captions were not counted in tokens: {why}"]
+        }
     most = job.spec.text_tokens
-    longest = {clip.path: max(by_caption[caption] for caption in clip.captions) for clip in job.library.clips}
+    longest = {
+        clip.path: max(by_caption[caption] for caption in clip.captions)
+        for clip in job.library.clips
+    }
     rows = []
     for row in account["clips"]:
         tokens = longest.get(row["path"], 0)
-        cut = [f"a caption has {tokens} tokens; the model reads {most}, the rest is cut"] if tokens > most else []
+        cut = (
+            [f"a caption has {tokens} tokens; the model reads {most}, the rest is cut"]
+            if tokens > most
+            else []
+        )
         rows.append(row | {"warnings": [*row["warnings"], *cut]})
     return account | {"clips": rows}

@@ -46,29 +46,46 @@ def compare(
     settings, seed = how(run, seed)
     found = complete_checkpoints(run)
     if not found:
-        raise VideotuneError(f"{run} has no checkpoint yet, so there is nothing to compare: train it further first")
+        raise VideotuneError(
+            f"{run} has no checkpoint yet, so there is nothing to compare: train it further first"
+        )
     if prompt is None:
         if not (drawn := History(run).of_kind("sample")):
-            raise VideotuneError(f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT")
+            raise VideotuneError(
+                f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT"
+            )
         prompt = str(drawn[0]["prompt"])
     folder = out or run / "compare"
     if out is not None:
         run_dir.refuse_samples_in_data(run, out)
     name = key(prompt, seed, settings, image)
-    videos = {step: folder / f"{name}-step-{step:06d}.mp4" for step in (0, *(one.step for one in found))}
-    todo = [step for step, one in zip(videos, (None, *found), strict=True) if not is_drawn(videos[step], one)]
+    videos = {
+        step: folder / f"{name}-step-{step:06d}.mp4"
+        for step in (0, *(one.step for one in found))
+    }
+    todo = [
+        step
+        for step, one in zip(videos, (None, *found), strict=True)
+        if not is_drawn(videos[step], one)
+    ]
     if len(todo) < len(videos):
         echo(f"{len(videos) - len(todo)} of {len(videos)} are sampled already")
     with bar("checkpoints") as progress:
         for done, step in enumerate(todo):
             progress.update(done, len(todo), title(step))
             words = SampleOptions((prompt,), seed, run, step, images=(image,) if image else ())
-            frames = render(open_sampler(words), [prompt], [seed], images=words.images, title="")
+            frames = render(
+                open_sampler(words), [prompt], [seed], images=words.images, title=""
+            )
             write_video(videos[step], frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
     entry = lay_out(videos, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
     remember(run, folder, entry)
-    return [folder / entry["video"], folder / entry["sheet"], *([write_report(run)] if out is None else [])]
+    return [
+        folder / entry["video"],
+        folder / entry["sheet"],
+        *([write_report(run)] if out is None else []),
+    ]
 
 
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
@@ -81,7 +98,11 @@ def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
 
 def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) -> str:
     """Names all that decides what a comparison shows, but for the checkpoint."""
-    told = {"prompt": prompt, "settings": repr(settings), "image": str(image.absolute()) if image else None}
+    told = {
+        "prompt": prompt,
+        "settings": repr(settings),
+        "image": str(image.absolute()) if image else None,
+    }
     return f"{digest(told)[:8]}-seed{seed}"
 
 
@@ -110,7 +131,10 @@ def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> d
     columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
     grid = side_by_side([labelled(*one) for one in zip(videos, titles, strict=True)], columns)
     write_video(folder / f"{name}.mp4", grid, fps, crf=18)
-    shown = [[video[i] for i in np.linspace(0, len(video) - 1, SHOWN).round().astype(int)] for video in videos]
+    shown = [
+        [video[i] for i in np.linspace(0, len(video) - 1, SHOWN).round().astype(int)]
+        for video in videos
+    ]
     write_sheet(folder / f"{name}.png", list(zip(titles, shown, strict=True)), label=90)
     return {"steps": list(paths), "video": f"{name}.mp4", "sheet": f"{name}.png"}
 
@@ -131,5 +155,9 @@ def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
     begin = path_from(run, folder)
     new = {**entry, "video": f"{begin}/{entry['video']}", "sheet": f"{begin}/{entry['sheet']}"}
     before = read_record(listed) if listed.is_file() else []
-    kept = [line for line in before if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])]
+    kept = [
+        line
+        for line in before
+        if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])
+    ]
     write_json(listed, [*kept, new], durable=False)

@@ -56,7 +56,9 @@ TOGETHER = 8
 
 
 def demo(
-    out: Path, seed: int = 0, on_step: Callable[[CheckResult | PlanResult | TrainResult], None] = lambda _: None
+    out: Path,
+    seed: int = 0,
+    on_step: Callable[[CheckResult | PlanResult | TrainResult], None] = lambda _: None,
 ) -> dict[str, Any] | None:
     """Everything into ``out``; a second call continues what was cut off, or returns the finished result again.
 
@@ -68,8 +70,12 @@ def demo(
     refuse_other(config, seed)
     if not listed.is_file():
         begun = time.perf_counter()
-        echo(f"1/5 writing clips into {out / 'clips'}, and of what the base knows into {out / 'known'}")
-        write_dataset(out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed)
+        echo(
+            f"1/5 writing clips into {out / 'clips'}, and of what the base knows into {out / 'known'}"
+        )
+        write_dataset(
+            out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed
+        )
         write_dataset(out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed)
         write_json(config, settings_of(out, seed))
         words = Overrides(preset="toy", config=config)
@@ -89,7 +95,9 @@ def demo(
     return dict(read_json(listed))
 
 
-def train_or_resume(words: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None) -> bool:
+def train_or_resume(
+    words: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None
+) -> bool:
     """Train, or continue a run that was cut off; whether the training has ended."""
     if any(line["why"] == "done" for line in History(run).of_kind("end")):
         return True
@@ -102,7 +110,9 @@ def train_or_resume(words: Overrides, run: Path, on_step: Callable[[TrainResult]
 def refuse_other(config: Path, seed: int) -> None:
     """Raise VideotuneError where a config of another demo lies already."""
     if config.is_file() and (other := read_json(config).get("seed")) != seed:
-        raise VideotuneError(f"{config.parent} holds the demo of seed {other}: name that one, or another --out")
+        raise VideotuneError(
+            f"{config.parent} holds the demo of seed {other}: name that one, or another --out"
+        )
 
 
 def settings_of(out: Path, seed: int) -> dict[str, Any]:
@@ -111,7 +121,11 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
     return {
         "datasets": [
             {"path": str((out / "clips").absolute()), "repeats": REPEATS},
-            {"path": str((out / "known").absolute()), "kind": "regularization", "prior_preservation": True},
+            {
+                "path": str((out / "known").absolute()),
+                "kind": "regularization",
+                "prior_preservation": True,
+            },
         ],
         "steps": STEPS,
         "batch_size": BATCH,
@@ -133,24 +147,51 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     settings, pipe = run_settings(run), open_pipeline(run)
     lora = exported(run, "diffusers")
     with bar("samples") as progress:
-        whole, asked, shots = 2 * (len(prompts) + len(controls)), [*prompts, *controls], [*seeds, *seeds]
-        first = draw(pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base"))
+        whole, asked, shots = (
+            2 * (len(prompts) + len(controls)),
+            [*prompts, *controls],
+            [*seeds, *seeds],
+        )
+        first = draw(
+            pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base")
+        )
         pipe.load_lora_weights(str(lora))
-        then = draw(pipe, settings, asked, shots, lambda done: progress.update(whole // 2 + done, whole, "LoRA"))
+        then = draw(
+            pipe,
+            settings,
+            asked,
+            shots,
+            lambda done: progress.update(whole // 2 + done, whole, "LoRA"),
+        )
     count, concept = len(prompts), [CONCEPT] * len(prompts)
     before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
     rows = [*prompts[:4], *controls[::6]]
     upper = shown(rows, [*before[:4], *kept[::6]], "base")
     lower = shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}")
-    write_sheet(out / "before_after.png", [row for pair in zip(upper, lower, strict=True) for row in pair], label=200)
+    write_sheet(
+        out / "before_after.png",
+        [row for pair in zip(upper, lower, strict=True) for row in pair],
+        label=200,
+    )
     plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],
         "steps": plan_facts["steps"],
         "views": plan_facts["views"]["per_window"],
-        "validation": {"before": losses[0]["held_out"]["mean"], "after": losses[-1]["held_out"]["mean"]},
-        "concept": {"before": share_right(before, concept), "after": share_right(after, concept), "n": count},
-        "control": {"before": share_right(kept, CONTROLS), "after": share_right(still, CONTROLS), "n": len(controls)},
+        "validation": {
+            "before": losses[0]["held_out"]["mean"],
+            "after": losses[-1]["held_out"]["mean"],
+        },
+        "concept": {
+            "before": share_right(before, concept),
+            "after": share_right(after, concept),
+            "n": count,
+        },
+        "control": {
+            "before": share_right(kept, CONTROLS),
+            "after": share_right(still, CONTROLS),
+            "n": len(controls),
+        },
         "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
         "lora": str(lora),
         "base": settings["base_model_name"],
@@ -163,13 +204,19 @@ def open_pipeline(run: Path) -> Any:
     base = base_model.place(settings["base_model_name"])
     family = registry.find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
     with loading.quietly():
-        pipe = family.pipeline_class().from_pretrained(base.folder, dtype=torch.float32, trust_remote_code=False)
+        pipe = family.pipeline_class().from_pretrained(
+            base.folder, dtype=torch.float32, trust_remote_code=False
+        )
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
 def draw(
-    pipe: Any, settings: dict[str, Any], prompts: Sequence[str], seeds: Sequence[int], on_done: Callable[[int], None]
+    pipe: Any,
+    settings: dict[str, Any],
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    on_done: Callable[[int], None],
 ) -> list[np.ndarray]:
     """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
     sample, frames = settings["sample"], []
@@ -210,7 +257,9 @@ def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> flo
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 
-def shown(prompts: Sequence[str], clips: Sequence[np.ndarray], by: str) -> list[tuple[str, list[np.ndarray]]]:
+def shown(
+    prompts: Sequence[str], clips: Sequence[np.ndarray], by: str
+) -> list[tuple[str, list[np.ndarray]]]:
     """A row of a sheet for each prompt: what was drawn of it, in five frames."""
     places = (np.linspace(1, len(clip) - 2, 5).round().astype(int) for clip in clips)
     rows = zip(prompts, clips, places, strict=True)

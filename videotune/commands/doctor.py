@@ -16,12 +16,19 @@ from videotune.memory.accelerator import has_bf16, local_device, overlaps
 
 def needed() -> list[str]:
     """The names of the packages that videotune is installed with."""
-    return [re.split(r"[^\w.-]", one)[0] for one in requires("videotune") or () if "extra ==" not in one]
+    return [
+        re.split(r"[^\w.-]", one)[0]
+        for one in requires("videotune") or ()
+        if "extra ==" not in one
+    ]
 
 
 def machine() -> tuple[list[list[str]], list[str]]:
     """Rows of (what, found, note) about the machine and the packages, and the needed packages that are missing."""
-    rows = [["videotune", __version__, ""], ["python", platform.python_version(), sys.executable]]
+    rows = [
+        ["videotune", __version__, ""],
+        ["python", platform.python_version(), sys.executable],
+    ]
     rows += [["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"]]
     rows += [["disk here", f"{size(shutil.disk_usage(Path.cwd()).free)} free", str(Path.cwd())]]
     missing = []
@@ -42,12 +49,20 @@ def _devices() -> list[list[str]]:
         note = "trains on the CPU: the toy base and tiny models in minutes, real models not in reasonable time"
         return [["accelerator", "none", note]]
     rows, module = [], torch.get_device_module(kind)
-    for device in (torch.device(kind, index) for index in range(torch.accelerator.device_count())):
+    for device in (
+        torch.device(kind, index) for index in range(torch.accelerator.device_count())
+    ):
         torch.ones(8, device=device).sum().item()
         found = "in the host's memory"
         if overlaps(device):
             found = f"{module.get_device_name(device)}, {size(torch.accelerator.get_memory_info(device)[1])}"
-        rows.append([str(device), found, "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32"])
+        rows.append(
+            [
+                str(device),
+                found,
+                "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32",
+            ]
+        )
     return rows
 
 

@@ -32,11 +32,15 @@ def export(
     checkpoint = pick(run, step)
     family = components.open_models(spec, base, resolved.config)
     if dtype is not None:
-        resolved = resolved.with_planned({"output_dtype": resolve.parse({"output_dtype": dtype}).output_dtype})
+        resolved = resolved.with_planned(
+            {"output_dtype": resolve.parse({"output_dtype": dtype}).output_dtype}
+        )
         rules.refuse_what_does_not_apply(resolved.config, spec)
     if merge:
         refuse_merge(resolved.config, formats, dtype)
-    done = run_export.export_run(run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge)
+    done = run_export.export_run(
+        run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge
+    )
     write_report(run)
     return list(done)
 
@@ -46,11 +50,17 @@ def refuse_merge(config: schema.Config, formats: Sequence[str], dtype: str | Non
     if config.training_method == "EMBEDDING":
         raise VideotuneError("--merge: new tokens are no adapter and cannot be merged")
     if config.training_method == "FINE_TUNE":
-        raise VideotuneError("--merge: a fine-tuned model has no adapter; its export is whole already")
+        raise VideotuneError(
+            "--merge: a fine-tuned model has no adapter; its export is whole already"
+        )
     if dtype is not None:
-        raise VideotuneError("--merge keeps the dtypes of the base's files: it goes without --dtype")
+        raise VideotuneError(
+            "--merge keeps the dtypes of the base's files: it goes without --dtype"
+        )
     if formats:
-        raise VideotuneError("--merge writes a folder in diffusers layout: it goes without --format")
+        raise VideotuneError(
+            "--merge writes a folder in diffusers layout: it goes without --format"
+        )
 
 
 def exported(run: Path, format: str) -> Path:
@@ -60,5 +70,7 @@ def exported(run: Path, format: str) -> Path:
     """
     found = [line for line in read_record(run / "exports.json") if line["format"] == format]
     if not found:
-        raise VideotuneError(f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}")
+        raise VideotuneError(
+            f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}"
+        )
     return verified(run, found[0])

@@ -38,7 +38,9 @@ class PlanResult:
     @property
     def exit_code(self) -> int:
         """0: the run fits, or no card is named; 2: the card or the disk is too small."""
-        return SKIPPED if self.plan["fits"] is False or self.plan["disk"]["short_bytes"] else DONE
+        return (
+            SKIPPED if self.plan["fits"] is False or self.plan["disk"]["short_bytes"] else DONE
+        )
 
 
 def plan(
@@ -56,19 +58,35 @@ def plan(
     ``views``: how many times a window is to be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
     ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
     """
-    job = planned(run_spec.open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True)))
+    job = planned(
+        run_spec.open_job(
+            *resolve_config(overrides(config, layers, allow_skips), planning=True)
+        )
+    )
     run_spec.refuse_skips(job, allow_skips)
     found = make_plan(job, views or exposure.TARGETS)
-    free = shutil.disk_usage(Path.cwd()).free  # a run lies below this folder, unless its --out names another
-    found["disk"] |= {"free_bytes": free, "short_bytes": max(0, found["disk"].get("run_bytes", 0) - free)}
+    free = shutil.disk_usage(
+        Path.cwd()
+    ).free  # a run lies below this folder, unless its --out names another
+    found["disk"] |= {
+        "free_bytes": free,
+        "short_bytes": max(0, found["disk"].get("run_bytes", 0) - free),
+    }
     if job.base is not None:
         limit, named = asked_card(vram, card)
         dtype = planned_dtype(job.config, limit is not None)
         if not known or known_step_spec(job, dtype) is not None:
             with bar("measuring without memory"):
-                found |= to_json(fit(job, dtype, limit, named), job, dtype, found["disk"].get("checkpoint_bytes", 0))
+                found |= to_json(
+                    fit(job, dtype, limit, named),
+                    job,
+                    dtype,
+                    found["disk"].get("checkpoint_bytes", 0),
+                )
     elif vram or card:
-        raise VideotuneError("--vram, --card: what a run needs is read from its base model: name one (base_model_name)")
+        raise VideotuneError(
+            "--vram, --card: what a run needs is read from its base model: name one (base_model_name)"
+        )
     return PlanResult(found, job)
 
 
@@ -87,11 +105,16 @@ def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[
         job = run_spec.open_job(resolved, spec, base, to_look=True)
         turns = float(sampler.steps_per_epoch(job.schedule))
         sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
-        shapes = {str(shape): (spec.tokens(shape), len(bucket) / batch / turns) for shape, bucket, batch in sizes}
+        shapes = {
+            str(shape): (spec.tokens(shape), len(bucket) / batch / turns)
+            for shape, bucket, batch in sizes
+        }
     return levels(spec, resolved.config, shapes)
 
 
-def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]) -> dict[str, Any]:
+def levels(
+    spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
+) -> dict[str, Any]:
     """{"validation": the levels of the validation loss, "distributions": [...]}.
 
     A distribution has its bucket, shift, share of the steps, bands, experts and density.
@@ -111,8 +134,16 @@ def levels(spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
                 "distribution": ts.distribution,
                 "shift": round(ts.shift, 4),
                 "bands": [round(ts.mass(i / BANDS, (i + 1) / BANDS), 4) for i in range(BANDS)],
-                "experts": {expert.name: round(ts.mass(expert.t_lo, expert.t_hi), 4) for expert in spec.experts},
-                "density": [round(value, 4) for value in (ts.cdf(edges).diff() * COLUMNS).tolist()],
+                "experts": {
+                    expert.name: round(ts.mass(expert.t_lo, expert.t_hi), 4)
+                    for expert in spec.experts
+                },
+                "density": [
+                    round(value, 4) for value in (ts.cdf(edges).diff() * COLUMNS).tolist()
+                ],
             }
         )
-    return {"validation": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()], "distributions": found}
+    return {
+        "validation": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()],
+        "distributions": found,
+    }

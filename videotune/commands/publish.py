@@ -21,7 +21,9 @@ def card(run: Path) -> dict[str, Any]:
     return {"metadata": made.data.to_dict(), "card": str(made)}
 
 
-def publish(run: Path, repo: str | None = None, *, public: bool = False, dry_run: bool = False) -> dict[str, Any]:
+def publish(
+    run: Path, repo: str | None = None, *, public: bool = False, dry_run: bool = False
+) -> dict[str, Any]:
     """Upload a run's exports, its card and some previews into a repository of the Hub; what the command prints.
 
     ``repo``: its id (default: the name of the run's folder, of the token's account); made as a private one, or as a
@@ -33,12 +35,18 @@ def publish(run: Path, repo: str | None = None, *, public: bool = False, dry_run
     files = {name: run / name for name in previews(found)}
     for entry in found.exports or ():
         path = verified(run, entry)
-        inside = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+        inside = (
+            [path]
+            if path.is_file()
+            else [file for file in sorted(path.rglob("*")) if file.is_file()]
+        )
         files |= {file.relative_to(path.parent).as_posix(): file for file in inside}
     sizes = [{"path": name, "bytes": path.stat().st_size} for name, path in files.items()]
     name = repo or run.resolve().name
     done = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
-    return done if dry_run else done | upload(name, public, files | {"README.md": text.encode()})
+    return (
+        done if dry_run else done | upload(name, public, files | {"README.md": text.encode()})
+    )
 
 
 def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[str, str]:
@@ -60,5 +68,7 @@ def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[s
     except Exception as error:  # the Hub's library raises a dozen kinds; each is explained
         raise VideotuneError(f"publish: {hub_problem(repo, error, upload=True)}") from error
     if exposed:
-        raise VideotuneError(f"publish: {place.repo_id} is public already: add --public, or name another --repo")
+        raise VideotuneError(
+            f"publish: {place.repo_id} is public already: add --public, or name another --repo"
+        )
     return {"repo": place.repo_id, "url": str(place)}

@@ -26,7 +26,14 @@ from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.records import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
-from videotune.trainer import components, denoisers, experts, resolve_config, run_dir, text_encoders
+from videotune.trainer import (
+    components,
+    denoisers,
+    experts,
+    resolve_config,
+    run_dir,
+    text_encoders,
+)
 from videotune.trainer.checkpoint import pick
 from videotune.types import ClipShape, Family, ModelSpec, Moments
 from videotune.validation.selection import sample_settings
@@ -89,14 +96,18 @@ def sample(
 ) -> list[Path]:
     """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
     folder = None if run is None else Path(run)
-    words = SampleOptions(prompts, seed, folder, step, base, loras, strength, sets, images, embeddings)
+    words = SampleOptions(
+        prompts, seed, folder, step, base, loras, strength, sets, images, embeddings
+    )
     if folder is not None:
         run_dir.refuse_samples_in_data(folder, Path(out))
     Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
     seeds = [sampler.seed + i for i in range(len(prompts))]
     paths = []
-    for prompt, one, video in zip(prompts, seeds, render(sampler, prompts, seeds, images), strict=True):
+    for prompt, one, video in zip(
+        prompts, seeds, render(sampler, prompts, seeds, images), strict=True
+    ):
         name = named_by(file_name(sampler.step, prompt, one), prompt)
         paths.append(Path(out) / f"{adapter_name(words)}{name}")
         write_video(paths[-1], video, sampler.settings.shape.fps)
@@ -109,7 +120,9 @@ def open_sampler(words: SampleOptions) -> Sampler:
     Raises VideotuneError where neither a run nor a base model is named, and for files and images that do not fit it.
     """
     refuse(words)
-    settings: dict[str, Any] = run_dir.run_settings(words.run) if words.run else {"base_model_name": words.base}
+    settings: dict[str, Any] = (
+        run_dir.run_settings(words.run) if words.run else {"base_model_name": words.base}
+    )
     settings = resolve_config.absolute_paths(merge(settings, parse_sets(words.sets)))
     resolved, spec, base = resolve_config.reopened(settings)
     config = resolved.config
@@ -137,7 +150,9 @@ def open_sampler(words: SampleOptions) -> Sampler:
             read_file(family, net, files[name], lora.ADAPTER)
         if words.strength != 1.0 and (name in files or name in learnt):
             if (kind := kinds.kind_of(lora.lora_parameters(net))) in kinds.NOT_BY_DEGREES:
-                raise VideotuneError(f"--strength: {kind} cannot be scaled; leave it out, or use --base alone")
+                raise VideotuneError(
+                    f"--strength: {kind} cannot be scaled; leave it out, or use --base alone"
+                )
             net.set_adapters([lora.ADAPTER], [words.strength])  # type: ignore[operator]
         return net
 
@@ -145,7 +160,9 @@ def open_sampler(words: SampleOptions) -> Sampler:
         if checkpoint is None:
             return text_encoders.put_files(family, tokens)
         begin = experts.prefix(spec, learnt[0]) if learnt else ""
-        return text_encoders.put_text(family, config, experts.of_expert(weights, begin), str(words.run))
+        return text_encoders.put_text(
+            family, config, experts.of_expert(weights, begin), str(words.run)
+        )
 
     names = [expert.name for expert in spec.experts]
     nets = denoisers.DenoiserPool(ExpertSchedule(tuple(names)), names, load)
@@ -162,11 +179,19 @@ def refuse(words: SampleOptions) -> None:
             fault = f"has {len(prompt):,} letters, or some that are no text"
             raise VideotuneError(f"--prompt {prompt[:40]!r} … {fault}: at most {LONGEST:,}")
     if words.seed is not None and not 0 <= words.seed < 2**63:
-        raise VideotuneError(f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1")
+        raise VideotuneError(
+            f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1"
+        )
     if (words.run is None) == (words.base is None):
-        raise VideotuneError("sample needs a RUN folder, or --base MODEL with or without --lora FILE: name one")
-    if (words.run and (words.loras or words.embeddings)) or (words.base and words.step is not None):
-        raise VideotuneError("--lora and --embedding need --base, and --step a RUN: a run has its own weights")
+        raise VideotuneError(
+            "sample needs a RUN folder, or --base MODEL with or without --lora FILE: name one"
+        )
+    if (words.run and (words.loras or words.embeddings)) or (
+        words.base and words.step is not None
+    ):
+        raise VideotuneError(
+            "--lora and --embedding need --base, and --step a RUN: a run has its own weights"
+        )
     for path in words.loras:
         if not path.is_file():
             raise VideotuneError(f"no such LoRA file: {path}")
@@ -175,11 +200,17 @@ def refuse(words: SampleOptions) -> None:
 def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
     """VideotuneError where the model takes no image, cannot do without, or the images are not one for each prompt."""
     if words.images and spec.first_frame is None:
-        raise VideotuneError(f"--image: {spec.title} takes no image; it generates from text alone")
+        raise VideotuneError(
+            f"--image: {spec.title} takes no image; it generates from text alone"
+        )
     if not words.images and spec.given == "concat":
-        raise VideotuneError(f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all")
+        raise VideotuneError(
+            f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all"
+        )
     if len(words.images) not in (0, 1, len(words.prompts)):
-        raise VideotuneError(f"--image: give one for all {len(words.prompts)} prompts, or one for each")
+        raise VideotuneError(
+            f"--image: give one for all {len(words.prompts)} prompts, or one for each"
+        )
 
 
 def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
@@ -190,14 +221,20 @@ def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
     names = [expert.name for expert in spec.experts]
     if len(names) == 1:
         if len(files) > 1:
-            raise VideotuneError(f"--lora: {spec.title} has one denoiser and takes one file, not {len(files)}")
+            raise VideotuneError(
+                f"--lora: {spec.title} has one denoiser and takes one file, not {len(files)}"
+            )
         return dict(zip(names, files, strict=False))
     found: dict[str, Path] = {}
     for path in files:
-        own = [name for name in names if f"_{name}_" in f"_{path.stem.lower()}_".replace("-", "_")]
+        own = [
+            name for name in names if f"_{name}_" in f"_{path.stem.lower()}_".replace("-", "_")
+        ]
         if len(own) != 1 or own[0] in found:
             wanted = f"a file each, whose name says whose it is, such as name_{names[0]}_noise.safetensors"
-            raise VideotuneError(f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with {wanted}")
+            raise VideotuneError(
+                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with {wanted}"
+            )
         found[own[0]] = path
     return found
 
@@ -211,8 +248,13 @@ def named_by(name: str, prompt: str) -> str:
 def adapter_name(words: SampleOptions) -> str:
     """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
     files = (*words.loras, *words.embeddings)
-    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*(path.stem for path in files), strict=False))
-    both = "".join(letters[0] for letters in alike).rstrip("-_")  # what the files of two experts begin with
+    alike = takewhile(
+        lambda letters: len(set(letters)) == 1,
+        zip(*(path.stem for path in files), strict=False),
+    )
+    both = "".join(letters[0] for letters in alike).rstrip(
+        "-_"
+    )  # what the files of two experts begin with
     name = "" if words.run else f"{both or files[0].stem}-" if files else "base-"
     return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
 
@@ -220,19 +262,33 @@ def adapter_name(words: SampleOptions) -> str:
 def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> ClipShape:
     """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
     if run is not None:
-        most = max(read_record(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"])
+        most = max(
+            read_record(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"]
+        )
         frames, height, width = (int(part) for part in most["shape"].split("x"))
         return ClipShape(frames, height, width, fps)
     rules = spec.rules
-    side = int(spec.default_resolution) // rules.side_multiple * rules.side_multiple if spec.sample_shape is None else 0
+    side = (
+        int(spec.default_resolution) // rules.side_multiple * rules.side_multiple
+        if spec.sample_shape is None
+        else 0
+    )
     usual = spec.sample_shape or (8 * rules.frame_step + rules.frame_rest, side, side)
     asked = config.video_config.frames
-    frames = usual[0] if asked is None else snap_frames(max(asked) if isinstance(asked, list) else asked, rules)
+    frames = (
+        usual[0]
+        if asked is None
+        else snap_frames(max(asked) if isinstance(asked, list) else asked, rules)
+    )
     return ClipShape(frames, *usual[1:], fps)
 
 
 def render(
-    sampler: Sampler, prompts: Sequence[str], seeds: Sequence[int], images: Sequence[Path] = (), title: str = "sampling"
+    sampler: Sampler,
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    images: Sequence[Path] = (),
+    title: str = "sampling",
 ) -> list[np.ndarray]:
     """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other.
 
@@ -242,7 +298,9 @@ def render(
     try:
         texts = list(dict.fromkeys([*prompts, sampler.settings.negative, ""]))
         spell = sampler.teach()
-        states = dict(zip(texts, family.encode_text([spell(text) for text in texts]), strict=True))
+        states = dict(
+            zip(texts, family.encode_text([spell(text) for text in texts]), strict=True)
+        )
     finally:
         family.free("text_encoder")
     if images:
@@ -255,7 +313,15 @@ def render(
             if progress:
                 progress.update(done, len(prompts))
 
-        latents = draw(family, sampler.nets, sampler.settings, states.__getitem__, pairs, on_done=tell, first=told)
+        latents = draw(
+            family,
+            sampler.nets,
+            sampler.settings,
+            states.__getitem__,
+            pairs,
+            on_done=tell,
+            first=told,
+        )
     return decode(family, latents)
 
 
@@ -268,9 +334,13 @@ def encode_images(family: Family, images: Sequence[Path], shape: ClipShape) -> l
     try:
         for path in images:
             try:
-                still = decode_frames(probe_image(path), [0.0] * shape.frames, shape.height, shape.width)
+                still = decode_frames(
+                    probe_image(path), [0.0] * shape.frames, shape.height, shape.width
+                )
             except (ClipProblem, OSError) as problem:
-                raise VideotuneError(f"--image {path}: {getattr(problem, 'detail', None) or problem}") from problem
+                raise VideotuneError(
+                    f"--image {path}: {getattr(problem, 'detail', None) or problem}"
+                ) from problem
             encoded.append(family.encode_video(to_model(still)))
     finally:
         family.free("vae")

@@ -72,7 +72,9 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
     """
     sizes, device = sizes or Sizes(), local_device()
     if device.type == "cpu":
-        raise VideotuneError("doctor --gpu: torch finds no GPU here; videotune doctor shows what is installed")
+        raise VideotuneError(
+            "doctor --gpu: torch finds no GPU here; videotune doctor shows what is installed"
+        )
     ways: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder, bar("self-test") as progress:
         first, link = matrix_rate(sizes, 1.0, device), link_rate(sizes, device)
@@ -86,7 +88,14 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         spec = step_spec(job, dtype_name(job.config))
     facts = torch.get_device_module(device).get_device_properties(device)
     reached = need(spec, Choice(1, ON, 0)).flops / ways["resident"]["seconds"] / last
-    card = Card(facts.name, facts.total_memory, last, min(link), reached=reached, measured=date.today().isoformat())
+    card = Card(
+        facts.name,
+        facts.total_memory,
+        last,
+        min(link),
+        reached=reached,
+        measured=date.today().isoformat(),
+    )
     report: dict[str, Any] = {
         "videotune": __version__,
         "torch": torch.__version__,
@@ -102,20 +111,42 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
 
 def small_run(folder: Path, sizes: Sizes) -> Overrides:
     """What ``train`` is called with: a random Wan, wider than its tiny checkpoint, two clips, and steps alone."""
-    base, more = folder / "base", {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
+    base, more = (
+        folder / "base",
+        {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads},
+    )
     more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
     with loading.quietly():
         family = registry.find(base_model.spec_for(None, base_model.place("asset:toy")).name)
         config = read_json(family.tiny(base) / "transformer" / "config.json") | more
-        getattr(diffusers, config["_class_name"]).from_config(config).save_pretrained(base / "transformer")
+        getattr(diffusers, config["_class_name"]).from_config(config).save_pretrained(
+            base / "transformer"
+        )
     (folder / "clips").mkdir()
     for number, look in enumerate(KNOWN[:2]):
-        clip = draw_clip(draws(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side)
+        clip = draw_clip(
+            draws(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side
+        )
         write_video(folder / "clips" / f"{number}.mp4", clip, 16.0)
         write_text(folder / "clips" / f"{number}.txt", caption(*look))
-    sets = (f"base_model_name={base}", f"cache_dir={folder / 'cache'}", f"steps={sizes.steps}", "batch_size=1")
-    shape = (f"resolution={sizes.side}x{sizes.side}", f"video_config.frames={sizes.frames}", "micro_batch_size=1")
-    quiet = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "save_every=0", "caption_dropout=0")
+    sets = (
+        f"base_model_name={base}",
+        f"cache_dir={folder / 'cache'}",
+        f"steps={sizes.steps}",
+        "batch_size=1",
+    )
+    shape = (
+        f"resolution={sizes.side}x{sizes.side}",
+        f"video_config.frames={sizes.frames}",
+        "micro_batch_size=1",
+    )
+    quiet = (
+        "sample_after=0",
+        "validate_every=0",
+        "sample_metrics.budget=0",
+        "save_every=0",
+        "caption_dropout=0",
+    )
     return Overrides(data=str(folder / "clips"), sets=(*sets, *shape, *quiet))
 
 
@@ -129,7 +160,11 @@ def trained(words: Overrides, run: Path, checkpointing: str, streamed: float) ->
         memory = train(words, run).memory or {}
     lines = History(run).steps.recent
     took = [sum(line["seconds"].values()) for line in lines]
-    return {"losses": [line["loss"] for line in lines], "seconds": statistics.median(took[2:]), **memory}
+    return {
+        "losses": [line["loss"] for line in lines],
+        "seconds": statistics.median(took[2:]),
+        **memory,
+    }
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -156,7 +191,10 @@ def matrix_rate(sizes: Sizes, load: float, device: torch.device) -> float:
 
 def link_rate(sizes: Sizes, device: torch.device) -> tuple[float, float]:
     """Bytes a second from pinned memory to the card and back."""
-    host, card = pinned([sizes.copied], torch.uint8), torch.empty(sizes.copied, dtype=torch.uint8, device=device)
+    host, card = (
+        pinned([sizes.copied], torch.uint8),
+        torch.empty(sizes.copied, dtype=torch.uint8, device=device),
+    )
     there = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
     return there, sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
 
@@ -165,13 +203,20 @@ def wrong(report: Mapping[str, Any]) -> list[str]:
     """What of a report is beyond a bound."""
     found, ways, rate = [], report["trainings"], report["matrix_flops"]
     for way, row in ways.items():
-        if row["planned_bytes"] and abs(share := row["planned_bytes"] / row["allocated_bytes"] - 1) > WITHIN:
+        if (
+            row["planned_bytes"]
+            and abs(share := row["planned_bytes"] / row["allocated_bytes"] - 1) > WITHIN
+        ):
             found.append(f"{way}: the plan is {share:+.0%} off the memory that was held")
     for way in ("weights streamed", "block inputs offloaded"):
         if (share := ways[way]["seconds"] / ways["resident"]["seconds"]) > SLOWER:
-            found.append(f"{way}: a step takes {share:.2f} times as long: the link to the host is slow")
+            found.append(
+                f"{way}: a step takes {share:.2f} times as long: the link to the host is slow"
+            )
     if rate["under load"] < UNDER_LOAD * rate["first"]:
         found.append("the card slows down under load: look at its cooling and its power limit")
     if not report["same_losses"]:
-        found.append("two equal trainings had different losses: deterministic=true makes them equal, and slower")
+        found.append(
+            "two equal trainings had different losses: deterministic=true makes them equal, and slower"
+        )
     return found

@@ -60,8 +60,16 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """What ``train --json`` prints."""
-        facts = {"exit_code": self.exit_code, "run": str(self.run), "why": self.why, "step": self.step}
-        facts |= {"exports": [one.to_json(self.run) for one in self.exports], "recommended": self.recommended}
+        facts = {
+            "exit_code": self.exit_code,
+            "run": str(self.run),
+            "why": self.why,
+            "step": self.step,
+        }
+        facts |= {
+            "exports": [one.to_json(self.run) for one in self.exports],
+            "recommended": self.recommended,
+        }
         return facts | {"seconds": self.seconds, "memory": self.memory, "report": self.report}
 
     @property
@@ -97,16 +105,25 @@ def train(
         if not error.remedy:
             raise
         why, sets = str(error).splitlines()[0], error.remedy
-    echo(f"{why} Trying once more with {' '.join(sets)}")  # here nothing holds the first try's tensors any more
+    echo(
+        f"{why} Trying once more with {' '.join(sets)}"
+    )  # here nothing holds the first try's tensors any more
     return train_once(Overrides(sets=sets), run, resume=Resume())
 
 
 def train_once(
-    words: Overrides, run: Path, *, resume: Resume | None, allow_skips: str | None = None, begun: float | None = None
+    words: Overrides,
+    run: Path,
+    *,
+    resume: Resume | None,
+    allow_skips: str | None = None,
+    begun: float | None = None,
 ) -> TrainResult:
     """``train``, without another try."""
     with join() as dist:
-        opened = dist.main_first(lambda: open_run(words, run, resume, chosen_for_run, dist.size))
+        opened = dist.main_first(
+            lambda: open_run(words, run, resume, chosen_for_run, dist.size)
+        )
         if resume is None and dist.is_main:
             contact_sheet.keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
@@ -118,15 +135,25 @@ def train_once(
         with same_bits(opened.job.config.deterministic):
             if not dist.is_main:
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
-            with only_process(run), keep_heartbeat(run, begun, goes_on=resume is not None) as heartbeat:
+            with (
+                only_process(run),
+                keep_heartbeat(run, begun, goes_on=resume is not None) as heartbeat,
+            ):
                 return work(opened, run, resume, plan, dist, heartbeat)
 
 
 def work(
-    opened: Opened, run: Path, resume: Resume | None, plan: Mapping[str, Any], dist: DistributedContext, beat: Heartbeat
+    opened: Opened,
+    run: Path,
+    resume: Resume | None,
+    plan: Mapping[str, Any],
+    dist: DistributedContext,
+    beat: Heartbeat,
 ) -> TrainResult:
     """What each process of the run does, from loading to the report."""
-    trainer = prepare(opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat)
+    trainer = prepare(
+        opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat
+    )
     if dist.is_main:
         contact_sheet.copy_pictures(opened.job, run)
     try:
@@ -136,7 +163,11 @@ def work(
             announce(trainer, list(opened.changes) if resume is not None else None)
         with signals(several=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
-        result = finish(trainer, why) if dist.is_main else TrainResult(run, why, trainer.journal.history.last)
+        result = (
+            finish(trainer, why)
+            if dist.is_main
+            else TrainResult(run, why, trainer.journal.history.last)
+        )
         dist.barrier()
     finally:
         if trainer.trackers is not None:
@@ -154,13 +185,21 @@ def explained_loop(trainer: Trainer) -> str:
         return train_loop(trainer)
     except OutOfMemory as error:
         free_failed_step(error)
-        raise DeviceFull(device_full_message(trainer, error), retry_settings(trainer)) from error
+        raise DeviceFull(
+            device_full_message(trainer, error), retry_settings(trainer)
+        ) from error
     except NoBatch as error:
         several, done = trainer.dist.size > 1, trainer.journal.history.last
-        kept = saving.rescue_message(trainer.run) if several else saving.save_what_is_good(trainer, done)
+        kept = (
+            saving.rescue_message(trainer.run)
+            if several
+            else saving.save_what_is_good(trainer, done)
+        )
         raise VideotuneError(f"{error} {kept}") from error
     except NotFinite as error:
-        kept = saving.save_what_is_good(trainer, trainer.journal.history.last - trainer.skipped_in_a_row)
+        kept = saving.save_what_is_good(
+            trainer, trainer.journal.history.last - trainer.skipped_in_a_row
+        )
         remedy = "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
         fault = f"{error}; the journal names their clips. {kept}"
         raise VideotuneError(f"{fault} A resume meets the same steps: {remedy}") from error
@@ -178,9 +217,13 @@ def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the recommended checkpoint."""
     run, job, step = trainer.run, trainer.job, trainer.job.steps
     best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
-    saved = best != step or why == "early" or trainer.rows  # rows are gathered where all have written their parts
+    saved = (
+        best != step or why == "early" or trainer.rows
+    )  # rows are gathered where all have written their parts
     state = pick(run, best).result() if saved else trainer.result
-    return export_run(run, trainer.family, state, best, job.resolved, tell=partial(trainer.journal.warn, best))
+    return export_run(
+        run, trainer.family, state, best, job.resolved, tell=partial(trainer.journal.warn, best)
+    )
 
 
 def push(trainer: Trainer, repo: str) -> None:
@@ -188,7 +231,9 @@ def push(trainer: Trainer, repo: str) -> None:
     try:
         echo(f"pushed to {publish(trainer.run, repo)['url']}")
     except VideotuneError as error:
-        text = f"{error} The run is done; once more: videotune publish {trainer.run} --repo {repo}"
+        text = (
+            f"{error} The run is done; once more: videotune publish {trainer.run} --repo {repo}"
+        )
         trainer.journal.warn(trainer.journal.history.last, text)
 
 
@@ -214,5 +259,7 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
         push(trainer, job.config.push_to)
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
-    report = saving.with_disk_retry(trainer, step, lambda: build.write_report(run, (history.events, history.steps)))
+    report = saving.with_disk_retry(
+        trainer, step, lambda: build.write_report(run, (history.events, history.steps))
+    )
     return TrainResult(run, why, step, exports, best, seconds, memory, report)

@@ -17,7 +17,10 @@ Tell = Callable[[int], object]
 
 
 def wait(
-    run: Path | str, step: int | None = None, timeout: float | None = None, tell: Tell = lambda _: None
+    run: Path | str,
+    step: int | None = None,
+    timeout: float | None = None,
+    tell: Tell = lambda _: None,
 ) -> tuple[int, dict[str, Any]]:
     """Block until ``step`` is done, or without one until the run has ended; (exit code, status).
 

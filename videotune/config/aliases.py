@@ -7,8 +7,13 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import digest
 
-KEYS = {"ruler_after": "validate_every", "probe_budget": "sample_metrics.budget", "tensorboard": "trackers"} | {
-    f"probe.{key}": f"sample_metrics.{key}" for key in ("samples", "steps", "prompts", "encoder")
+KEYS = {
+    "ruler_after": "validate_every",
+    "probe_budget": "sample_metrics.budget",
+    "tensorboard": "trackers",
+} | {
+    f"probe.{key}": f"sample_metrics.{key}"
+    for key in ("samples", "steps", "prompts", "encoder")
 }
 """Old name -> new name, dotted."""
 
@@ -33,9 +38,13 @@ def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> 
         target, _, name = new.rpartition(".")
         place = out.setdefault(target, {}) if target else out
         if not isinstance(place, dict) or name in place:
-            raise VideotuneError(f"{where}: {old} is the old name of {new}, and both are there: leave {old} out")
+            raise VideotuneError(
+                f"{where}: {old} is the old name of {new}, and both are there: leave {old} out"
+            )
         value = inside.pop(key)
-        place[name] = VALUES.get(old, {}).get(value, value) if isinstance(value, bool) else value
+        place[name] = (
+            VALUES.get(old, {}).get(value, value) if isinstance(value, bool) else value
+        )
         if section and not inside:
             del out[section]
         warn(f"{where}: {old} is now {new}; the old name is read until version 0.3")
@@ -44,18 +53,24 @@ def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> 
             value = row.pop("target")
             if value is not None:
                 row["prior_preservation"] = TARGETS.get(value, value)
-                warn(f"{where}: datasets.target is now prior_preservation, true for base; it is read until version 0.3")
+                warn(
+                    f"{where}: datasets.target is now prior_preservation, true for base; it is read until version 0.3"
+                )
     return out
 
 
 def renamed_run(found: Mapping[str, Any]) -> dict[str, Any]:
     """A run's config.json with today's names; its digest follows, unless it was wrong."""
     kept = dict(found)
-    whole = kept.get("digest") == digest({key: value for key, value in kept.items() if key != "digest"})
+    whole = kept.get("digest") == digest(
+        {key: value for key, value in kept.items() if key != "digest"}
+    )
     for name in ("settings", "asked"):
         if isinstance(kept.get(name), Mapping):
             kept[name] = renamed(kept[name], "config.json", lambda _: None)
-    kept["origins"] = {KEYS.get(key, key): value for key, value in kept.get("origins", {}).items()}
+    kept["origins"] = {
+        KEYS.get(key, key): value for key, value in kept.get("origins", {}).items()
+    }
     if whole:
         kept["digest"] = digest({key: value for key, value in kept.items() if key != "digest"})
     return kept

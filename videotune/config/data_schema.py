@@ -11,7 +11,11 @@ class Section(BaseModel):
     """A part of the config: unknown keys are errors, and so are NaN and infinity. A field's docstring is its help."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, strict=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        strict=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -26,7 +30,9 @@ class Dataset(Section):
     """how often each window of the dataset is shown in an epoch"""
     trigger: str | None = data(None)
     """a word added once to every caption that does not have it"""
-    caption_weights: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None = data(None)
+    caption_weights: (
+        Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)] | None
+    ) = data(None)
     """of several captions of a clip, how often the first, second, … is drawn, the others never (default: alike)"""
     resolution: Resolution | None = data(None)
     """its own resolution instead of the run's"""

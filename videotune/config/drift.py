@@ -39,7 +39,9 @@ def differences(key: str, before: Any, after: Any) -> list[tuple[str, Any, Any]]
     found: list[tuple[str, Any, Any]] = []
     for place, (old, new) in enumerate(zip_longest(before, after)):
         if old is None or new is None:  # one more, or one less: its path says which
-            found.append((f"{key}.{place}", *(row and row.get("path", row) for row in (old, new))))
+            found.append(
+                (f"{key}.{place}", *(row and row.get("path", row) for row in (old, new)))
+            )
         else:
             names = (name for name in {**old, **new} if old.get(name) != new.get(name))
             found += [(f"{key}.{place}.{name}", old.get(name), new.get(name)) for name in names]
@@ -59,7 +61,11 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     Where epochs are given they decide the steps, whatever stands there.
     """
     old, new = flatten(before), flatten(after)
-    changed = [key for key in new if old.get(key) != new[key] and not (key == "steps" and new["epochs"] is not None)]
+    changed = [
+        key
+        for key in new
+        if old.get(key) != new[key] and not (key == "steps" and new["epochs"] is not None)
+    ]
     return [Change(key, old.get(key), new[key], *_class_here(key, old, new)) for key in changed]
 
 
@@ -68,9 +74,15 @@ def _class_here(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tup
         case "steps" | "epochs":
             if old["learning_rate_scheduler"] == "CONSTANT":
                 return "safe", "the rate is constant"
-            return "override", f"the rate of a {old['learning_rate_scheduler']} schedule depends on the number of steps"
+            return (
+                "override",
+                f"the rate of a {old['learning_rate_scheduler']} schedule depends on the number of steps",
+            )
         case "batch_size" | "gradient_accumulation_steps":
-            one, other = (values["batch_size"] * values["gradient_accumulation_steps"] for values in (old, new))
+            one, other = (
+                values["batch_size"] * values["gradient_accumulation_steps"]
+                for values in (old, new)
+            )
             if one == other:
                 return "safe", "a step has the same samples"
             many = f"a step would have {other} samples instead of {one}"

@@ -35,7 +35,10 @@ def kinds(annotation: Any) -> Iterator[str]:
         for inner in get_args(annotation):
             yield from kinds(inner)
     elif origin is Literal:
-        yield ", ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in get_args(annotation))
+        yield ", ".join(
+            f"`{value if isinstance(value, str) else json.dumps(value)}`"
+            for value in get_args(annotation)
+        )
     elif origin is list:
         yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
     elif annotation is not type(None):
@@ -45,7 +48,9 @@ def kinds(annotation: Any) -> Iterator[str]:
 def limits(metadata: Iterable[Any]) -> list[str]:
     """The range that a value must lie in."""
     items = [part for item in metadata for part in getattr(item, "metadata", [item])]
-    found = {name: getattr(item, name) for item in items for name, _ in SIGNS if hasattr(item, name)}
+    found = {
+        name: getattr(item, name) for item in items for name, _ in SIGNS if hasattr(item, name)
+    }
     return [f"{sign} {found[name]:g}" for name, sign in SIGNS if name in found]
 
 
@@ -56,14 +61,21 @@ def values(field: Any) -> str:
 
 def default(field: Any) -> str:
     """The default as JSON would say it."""
-    return "required" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+    return (
+        "required"
+        if field.is_required()
+        else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+    )
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a config file, as editors read it to complete and check keys."""
     schema = Config.model_json_schema()
     names = list(get_args(leaves()["optimizer.name"].annotation))
-    for name, short in (("optimizer", {"enum": names}), ("ema", {"type": "number"})):  # one value for the whole section
+    for name, short in (
+        ("optimizer", {"enum": names}),
+        ("ema", {"type": "number"}),
+    ):  # one value for the whole section
         schema["properties"][name] = {"anyOf": [schema["properties"][name], short]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
@@ -80,7 +92,9 @@ def explain(key: str) -> list[tuple[str, str]]:
     if inside:
         return [(name, str(known[name].description)) for name in inside]
     ends = [name for name in known if name.rpartition(".")[2] == key]
-    raise VideotuneError(f"there is no key {key!r}{did_you_mean(ends) or nearest_key(key, known)}")
+    raise VideotuneError(
+        f"there is no key {key!r}{did_you_mean(ends) or nearest_key(key, known)}"
+    )
 
 
 def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
@@ -96,5 +110,8 @@ def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
     yield "on a resume", ON_RESUME[class_of(key)]
     if key in guide:
         says, ours = guide[key]
-        yield "the guide", f"a widely copied training guide for video models (docs/documents.md) says: {says}"
+        yield (
+            "the guide",
+            f"a widely copied training guide for video models (docs/documents.md) says: {says}",
+        )
         yield "our reading", ours

@@ -23,11 +23,17 @@ ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
 def _field(resume: str) -> Any:
     """A pydantic field of a resume class (config/drift.py); ``goes_with``: (key, choices of it that use this key)."""
 
-    def field(default: Any = ..., *, goes_with: tuple[str, tuple[str, ...]] | None = None, **more: Any) -> Any:
-        extra: dict[str, Any] = {"resume": resume} | ({"goes_with": goes_with} if goes_with else {})
+    def field(
+        default: Any = ..., *, goes_with: tuple[str, tuple[str, ...]] | None = None, **more: Any
+    ) -> Any:
+        extra: dict[str, Any] = {"resume": resume} | (
+            {"goes_with": goes_with} if goes_with else {}
+        )
         return Field(default, json_schema_extra=extra, **more)
 
     return field
 
 
-safe, override, data, fatal, checked = map(_field, ("safe", "override", "data", "fatal", "checked"))
+safe, override, data, fatal, checked = map(
+    _field, ("safe", "override", "data", "fatal", "checked")
+)

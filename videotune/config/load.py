@@ -39,7 +39,9 @@ def read_config(path: Path) -> dict[str, Any]:
     value = parsed(config_text(path), path)
     _refuse_other_trainer(value, path)
     if not isinstance(value, dict):
-        raise VideotuneError(f"{path} must hold an object with the config's keys, not a {type(value).__name__}")
+        raise VideotuneError(
+            f"{path} must hold an object with the config's keys, not a {type(value).__name__}"
+        )
     return checked_keys(value, str(path))
 
 
@@ -48,11 +50,15 @@ def config_text(path: Path) -> str:
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
     if path.stat().st_size > LARGEST:
-        raise VideotuneError(f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST:,}")
+        raise VideotuneError(
+            f"{path} has {path.stat().st_size:,} bytes; a config has at most {LARGEST:,}"
+        )
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise VideotuneError(f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+        raise VideotuneError(
+            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from error
 
 
 def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
@@ -66,30 +72,46 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 def _refuse_other_trainer(value: Any, path: Path) -> None:
     """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
     other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
-    stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(value)  # one key of theirs in ours
+    stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(
+        value
+    )  # one key of theirs in ours
     if other and not (stray and len(other["keys"]) < 2):
-        raise VideotuneError(f"{path} looks like one of {other['trainer']}: `videotune import {path}` translates it")
+        raise VideotuneError(
+            f"{path} looks like one of {other['trainer']}: `videotune import {path}` translates it"
+        )
     if path.suffix.lower() == ".toml":
-        raise VideotuneError(f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists")
+        raise VideotuneError(
+            f"{path} is TOML; videotune reads JSON and YAML, with the keys that docs/options.md lists"
+        )
 
 
 def refuse_unreadable(value: Any, where: str) -> None:
     """VideotuneError, by key, for values that nothing can use: texts that no file can hold, absurd sizes and depths."""
     for path, one in walk_json(value):
-        problem = f"is nested more than {DEEPEST} deep" if len(path) > DEEPEST else _unreadable(one)
+        problem = (
+            f"is nested more than {DEEPEST} deep" if len(path) > DEEPEST else _unreadable(one)
+        )
         if problem:
-            raise VideotuneError(f"{where}: {'.'.join(map(str, path))[:200] or 'the config'} {problem}")
+            raise VideotuneError(
+                f"{where}: {'.'.join(map(str, path))[:200] or 'the config'} {problem}"
+            )
         if path and (problem := _unreadable(path[-1])):
             raise VideotuneError(f"{where}: a key {problem}")
 
 
 def _unreadable(value: Any) -> str | None:
     """What is wrong with a text or a number; None: nothing."""
-    if isinstance(value, str) and ("\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)):
+    if isinstance(value, str) and (
+        "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
+    ):
         return "holds a character that no file name can hold"
     if isinstance(value, str) and len(value) > MOST_LETTERS:
         return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
-    return "is a number of more than 64 bits" if isinstance(value, int) and abs(value) > 2**63 else None
+    return (
+        "is a number of more than 64 bits"
+        if isinstance(value, int) and abs(value) > 2**63
+        else None
+    )
 
 
 def parsed(text: str, path: Path) -> Any:
@@ -98,15 +120,26 @@ def parsed(text: str, path: Path) -> Any:
     try:
         if kind == "YAML":
             return yaml.load(text, _Loader)
-        return tomllib.loads(text) if kind == "TOML" else json.loads(text, object_pairs_hook=_each_once)
+        return (
+            tomllib.loads(text)
+            if kind == "TOML"
+            else json.loads(text, object_pairs_hook=_each_once)
+        )
     except _SaidTwice as error:
         raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
-        raise VideotuneError(f"{path} is no JSON: {error.msg}, line {error.lineno}, column {error.colno}") from error
-    except (ValueError, yaml.YAMLError) as error:  # also a number of 5,000 digits, or a date that there is not
-        raise VideotuneError(f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}") from error
+        raise VideotuneError(
+            f"{path} is no JSON: {error.msg}, line {error.lineno}, column {error.colno}"
+        ) from error
+    except (
+        ValueError,
+        yaml.YAMLError,
+    ) as error:  # also a number of 5,000 digits, or a date that there is not
+        raise VideotuneError(
+            f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}"
+        ) from error
 
 
 class _SaidTwice(ValueError):
@@ -132,8 +165,14 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
-            what = "an alias (*name)" if isinstance(event, yaml.AliasEvent) else f"a tag ({event.tag})"
-            raise yaml.YAMLError(f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out")
+            what = (
+                "an alias (*name)"
+                if isinstance(event, yaml.AliasEvent)
+                else f"a tag ({event.tag})"
+            )
+            raise yaml.YAMLError(
+                f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out"
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
@@ -141,9 +180,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_FLOAT = (
-    r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-)
+_FLOAT = r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _form in (
     ("null", "~|null|Null|NULL|"),
@@ -151,7 +188,9 @@ for _tag, _form in (
     ("int", "[-+]?(?:0|[1-9][0-9]*)"),
     ("float", _FLOAT),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_form})$"), None)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_form})$"), None
+    )
 
 
 def preset_names() -> list[str]:
@@ -174,13 +213,23 @@ def preset_named(name: str) -> str:
     """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
     classed = {known: memory_class(known) for known in preset_names()}
-    same = [known for known, gb in classed.items() if wanted in (known.lower(), known.lower().removesuffix(f" {gb}gb"))]
+    same = [
+        known
+        for known, gb in classed.items()
+        if wanted in (known.lower(), known.lower().removesuffix(f" {gb}gb"))
+    ]
     if same:
         return max(same, key=lambda known: (known.lower() == wanted, classed[known] or 0))
     words = re.findall(r"[a-z]+|[\d.]+", wanted)
-    holding = [known for known in classed if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))]
+    holding = [
+        known
+        for known in classed
+        if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))
+    ]
     near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
-    raise VideotuneError(f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows all.")
+    raise VideotuneError(
+        f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows all."
+    )
 
 
 def memory_class(preset: str) -> int | None:
@@ -214,7 +263,10 @@ def parse_sets(words: Iterable[str]) -> dict[str, Any]:
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
-        except (ValueError, RecursionError) as error:  # a number of 5,000 digits, or brackets without an end
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # a number of 5,000 digits, or brackets without an end
             raise VideotuneError(f"--set {word[:80]}…: {str(error)[:100]}") from error
         *sections, last = name.strip().split(".")
         if len(sections) > DEEPEST:
@@ -233,7 +285,9 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            if name == "optimizer" and isinstance(value, str):  # short for its name; the other keys keep what they are
+            if name == "optimizer" and isinstance(
+                value, str
+            ):  # short for its name; the other keys keep what they are
                 value = {"name": value}
             both = isinstance(value, Mapping) and isinstance(out.get(name), Mapping)
             out[name] = merge(out[name], value) if both else value
@@ -256,7 +310,11 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A nested dict by dotted names; lists are values."""
     out: dict[str, Any] = {}
     for name, inner in value.items():
-        out |= flatten(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+        out |= (
+            flatten(inner, f"{prefix}{name}.")
+            if isinstance(inner, Mapping)
+            else {f"{prefix}{name}": inner}
+        )
     return out
 
 
@@ -267,9 +325,16 @@ def check_keys(raw: Mapping[str, Any], where: str) -> None:
     rows = raw["datasets"] if isinstance(raw.get("datasets"), list) else []
     inside = [f"datasets.{key}" for row in rows if isinstance(row, Mapping) for key in row]
     names = [re.sub(r"^datasets\.\d+\.", "datasets.", name) for name in flatten(raw)]
-    unknown = [name for name in dict.fromkeys([*names, *inside]) if name not in known and name not in sections]
+    unknown = [
+        name
+        for name in dict.fromkeys([*names, *inside])
+        if name not in known and name not in sections
+    ]
     if unknown:
-        told = "; ".join(f"unknown key {shortened(name)!r}{nearest_key(name, known)}" for name in unknown[:MOST_TOLD])
+        told = "; ".join(
+            f"unknown key {shortened(name)!r}{nearest_key(name, known)}"
+            for name in unknown[:MOST_TOLD]
+        )
         more = f"; and {len(unknown) - MOST_TOLD} more" if len(unknown) > MOST_TOLD else ""
         raise VideotuneError(f"{where}: {told}{more}")
 

@@ -38,7 +38,11 @@ class OptimizerKind:
 
 
 def _numbers(settings: Optimizer) -> dict[str, Any]:
-    return {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+    return {
+        "lr": 0.0,
+        "betas": (settings.beta1, settings.beta2),
+        "weight_decay": settings.weight_decay,
+    }
 
 
 # Libraries are imported by the builders: the config is read where nothing trains, and must load no torch.
@@ -57,9 +61,13 @@ def _bitsandbytes(name: str) -> Callable[[Rows, Optimizer], list[torch.optim.Opt
     def build(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
         import bitsandbytes
 
-        if name.startswith("Paged") and any(p.device.type != "cuda" for row in rows for p in row["params"]):
+        if name.startswith("Paged") and any(
+            p.device.type != "cuda" for row in rows for p in row["params"]
+        ):
             why = "pages its moments between a CUDA device and the host, and what trains here is on no CUDA device"
-            raise VideotuneError(f"optimizer: PAGED_ADAMW_8BIT {why}. ADAMW_8BIT is the same without pages")
+            raise VideotuneError(
+                f"optimizer: PAGED_ADAMW_8BIT {why}. ADAMW_8BIT is the same without pages"
+            )
         return [getattr(bitsandbytes.optim, name)(rows, **_numbers(settings))]
 
     return build
@@ -91,11 +99,23 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     """
     import torch
 
-    matrices = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim == 2])]
-    others = [row | {"params": own} for row in rows if (own := [p for p in row["params"] if p.ndim != 2])]
+    matrices = [
+        row | {"params": own}
+        for row in rows
+        if (own := [p for p in row["params"] if p.ndim == 2])
+    ]
+    others = [
+        row | {"params": own}
+        for row in rows
+        if (own := [p for p in row["params"] if p.ndim != 2])
+    ]
     parts: list[torch.optim.Optimizer] = _adamw(others, settings) if others else []
     how: dict[str, Any] = {"momentum": settings.beta1, "adjust_lr_fn": "match_rms_adamw"}
-    muon = [torch.optim.Muon(matrices, lr=0.0, weight_decay=settings.weight_decay, **how)] if matrices else []
+    muon = (
+        [torch.optim.Muon(matrices, lr=0.0, weight_decay=settings.weight_decay, **how)]
+        if matrices
+        else []
+    )
     return [*muon, *parts]
 
 
@@ -103,7 +123,10 @@ def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     """came_pytorch's (Luo et al. 2023, arXiv 2307.02047); the decay of its confidence is its own default."""
     from came_pytorch import CAME
 
-    numbers = _numbers(settings) | {"lr": 1.0, "betas": (settings.beta1, settings.beta2, 0.9999)}
+    numbers = _numbers(settings) | {
+        "lr": 1.0,
+        "betas": (settings.beta1, settings.beta2, 0.9999),
+    }
     return [CAME(rows, **numbers)]
 
 
@@ -122,7 +145,9 @@ OPTIMIZERS = {
     "ADAMW_8BIT": OptimizerKind(_bitsandbytes("AdamW8bit"), 2),
     # the same in unified memory, which CUDA moves to the host and back (Dettmers et al. 2023, arXiv 2305.14314)
     "PAGED_ADAMW_8BIT": OptimizerKind(_bitsandbytes("PagedAdamW8bit"), 2),
-    "ADAFACTOR": OptimizerKind(_adafactor, 0, betas=False),  # its rows and columns are next to nothing
+    "ADAFACTOR": OptimizerKind(
+        _adafactor, 0, betas=False
+    ),  # its rows and columns are next to nothing
     "PRODIGY": OptimizerKind(_prodigy, 16, learning_rate=1.0),
     # the sign of a mean, one moment (Chen et al. 2023, arXiv 2302.06675)
     "LION": OptimizerKind(_bitsandbytes("Lion"), 4, by_number=True),
@@ -146,7 +171,9 @@ class Optimizer(Section):
     """beta2 of Adam (decay of the mean of the gradient's square); LION: its beta2; MUON: AdamW's"""
     weight_decay: float = override(0.01, ge=0)
     """decoupled weight decay"""
-    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = fatal("FLOAT_32")
+    masters: Annotated[Literal["FLOAT_32", "STOCHASTIC_ROUNDING"], BeforeValidator(word)] = (
+        fatal("FLOAT_32")
+    )
     """of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance"""
     step_in_backward: bool = override(False)
     """update each tensor in backward and free its gradient; max_grad_norm and the finite check are each tensor's own"""

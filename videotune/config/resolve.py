@@ -36,7 +36,11 @@ class Resolved:
         config = self.config
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            new = {section: getattr(config, section).model_copy(update={name: value})} if section else {name: value}
+            new = (
+                {section: getattr(config, section).model_copy(update={name: value})}
+                if section
+                else {name: value}
+            )
             config = config.model_copy(update=new)
         return Resolved(config, {**self.origins, **dict.fromkeys(values, "plan")})
 
@@ -58,11 +62,19 @@ def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys whose default is the training method's or the optimizer's own."""
     defaults: dict[str, dict[str, Any]] = {
         "FINE_TUNE": {"learning_rate": 1e-5},
-        "EMBEDDING": {"learning_rate": 1e-3, "caption_dropout": 0.0, "transformer": {"train": False}},
+        "EMBEDDING": {
+            "learning_rate": 1e-3,
+            "caption_dropout": 0.0,
+            "transformer": {"train": False},
+        },
     }
     method = str(raw.get("training_method", "")).upper()
     optimizer = raw.get("optimizer")
-    kind = OPTIMIZERS.get(str(optimizer.get("name", "")).upper()) if isinstance(optimizer, Mapping) else None
+    kind = (
+        OPTIMIZERS.get(str(optimizer.get("name", "")).upper())
+        if isinstance(optimizer, Mapping)
+        else None
+    )
     if kind is not None and kind.learning_rate is not None:
         return {**defaults.get(method, {}), "learning_rate": kind.learning_rate}
     if method in ("", "LORA") and variant_of(raw) in ("LOHA", "LOKR", "OFT"):
@@ -76,18 +88,26 @@ def variant_of(raw: Mapping[str, Any]) -> str:
     return str(lora.get("variant", "")).upper() if isinstance(lora, Mapping) else ""
 
 
-def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec | None) -> Resolved:
+def resolve(
+    user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec | None
+) -> Resolved:
     """Family defaults, then the preset, then the person's own keys.
 
     Raises VideotuneError with one line for each value out of its bounds.
     """
     asked = _without_none(flatten(user))
-    if "video_config.max_frames" in asked and "video_config.frames" not in asked:  # a preset's frames would win over it
+    if (
+        "video_config.max_frames" in asked and "video_config.frames" not in asked
+    ):  # a preset's frames would win over it
         preset = merge(preset, {"video_config": {"frames": None}})
-    if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in asked:  # a preset's is another adapter's
+    if (
+        variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in asked
+    ):  # a preset's is another adapter's
         preset = merge(preset, {"lora": {"alpha": None}})
     layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
-    layers = {name: _with_resolution(_without_none(merge(layer))) for name, layer in layers.items()}
+    layers = {
+        name: _with_resolution(_without_none(merge(layer))) for name, layer in layers.items()
+    }
     layers = {"default": method_defaults(merge(*layers.values()))} | layers
     config = parse(_with_prior(merge(*layers.values())))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
@@ -99,11 +119,18 @@ def resolve(user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec 
 
 def _with_prior(raw: dict[str, Any]) -> dict[str, Any]:
     """The keys with ``prior_preservation`` as the dataset that it is short for."""
-    if (path := raw.get("prior_preservation")) is None or not isinstance(datasets := raw.get("datasets", []), list):
+    if (path := raw.get("prior_preservation")) is None or not isinstance(
+        datasets := raw.get("datasets", []), list
+    ):
         return raw
     own = {"path": path, "kind": "regularization"}
-    there = any(own.items() <= dataset.items() for dataset in datasets if isinstance(dataset, Mapping))
-    return raw | {"prior_preservation": None, "datasets": datasets if there else [*datasets, own]}
+    there = any(
+        own.items() <= dataset.items() for dataset in datasets if isinstance(dataset, Mapping)
+    )
+    return raw | {
+        "prior_preservation": None,
+        "datasets": datasets if there else [*datasets, own],
+    }
 
 
 def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
@@ -116,8 +143,12 @@ def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
         return layer
     if len(sides) < 2 or "resolution" in layer:
         missing = "without height" if "width" in sides else "without width"
-        fault = f"{' and '.join(sides)}: {'with resolution' if 'resolution' in layer else missing}"
-        raise VideotuneError(f"{fault} it is not clear what size is meant. Set width and height, or resolution alone.")
+        fault = (
+            f"{' and '.join(sides)}: {'with resolution' if 'resolution' in layer else missing}"
+        )
+        raise VideotuneError(
+            f"{fault} it is not clear what size is meant. Set width and height, or resolution alone."
+        )
     parse(sides)
     rest = {name: value for name, value in layer.items() if name not in sides}
     return rest | {"resolution": f"{sides['height']}x{sides['width']}"}
@@ -136,15 +167,21 @@ def parse(raw: Mapping[str, Any]) -> Config:
 def _explain(item: Any) -> str:
     # pydantic adds kinds: samples.list[…].0.Prompt.frames
     name = ".".join(str(part) for part in item["loc"] if re.fullmatch("[a-z0-9_]+", str(part)))
-    if name not in leaves() and name.rpartition(".")[0] in leaves():  # pydantic adds the kind: samples.int
+    if (
+        name not in leaves() and name.rpartition(".")[0] in leaves()
+    ):  # pydantic adds the kind: samples.int
         name = name.rpartition(".")[0]
     given = shortened(repr(item["input"]))
     if item["type"] == "literal_error":
         expected = str(item["ctx"]["expected"])
         allowed = re.findall("'([^']*)'", expected)
-        return f"{name}: {given} is not one of {expected}{nearest_value(item['input'], allowed)}"
+        return (
+            f"{name}: {given} is not one of {expected}{nearest_value(item['input'], allowed)}"
+        )
     if item["type"] == "model_type":
-        section = re.sub(r"\.\d+$", "", name)  # of a list of sections pydantic names the place too
+        section = re.sub(
+            r"\.\d+$", "", name
+        )  # of a list of sections pydantic names the place too
         one = next((key for key in leaves() if key.startswith(f"{section}.")), section)
         return f"{name}: takes keys of its own, such as {one}, not {given}"
     text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {given}"
@@ -154,7 +191,11 @@ def _explain(item: Any) -> str:
 
 def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
     """A null in a config says nothing: the key keeps what lies below."""
-    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in layer.items() if v is not None}
+    return {
+        k: _without_none(v) if isinstance(v, Mapping) else v
+        for k, v in layer.items()
+        if v is not None
+    }
 
 
 def total_steps(config: Config, windows: int, a_pass: Fraction) -> tuple[int, str | None]:
@@ -176,7 +217,9 @@ INTERVALS = ("save_every", "validate_every", "sample_after")
 def intervals(config: Config, a_pass: Fraction) -> dict[str, int]:
     """The intervals that the config gives in passes over the data, by their keys, in steps."""
     given = {key: getattr(config, f"{key}_epochs") for key in INTERVALS}
-    return {key: _in_steps(epochs, a_pass) for key, epochs in given.items() if epochs is not None}
+    return {
+        key: _in_steps(epochs, a_pass) for key, epochs in given.items() if epochs is not None
+    }
 
 
 def _in_steps(epochs: float, a_pass: Fraction) -> int:

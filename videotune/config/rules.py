@@ -19,7 +19,9 @@ def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
     A number that is its default says nothing: a run's kept config names every key.
     """
     of_keys = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
-    faults = chain.from_iterable(rule(config) for rule in (*of_keys, _with_the_loss, _with_the_adapter, _of_datasets))
+    faults = chain.from_iterable(
+        rule(config) for rule in (*of_keys, _with_the_loss, _with_the_adapter, _of_datasets)
+    )
     for fault in chain(faults, _with_the_model(config, spec) if spec else ()):
         raise VideotuneError(fault)
 
@@ -38,7 +40,11 @@ def _compiled(config: Config) -> Iterator[str]:
 
 def cannot_compile(config: Config) -> str | None:
     """What of the config stands against compiled blocks, in words; None: nothing."""
-    kept = config.weight_dtype if config.transformer.weight_dtype == "auto" else config.transformer.weight_dtype
+    kept = (
+        config.weight_dtype
+        if config.transformer.weight_dtype == "auto"
+        else config.transformer.weight_dtype
+    )
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
     if config.sharding == "FULL":
@@ -52,7 +58,10 @@ def _with_sharding(config: Config) -> Iterator[str]:
     """What cannot stand beside weights that several processes share out."""
     if config.sharding == "OFF":
         return
-    kind, full = config.optimizer, config.training_method == "FINE_TUNE" and config.transformer.train
+    kind, full = (
+        config.optimizer,
+        config.training_method == "FINE_TUNE" and config.transformer.train,
+    )
     if config.layer_offload_fraction:
         why = "with sharding FULL the weights lie with the processes, not on the host"
         yield f"layer_offload_fraction: {why}: set it to 0, or sharding to OFF"
@@ -78,30 +87,46 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
         fits = {
             "optimizer.beta1: set it above 0": kind.beta1 > 0,
             "optimizer.masters: leave it at FLOAT_32": kind.masters == "FLOAT_32",
-            "learning_rate_scheduler: set it to CONSTANT": config.learning_rate_scheduler == "CONSTANT",
+            "learning_rate_scheduler: set it to CONSTANT": config.learning_rate_scheduler
+            == "CONSTANT",
             "ema.decay: leave it out": config.ema.decay is None,
         }
-        yield from (f"{text}, since SCHEDULE_FREE averages the weights itself" for text, fit in fits.items() if not fit)
+        yield from (
+            f"{text}, since SCHEDULE_FREE averages the weights itself"
+            for text, fit in fits.items()
+            if not fit
+        )
     full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
         use = "STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 copies"
         here = "they are float32 themselves" if full else "an adapter trains, in float32"
         yield f"optimizer.masters: {use}; here {here}. Leave it out."
     if kind.name == "PRODIGY" and (kind.step_in_backward or rounds):
-        apart = "optimizer.step_in_backward" if kind.step_in_backward else "optimizer.masters STOCHASTIC_ROUNDING"
+        apart = (
+            "optimizer.step_in_backward"
+            if kind.step_in_backward
+            else "optimizer.masters STOCHASTIC_ROUNDING"
+        )
         yield f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer"
     summed = "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
     if kind.step_in_backward and config.gradient_accumulation_steps > 1:
         yield f"{summed} gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
     if config.layer_offload_fraction and (why := cannot_wait(config)):
         yield f"{why} (FINE_TUNE with layer_offload_fraction): leave it out, or set layer_offload_fraction to 0"
-    if kind.step_in_backward and (config.micro_batch_size or config.batch_size) < config.batch_size:
+    if (
+        kind.step_in_backward
+        and (config.micro_batch_size or config.batch_size) < config.batch_size
+    ):
         yield f"{summed} the passes of micro_batch_size {config.micro_batch_size}; set one of the two back"
 
 
 def _with_the_method(config: Config) -> Iterator[str]:
     """What the training method cannot train or does not use, and where nothing would train."""
-    method, net, text = config.training_method, config.transformer.train, config.text_encoder.train
+    method, net, text = (
+        config.training_method,
+        config.transformer.train,
+        config.text_encoder.train,
+    )
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         yield 'missing_caption "text" and missing_caption_text belong together: set both or neither'
     if method == "EMBEDDING" and (net or text):
@@ -137,9 +162,16 @@ def _with_the_method(config: Config) -> Iterator[str]:
 
 def _rounded(config: Config) -> Iterator[str]:
     """Weights that train and would be kept in another dtype: updates are smaller than its steps."""
-    for name, part in (("transformer", config.transformer), ("text_encoder", config.text_encoder)):
+    for name, part in (
+        ("transformer", config.transformer),
+        ("text_encoder", config.text_encoder),
+    ):
         own = part.weight_dtype != "auto"
-        kept, key = (part.weight_dtype, f"{name}.weight_dtype") if own else (config.weight_dtype, "weight_dtype")
+        kept, key = (
+            (part.weight_dtype, f"{name}.weight_dtype")
+            if own
+            else (config.weight_dtype, "weight_dtype")
+        )
         if part.train and kept not in ("auto", config.train_dtype):
             other = "text_encoder" if name == "transformer" else "transformer"
             why = f"FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights"
@@ -156,7 +188,10 @@ def _with_the_loss(config: Config) -> Iterator[str]:
 
 def _with_the_adapter(config: Config) -> Iterator[str]:
     lora, own = config.lora, any(rule.learning_rate for rule in config.lora.modules)
-    keys = {"lora.learning_rate_ratio": lora.learning_rate_ratio != 1, "lora.modules": bool(lora.modules)}
+    keys = {
+        "lora.learning_rate_ratio": lora.learning_rate_ratio != 1,
+        "lora.modules": bool(lora.modules),
+    }
     for key in [key for key, given in keys.items() if given]:
         if config.training_method != "LORA" or lora.variant not in ("LORA", "DORA"):
             yield f"{key}: it is for the variants LORA and DORA of training_method LORA: leave it out"

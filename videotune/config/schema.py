@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from videotune.config.data_schema import Dataset, Section, VideoConfig
-from videotune.config.fields import Resolution, Share, checked, data, fatal, override, safe, word
+from videotune.config.fields import (
+    Resolution,
+    Share,
+    checked,
+    data,
+    fatal,
+    override,
+    safe,
+    word,
+)
 from videotune.config.optimizers import Optimizer
 
 
@@ -23,11 +32,17 @@ TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 ExportFormat = Literal["diffusers", "comfyui", "peft"]
 ExportDtype = Annotated[Literal["FLOAT_32", "BFLOAT_16", "FLOAT_16"], BeforeValidator(word)]
 WeightDtype = Annotated[
-    Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"], BeforeValidator(weights)
+    Literal["auto", "FLOAT_32", "BFLOAT_16", "FLOAT_16", "FLOAT_8", "INT_8", "NFLOAT_4"],
+    BeforeValidator(weights),
 ]
 Dtype = Annotated[Literal["FLOAT_32", "BFLOAT_16"], BeforeValidator(word)]
-Decay = Annotated[Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"], BeforeValidator(word)]
-Timesteps = Annotated[Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)]
+Decay = Annotated[
+    Literal["CONSTANT", "LINEAR", "COSINE", "COSINE_RESTARTS", "POLYNOMIAL"],
+    BeforeValidator(word),
+]
+Timesteps = Annotated[
+    Literal["UNIFORM", "LOGIT_NORMAL", "SIGMOID", "MODE", "BETA"], BeforeValidator(word)
+]
 Checkpointing = Annotated[Literal["OFF", "ON", "CPU_OFFLOADED"], BeforeValidator(word)]
 
 
@@ -52,7 +67,9 @@ class LoraModules(Section):
 class Lora(Section):
     """The adapter."""
 
-    variant: Annotated[Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)] = fatal("LORA")
+    variant: Annotated[
+        Literal["LORA", "DORA", "LOHA", "LOKR", "OFT"], BeforeValidator(word)
+    ] = fatal("LORA")
     """LORA; DORA: with magnitudes; LOHA, LOKR: products of another kind; OFT: rotations"""
     rank: int = fatal(16, ge=1, le=8192)
     """rank of the low-rank update (OFT: size of the rotated blocks)"""
@@ -194,7 +211,9 @@ class Config(Section):
     """a folder in diffusers layout, a Hub id, a .safetensors file with base_parts, or asset:toy (comes with videotune)"""
     base_parts: str | None = checked(None, min_length=1)
     """the folder or Hub id, in diffusers layout, of all but the transformer where base_model_name is a file"""
-    training_method: Annotated[Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)] = fatal("LORA")
+    training_method: Annotated[
+        Literal["LORA", "FINE_TUNE", "EMBEDDING"], BeforeValidator(word)
+    ] = fatal("LORA")
     """LORA: a low-rank adapter; FINE_TUNE: every weight; EMBEDDING: new tokens (textual inversion)"""
     init_from: str | None = fatal(None, min_length=1)
     """weights to begin with: a LoRA or embedding file, or a checkpoint's folder; a fresh optimizer"""
@@ -249,7 +268,9 @@ class Config(Section):
     """the text encoder"""
     embedding: Embedding = Field(default_factory=Embedding)
     """new tokens"""
-    optimizer: Annotated[Optimizer, _short(str, lambda name: {"name": name})] = Field(default_factory=Optimizer)
+    optimizer: Annotated[Optimizer, _short(str, lambda name: {"name": name})] = Field(
+        default_factory=Optimizer
+    )
     """the optimizer"""
     learning_rate: float = override(1e-4, gt=0)
     """the peak rate (default for FINE_TUNE: 1e-5, for EMBEDDING: 1e-3; for PRODIGY: 1, times what it finds)"""
@@ -259,13 +280,19 @@ class Config(Section):
     """of the expert for low noise, where there are two (default: learning_rate)"""
     learning_rate_scheduler: Decay = override("CONSTANT")
     """learning rate schedule after the warm-up"""
-    learning_rate_cycles: int = override(1, ge=1, goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",)))
+    learning_rate_cycles: int = override(
+        1, ge=1, goes_with=("learning_rate_scheduler", ("COSINE_RESTARTS",))
+    )
     """COSINE_RESTARTS: number of cosine cycles"""
-    learning_rate_power: float = override(1.0, gt=0, goes_with=("learning_rate_scheduler", ("POLYNOMIAL",)))
+    learning_rate_power: float = override(
+        1.0, gt=0, goes_with=("learning_rate_scheduler", ("POLYNOMIAL",))
+    )
     """POLYNOMIAL: the power of the share of the steps that is left; 1: LINEAR"""
     warmup_steps: int | None = override(None, ge=0)
     """linear warm-up (default: 5 % of the steps, at most 100)"""
-    ema: Annotated[Ema, _short(float, lambda decay: {"decay": decay})] = Field(default_factory=Ema)
+    ema: Annotated[Ema, _short(float, lambda decay: {"decay": decay})] = Field(
+        default_factory=Ema
+    )
     """an average of the weights"""
     max_grad_norm: float = override(1.0, gt=0)
     """the gradient is clipped to this norm, once a step"""
@@ -287,17 +314,29 @@ class Config(Section):
     """of several processes: FULL: each keeps a part of the denoiser's weights, and of what trains of them"""
     timestep_distribution: Timesteps | None = override(None)
     """how noise levels are drawn (default: the family's)"""
-    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(None)
+    timestep_shift: Annotated[float, Field(gt=0)] | Literal["resolution"] | None = override(
+        None
+    )
     """moves the draws toward noise; resolution: by each bucket's tokens, if published (default: the family's)"""
-    timestep_mean: float | None = override(None, goes_with=("timestep_distribution", ("LOGIT_NORMAL",)))
+    timestep_mean: float | None = override(
+        None, goes_with=("timestep_distribution", ("LOGIT_NORMAL",))
+    )
     """LOGIT_NORMAL: mean of logit(t) before the shift (default: 0)"""
-    timestep_std: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("LOGIT_NORMAL",)))
+    timestep_std: float | None = override(
+        None, gt=0, goes_with=("timestep_distribution", ("LOGIT_NORMAL",))
+    )
     """LOGIT_NORMAL: its standard deviation (default: 1)"""
-    timestep_scale: float | None = override(None, goes_with=("timestep_distribution", ("SIGMOID", "MODE")))
+    timestep_scale: float | None = override(
+        None, goes_with=("timestep_distribution", ("SIGMOID", "MODE"))
+    )
     """SIGMOID: the spread (default: 1); MODE: weight of the middle, from -1 to 1.75 (default: 1.29)"""
-    timestep_alpha: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
+    timestep_alpha: float | None = override(
+        None, gt=0, goes_with=("timestep_distribution", ("BETA",))
+    )
     """BETA: the first of its numbers (default: 2)"""
-    timestep_beta: float | None = override(None, gt=0, goes_with=("timestep_distribution", ("BETA",)))
+    timestep_beta: float | None = override(
+        None, gt=0, goes_with=("timestep_distribution", ("BETA",))
+    )
     """BETA: the second; the larger, the less noise (default: 2)"""
     timestep_min: Share = override(0.0)
     """noise levels below it are not trained; the distribution is truncated"""
@@ -311,7 +350,9 @@ class Config(Section):
     """huber, pseudo_huber: the error about which the square gives way"""
     loss_weighting: Literal["none", "min_snr"] = override("none")
     """weight of each noise level; flow takes none"""
-    loss_weighting_gamma: float = override(5.0, gt=0, goes_with=("loss_weighting", ("min_snr",)))
+    loss_weighting_gamma: float = override(
+        5.0, gt=0, goes_with=("loss_weighting", ("min_snr",))
+    )
     """min_snr: the signal-to-noise ratio from which on it caps"""
     caption_dropout: Share = override(0.1)
     """share of samples trained with the empty caption (default for EMBEDDING: 0)"""
@@ -350,7 +391,9 @@ class Config(Section):
     """steps between previews, step 0 too; 0: never (default: such that monitoring as a whole takes 8 % of the run)"""
     sample_after_epochs: float | None = safe(None, gt=0)
     """passes over the data between previews, instead of sample_after"""
-    samples: Annotated[Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda one: [one])] = safe(2)
+    samples: Annotated[
+        Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda one: [one])
+    ] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
@@ -363,7 +406,9 @@ class Config(Section):
 
     output_model_destination: str | None = safe(None, min_length=1)
     """folder of the exported LoRA (default: RUN/export)"""
-    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = safe("diffusers")
+    output_model_format: ExportFormat | Annotated[list[ExportFormat], Field(min_length=1)] = (
+        safe("diffusers")
+    )
     """diffusers, comfyui, peft, or a list of them (default for LOHA, LOKR and OFT: peft)"""
     output_dtype: ExportDtype | None = safe(None)
     """dtype of exported weights (default: adapters FLOAT_32, models train_dtype; merged models keep the base's)"""

@@ -26,7 +26,18 @@ from videotune import files
 from videotune.data.file_checks import type_of_file
 from videotune.errors import VideotuneError
 
-ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
+ARCHIVE_SUFFIXES = (
+    ".zip",
+    ".tar",
+    ".tar.gz",
+    ".tgz",
+    ".tar.xz",
+    ".txz",
+    ".tar.bz2",
+    ".tbz2",
+    ".tar.zst",
+    ".tzst",
+)
 """Names of archives (compared in lower case). What a file is, its bytes say."""
 
 RATIO, MARGIN = 200, 10**9
@@ -73,7 +84,9 @@ def unpack(archive: Path, cache: Path, progress: Progress = silent) -> Path:
             what = f"a {kind} file" if kind else "no archive"
             read = "zip, tar, gz, bz2 and xz are read (zst from Python 3.14 on)"
             raise VideotuneError(f"{archive} is {what}; {read}. Unpack it and give the folder.")
-        folder = home / files.digest([str(archive.absolute()), about.st_size, about.st_mtime_ns])
+        folder = home / files.digest(
+            [str(archive.absolute()), about.st_size, about.st_mtime_ns]
+        )
         home.mkdir(parents=True, exist_ok=True)
         lock = FileLock(home / ".lock")
         try:
@@ -82,7 +95,9 @@ def unpack(archive: Path, cache: Path, progress: Progress = silent) -> Path:
             progress(0, 1, "waiting for another process that unpacks an archive")
             alone = lock.acquire()
         with alone:
-            for left in home.glob(".part-*"):  # a killed process's: no other is at work here now
+            for left in home.glob(
+                ".part-*"
+            ):  # a killed process's: no other is at work here now
                 shutil.rmtree(left)
             if not _is_whole(folder):
                 with files.whole_folder(folder) as aside:
@@ -119,15 +134,23 @@ def _unpack(archive: Path, kind: str, folder: Path, progress: Progress) -> None:
         raise
     except (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, struct.error,
             OSError, EOFError, ValueError, RuntimeError, OverflowError) as error:  # fmt: skip
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the archive's bytes
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # of the disk, not of the archive's bytes
             raise
         what = str(error) or type(error).__name__
         hint = "" if kind in ("zip", "tar") else f", or the .{kind} holds no tar"
-        raise VideotuneError(f"{archive} is damaged or cut short{hint} ({what}). Fetch it or pack it again.") from error
+        raise VideotuneError(
+            f"{archive} is damaged or cut short{hint} ({what}). Fetch it or pack it again."
+        ) from error
 
 
 def _write_all(
-    archive: Path, members: Iterator[_Member], folder: Path, size: int, report: Callable[[str], None]
+    archive: Path,
+    members: Iterator[_Member],
+    folder: Path,
+    size: int,
+    report: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the files of the members, within the limits; their sizes by name."""
     free, most = max(0, shutil.disk_usage(folder).free - RESERVE), RATIO * size + MARGIN
@@ -138,10 +161,16 @@ def _write_all(
         used += member.size
         if used > free:
             room = f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}"
-            raise VideotuneError(f"{archive} does not fit: {room}. Free some space, or set cache_dir to another disk.")
+            raise VideotuneError(
+                f"{archive} does not fit: {room}. Free some space, or set cache_dir to another disk."
+            )
         if used > most or count > MAX_MEMBERS:
-            limits = f"{most / 1e9:.1f} GB, over {RATIO} times its size, or {MAX_MEMBERS:,} files"
-            raise VideotuneError(f"{archive} unpacks to more than {limits}. If you trust it, unpack it yourself.")
+            limits = (
+                f"{most / 1e9:.1f} GB, over {RATIO} times its size, or {MAX_MEMBERS:,} files"
+            )
+            raise VideotuneError(
+                f"{archive} unpacks to more than {limits}. If you trust it, unpack it yourself."
+            )
         hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
         if member.is_folder or hidden or not name:  # a folder is made when a file needs it
             continue
@@ -150,7 +179,9 @@ def _write_all(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             target = (folder / name).open("xb")
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise _refused(archive, name, "is there twice, or is a file and a folder") from error
+            raise _refused(
+                archive, name, "is there twice, or is a file and a folder"
+            ) from error
         with target, member.open() as source:
             while chunk := source.read(1 << 22):
                 target.write(chunk)
@@ -190,7 +221,9 @@ def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 fault = "is a link or a device"
             name = info.orig_filename
-            if not info.flag_bits & 0x800:  # CP437 by the format; macOS and many tools write UTF-8 all the same
+            if (
+                not info.flag_bits & 0x800
+            ):  # CP437 by the format; macOS and many tools write UTF-8 all the same
                 with suppress(UnicodeError):
                     name = name.encode("cp437").decode()
             is_folder = name.endswith(("/", "\\")) or mode == stat.S_IFDIR
@@ -208,7 +241,9 @@ class _StrictTarInfo(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"a header is damaged, or the end is missing: {error}") from error
+            raise tarfile.ReadError(
+                f"a header is damaged, or the end is missing: {error}"
+            ) from error
 
 
 def _tar_members(raw: IO[bytes], kind: str) -> Iterator[_Member]:
@@ -217,6 +252,8 @@ def _tar_members(raw: IO[bytes], kind: str) -> Iterator[_Member]:
         while (info := opened.next()) is not None:
             opened.members.clear()  # it would keep a million
             fault = "" if info.isreg() or info.isdir() else "is a link or a device"
-            yield _Member(info.name, info.size, info.isdir(), fault, partial(opened.extractfile, info))
+            yield _Member(
+                info.name, info.size, info.isdir(), fault, partial(opened.extractfile, info)
+            )
         while opened.fileobj.read(1 << 20):
             pass  # to the end, where a compression's checksum stands

@@ -23,7 +23,9 @@ METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
 TEXT_COLUMNS = ("text", "caption", "prompt")
 """Names of the column of captions. ``text`` is the Hub's and wins; the others count where it is absent."""
 
-_TEMPORAL = re.compile(r"\b(first|firstly|then|next|afterwards?|finally|lastly)\b", re.IGNORECASE)
+_TEMPORAL = re.compile(
+    r"\b(first|firstly|then|next|afterwards?|finally|lastly)\b", re.IGNORECASE
+)
 
 _PLACEHOLDERS = re.compile(
     r"(your |insert )?(captions?|text|prompt|description|placeholder)( here)?|todo|tbd|fixme|xxx|lorem ipsum|none|null|nan"
@@ -31,7 +33,9 @@ _PLACEHOLDERS = re.compile(
 )
 """Captions that were never written, as ``_plain`` gives them."""
 
-_INVISIBLE = frozenset("\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_INVISIBLE = frozenset(
+    "\ufeff\ufffd\u200b\u2060\u00ad\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
 """Characters that show nothing, or that something was lost (U+FFFD); joiners, which some scripts need, are not here."""
 
 
@@ -64,14 +68,22 @@ def _read_text(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ClipProblem("missing_caption", f"{path} cannot be read: {error.strerror}") from error
+        raise ClipProblem(
+            "missing_caption", f"{path} cannot be read: {error.strerror}"
+        ) from error
     try:
         text, fault = content.decode("utf-8-sig"), f"holds a NUL (byte {content.find(0)})"
     except UnicodeDecodeError as error:
         text, fault = "\0", f"is not UTF-8 text (byte {error.start})"
     if "\0" in text:
-        looks = "UTF-16, UTF-32 or no text" if 0 in content else "an older encoding (Windows-1252, GBK, Shift-JIS …)"
-        raise ClipProblem("undecodable_caption", f"{path} {fault}; it looks like {looks}; save it as UTF-8")
+        looks = (
+            "UTF-16, UTF-32 or no text"
+            if 0 in content
+            else "an older encoding (Windows-1252, GBK, Shift-JIS …)"
+        )
+        raise ClipProblem(
+            "undecodable_caption", f"{path} {fault}; it looks like {looks}; save it as UTF-8"
+        )
     return text
 
 
@@ -91,7 +103,9 @@ def read_metadata(path: Path) -> tuple[list[MetadataRow], list[str]]:
         raise VideotuneError(f"{path} lists nothing. Write a row a clip, or delete the file.")
     column, notes = _text_column(path, columns)
     listed = [_listed(path, place, row, column) for place, row in rows]
-    broken = sum(isinstance(row.get(column), str) and len(variants(row[column])) > 1 for _, row in rows)
+    broken = sum(
+        isinstance(row.get(column), str) and len(variants(row[column])) > 1 for _, row in rows
+    )
     if broken:
         notes.append(f"{broken} captions of {path} hold line breaks; each line is a variant")
     return listed, notes
@@ -101,13 +115,21 @@ def _text_column(path: Path, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The column that holds the captions, and a note on another that might be taken for it."""
     there = ", ".join(columns)
     if "file_name" not in columns:
-        raise VideotuneError(f"{path} has no column file_name; its columns: {there}. Call the clips' paths so.")
+        raise VideotuneError(
+            f"{path} has no column file_name; its columns: {there}. Call the clips' paths so."
+        )
     found = [name for name in TEXT_COLUMNS if name in columns]
     if not found:
-        raise VideotuneError(f"{path} has no column text; its columns: {there}. Name the captions' column text.")
+        raise VideotuneError(
+            f"{path} has no column text; its columns: {there}. Name the captions' column text."
+        )
     if found[0] != "text" and len(found) > 1:
-        raise VideotuneError(f"{path} has the columns {' and '.join(found)}, and no column text. Name one text.")
-    others = f"{path}: captions are taken from the column text, not from {' or '.join(found[1:])}"
+        raise VideotuneError(
+            f"{path} has the columns {' and '.join(found)}, and no column text. Name one text."
+        )
+    others = (
+        f"{path}: captions are taken from the column text, not from {' or '.join(found[1:])}"
+    )
     return found[0], [others] if len(found) > 1 else []
 
 
@@ -118,10 +140,15 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     commas mislead it.
     """
     top = text.lstrip()[:65536]
-    readings = {mark: next(csv.reader(io.StringIO(top, newline=""), delimiter=mark), []) for mark in ",;\t"}
+    readings = {
+        mark: next(csv.reader(io.StringIO(top, newline=""), delimiter=mark), [])
+        for mark in ",;\t"
+    }
     named = [mark for mark, head in readings.items() if "file_name" in map(str.strip, head)]
     delimiter = named[0] if named else max(readings, key=lambda mark: len(readings[mark]))
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
     head: list[str] = []
     line = 1
     try:
@@ -134,26 +161,38 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
             if not head:
                 head = [cell.strip() for cell in cells]
                 if len(set(head)) < len(head):
-                    raise VideotuneError(f"{place} names the column {max(head, key=head.count)!r} twice.")
+                    raise VideotuneError(
+                        f"{place} names the column {max(head, key=head.count)!r} twice."
+                    )
             elif len(cells) != len(head):
                 counts = f"{len(cells)} columns, the head has {len(head)}"
-                raise VideotuneError(f'{place} has {counts}. Put a text that holds {delimiter!r} in "…".')
+                raise VideotuneError(
+                    f'{place} has {counts}. Put a text that holds {delimiter!r} in "…".'
+                )
             else:
                 yield place, dict(zip(head, cells, strict=True))
     except csv.Error as error:
-        remedy = f'Put a text that holds {delimiter!r} or " in "…", and write each " in it twice.'
+        remedy = (
+            f'Put a text that holds {delimiter!r} or " in "…", and write each " in it twice.'
+        )
         raise VideotuneError(f"{path}:{line} is no CSV: {error}. {remedy}") from error
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for line, row in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold other line ends as they are
+    for line, row in enumerate(
+        text.split("\n"), start=1
+    ):  # not splitlines: JSON may hold other line ends as they are
         if row.strip():
             try:
                 value = json.loads(row)
             except (ValueError, RecursionError) as error:
-                raise VideotuneError(f"{path}:{line} is no JSON: {error}. Write one object a line.") from error
+                raise VideotuneError(
+                    f"{path}:{line} is no JSON: {error}. Write one object a line."
+                ) from error
             if not isinstance(value, dict):
-                raise VideotuneError(f'{path}:{line} is no object {{"file_name": "…", "text": "…"}}.')
+                raise VideotuneError(
+                    f'{path}:{line} is no object {{"file_name": "…", "text": "…"}}.'
+                )
             yield f"{path}:{line}", value
 
 
@@ -161,15 +200,23 @@ def _listed(path: Path, place: str, row: Mapping[str, Any], column: str) -> Meta
     """A row understood; a text that is absent, null or blank has no variants."""
     name, value = row.get("file_name"), row.get(column)
     if not isinstance(name, str) or not name.strip():
-        raise VideotuneError(f"{place} has no file_name. Name the clip's file, relative to {path.parent}.")
+        raise VideotuneError(
+            f"{place} has no file_name. Name the clip's file, relative to {path.parent}."
+        )
     texts = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) for text in texts):
-        raise VideotuneError(f"{place}: {column} must be a text or a list of texts, not {json.dumps(value)[:80]}.")
+        raise VideotuneError(
+            f"{place}: {column} must be a text or a list of texts, not {json.dumps(value)[:80]}."
+        )
     try:
         "".join([name, *texts]).encode()
     except UnicodeEncodeError as error:
-        raise VideotuneError(f"{place} holds half of a character ({error.reason}). Write it whole.") from error
-    return MetadataRow(name.strip(), tuple(variant for text in texts for variant in variants(text)), place)
+        raise VideotuneError(
+            f"{place} holds half of a character ({error.reason}). Write it whole."
+        ) from error
+    return MetadataRow(
+        name.strip(), tuple(variant for text in texts for variant in variants(text)), place
+    )
 
 
 def with_trigger(caption: str, trigger: str | None) -> str:
@@ -197,7 +244,9 @@ def lint(caption: str, name: str | None = None) -> list[str]:
     if _PLACEHOLDERS.fullmatch(_plain(caption)):
         hints.append(f'the caption is only "{caption.strip()}"; it looks like a placeholder')
     elif name and _plain(caption) == _plain(name):
-        hints.append(f'the caption is only the file\'s name, "{caption.strip()}"; describe what is seen')
+        hints.append(
+            f'the caption is only the file\'s name, "{caption.strip()}"; describe what is seen'
+        )
     odd = dict.fromkeys(char for char in caption if _shows_nothing(char))
     if odd:
         codes = ", ".join(f"U+{ord(char):04X}" for char in list(odd)[:5])
@@ -207,11 +256,15 @@ def lint(caption: str, name: str | None = None) -> list[str]:
 
 def _plain(text: str) -> str:
     """Small letters and single blanks, without marks around: "<TODO>" and "todo." are both "todo"."""
-    return " ".join(re.sub(r"[\s_\-]+", " ", text).lower().strip(" \"'.,:;!?<>[](){}*…").split())
+    return " ".join(
+        re.sub(r"[\s_\-]+", " ", text).lower().strip(" \"'.,:;!?<>[](){}*…").split()
+    )
 
 
 def _shows_nothing(char: str) -> bool:
-    return char in _INVISIBLE or (unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r")
+    return char in _INVISIBLE or (
+        unicodedata.category(char) in ("Cc", "Cn", "Co", "Cs") and char not in "\t\n\r"
+    )
 
 
 def lint_all(captions: Mapping[str, Iterable[str]]) -> list[str]:
@@ -221,9 +274,19 @@ def lint_all(captions: Mapping[str, Iterable[str]]) -> list[str]:
     """
     if len(captions) < 8:
         return []
-    shared = Counter(text for texts in captions.values() for text in {" ".join(text.split()) for text in texts})
+    shared = Counter(
+        text
+        for texts in captions.values()
+        for text in {" ".join(text.split()) for text in texts}
+    )
     for text, count in shared.most_common(1):
         if count > len(captions) / 2:
-            what = f'the same caption ("{text[:60]}{"…" if len(text) > 60 else ""}")' if text else "an empty caption"
-            return [f"{count} of {len(captions)} clips have {what}; describe what each one shows"]
+            what = (
+                f'the same caption ("{text[:60]}{"…" if len(text) > 60 else ""}")'
+                if text
+                else "an empty caption"
+            )
+            return [
+                f"{count} of {len(captions)} clips have {what}; describe what each one shows"
+            ]
     return []

@@ -92,26 +92,35 @@ class ContentScan:
         """What ``to_json`` wrote; KeyError, TypeError or ValueError where the value is something else."""
         lists = {name: tuple(value[name]) for name in ("cuts", "signatures")}
         scan: ContentScan = checked(ContentScan, ContentScan(**(value | lists)))
-        if any(len(base64.b64decode(text, validate=True)) != GRID * GRID * 3 // 2 for text in scan.signatures):
+        if any(
+            len(base64.b64decode(text, validate=True)) != GRID * GRID * 3 // 2
+            for text in scan.signatures
+        ):
             raise ValueError("no signature")
         return scan
 
 
-def scan_content(info: MediaInfo, until: float, cut_ratio: float = CUT_RATIO, threads: int = 1) -> ContentScan:
+def scan_content(
+    info: MediaInfo, until: float, cut_ratio: float = CUT_RATIO, threads: int = 1
+) -> ContentScan:
     """Scan the clip's first ``until`` seconds; ClipProblem (decode_error) where not even its first frame decodes.
 
     ``cut_ratio``: how many times as much as the frames around it a cut changes the picture; higher finds fewer cuts.
     """
     with closing(Reader(info, threads)) as reader:
         if info.still:
-            return ContentScan(until, signatures=(_signature(next(reader.frames([0]))[1], info),))
+            return ContentScan(
+                until, signatures=(_signature(next(reader.frames([0]))[1], info),)
+            )
         count = max(1, bisect_left(info.timestamps, until - 1e-6))
         scan = _Scan(info, count)
         damaged_at = None
         try:
             for index, frame in reader.frames(range(count)):
                 if index != scan.count:
-                    raise ClipProblem("decode_error", f"frame {scan.count} of {len(info.ticks)} is not there")
+                    raise ClipProblem(
+                        "decode_error", f"frame {scan.count} of {len(info.ticks)} is not there"
+                    )
                 scan.add(frame)
         except ClipProblem:
             if scan.count == 0:
@@ -124,9 +133,15 @@ def scan_content(info: MediaInfo, until: float, cut_ratio: float = CUT_RATIO, th
         until=until,
         frozen=round(scan.frozen_share(), 4),
         black=round(scan.blank / scan.seconds, 4),
-        cuts=tuple(info.timestamps[i] for i in find_cuts(scan.changes, scan.alike, scan.durations, cut_ratio)),
+        cuts=tuple(
+            info.timestamps[i]
+            for i in find_cuts(scan.changes, scan.alike, scan.durations, cut_ratio)
+        ),
         jitter=round(_jitter(info.timestamps[:count]), 4),
-        signatures=tuple(_signature(frame, info) for frame in (scan.first, scan.middle or scan.last, scan.last)),
+        signatures=tuple(
+            _signature(frame, info)
+            for frame in (scan.first, scan.middle or scan.last, scan.last)
+        ),
         damaged_at=damaged_at,
     )
 
@@ -182,7 +197,9 @@ class _Scan:
         self._recent = deque([*self._recent, (index, details)], maxlen=2 * reach)
         for earlier, other in list(self._recent)[:-1]:
             alike = likeness(details, other)
-            for boundary in range(max(earlier + 1, index - reach + 1), min(index, earlier + reach) + 1):
+            for boundary in range(
+                max(earlier + 1, index - reach + 1), min(index, earlier + reach) + 1
+            ):
                 self.alike[boundary] = max(self.alike.get(boundary, -1.0), alike)
 
     def frozen_share(self) -> float:
@@ -198,10 +215,14 @@ def fine_details(picture: Picture) -> Picture:
     """
     sums = np.pad(np.pad(picture, 2, mode="edge").cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     fine = picture - (sums[5:, 5:] - sums[:-5, 5:] - sums[5:, :-5] + sums[:-5, :-5]) / 25
-    blocks = fine.reshape(BLOCKS, 6, BLOCKS, 6).transpose(0, 2, 1, 3).reshape(BLOCKS * BLOCKS, 36)
+    blocks = (
+        fine.reshape(BLOCKS, 6, BLOCKS, 6).transpose(0, 2, 1, 3).reshape(BLOCKS * BLOCKS, 36)
+    )
     blocks -= blocks.mean(1, keepdims=True)
     length = np.linalg.norm(blocks, axis=1, keepdims=True)
-    return np.asarray(np.where(length > FLAT_DETAILS, blocks / np.maximum(length, 1e-6), 0), np.float32)
+    return np.asarray(
+        np.where(length > FLAT_DETAILS, blocks / np.maximum(length, 1e-6), 0), np.float32
+    )
 
 
 def likeness(one: Picture, other: Picture) -> float:
@@ -213,7 +234,9 @@ def likeness(one: Picture, other: Picture) -> float:
     return 1.0 if len(products) < 3 else float(np.sort(products)[len(products) // 3])
 
 
-def find_cuts(changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float], ratio: float) -> list[int]:
+def find_cuts(
+    changes: Sequence[float], alike: dict[int, float], gaps: Sequence[float], ratio: float
+) -> list[int]:
     """Indices of frames that begin a new shot.
 
     ``changes[i]`` is the mean change from frame i to i + 1 and ``gaps[i]`` the seconds between them; ``alike[i]`` the
@@ -241,7 +264,11 @@ def _jitter(stamps: Sequence[float]) -> float:
 
 def _shrunk(reformatter: Any, frame: Any, form: str, **how: Any) -> NDArray[np.uint8]:
     area = av_reformatter.Interpolation.AREA
-    return np.asarray(reformatter.reformat(frame, SIDE, SIDE, form, interpolation=area, threads=1, **how).to_ndarray())
+    return np.asarray(
+        reformatter.reformat(
+            frame, SIDE, SIDE, form, interpolation=area, threads=1, **how
+        ).to_ndarray()
+    )
 
 
 def _signature(frame: Any, info: MediaInfo) -> str:
@@ -252,5 +279,9 @@ def _signature(frame: Any, info: MediaInfo) -> str:
     cells = []
     for plane, grid in zip(planes, (GRID, GRID // 2, GRID // 2), strict=True):
         side = SIDE // grid
-        cells.append(plane.reshape(grid, side, grid, side).astype(np.float32).mean((1, 3)).ravel())
-    return base64.b64encode(np.concatenate(cells).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
+        cells.append(
+            plane.reshape(grid, side, grid, side).astype(np.float32).mean((1, 3)).ravel()
+        )
+    return base64.b64encode(
+        np.concatenate(cells).round().clip(0, 255).astype(np.uint8).tobytes()
+    ).decode()

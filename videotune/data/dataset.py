@@ -46,7 +46,12 @@ class Library:
         return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
 
 
-def scan(config: Config, rules: VideoRules, index_path: Path | None = None, progress: Progress = silent) -> Library:
+def scan(
+    config: Config,
+    rules: VideoRules,
+    index_path: Path | None = None,
+    progress: Progress = silent,
+) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 
     ``config.resolution`` must be set. VideotuneError for a dataset without clips, for captions that do not exist unless
@@ -63,13 +68,20 @@ def scan(config: Config, rules: VideoRules, index_path: Path | None = None, prog
         choices = parse_resolution(resolution, rules, shrink_factor(config.video_config, rules))
         windows = {} if dataset.windows is None else {"windows": dataset.windows}
         video = config.video_config.model_copy(update=windows)
-        cache = Path(dataset.path) / ".videotune-cache" if index_path is None else index_path.parent
+        cache = (
+            Path(dataset.path) / ".videotune-cache" if index_path is None else index_path.parent
+        )
         locations.append(open_location(dataset.path, cache, progress))
         notes += locations[-1].notes
-        candidates += [Candidate(file, dataset, locations[-1], choices, video) for file in locations[-1].files]
+        candidates += [
+            Candidate(file, dataset, locations[-1], choices, video)
+            for file in locations[-1].files
+        ]
     index = MediaIndex(index_path, progress)
     roots, until = [location.root for location in locations], config.video_config.max_duration
-    for one, examined in zip(candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True):
+    for one, examined in zip(
+        candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True
+    ):
         one.content_id, one.info, one.scan, one.problem = examined
     examine(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
@@ -83,7 +95,9 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
     counts = Counter(dataset.path for dataset in config.datasets)
     for path, count in counts.items():
         if count > 1:
-            raise VideotuneError(f"datasets: {path} is named {count} times. To show it more often, set its repeats.")
+            raise VideotuneError(
+                f"datasets: {path} is named {count} times. To show it more often, set its repeats."
+            )
     video = config.video_config
     for one in each_count(video):
         planned_frames(one, rules)
@@ -91,21 +105,34 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
     fps, shrink = fps_of(video, rules), shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
         speed = f"{rules.fps / fps:.2g}x as fast"
-        notes.append(f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {speed} as filmed")
+        notes.append(
+            f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {speed} as filmed"
+        )
     if shrink > 1:
-        notes.append(f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says")
+        notes.append(
+            f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says"
+        )
     if video.temporal_augmentation:
-        notes.append("temporal_augmentation changes motion: one neighbouring pair of frames in ten swaps places")
+        notes.append(
+            "temporal_augmentation changes motion: one neighbouring pair of frames in ten swaps places"
+        )
     return notes
 
 
 def _hold_out(
-    usable: Sequence[Candidate], locations: Sequence[Location], config: Config, rules: VideoRules
+    usable: Sequence[Candidate],
+    locations: Sequence[Location],
+    config: Config,
+    rules: VideoRules,
 ) -> list[str]:
     """Find the source videos and near-duplicates of clips, and hold some sources out; returns notes."""
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
     clips = [
-        SourceClip(PurePosixPath(names[one.location.root]) / one.relative, one.media.seconds, one.scan.signatures)
+        SourceClip(
+            PurePosixPath(names[one.location.root]) / one.relative,
+            one.media.seconds,
+            one.scan.signatures,
+        )
         for one in usable
         if one.scan is not None
     ]
@@ -115,7 +142,9 @@ def _hold_out(
     sources, notes = group_by_source(clips)
     kinds = [candidate.dataset.kind for candidate in usable]
     validated = any(dataset.kind == "validation" for dataset in config.datasets)
-    held_out, more = hold_out(sources, kinds, config.validation_fraction, config.seed, validated)
+    held_out, more = hold_out(
+        sources, kinds, config.validation_fraction, config.seed, validated
+    )
     for candidate, source, held in zip(usable, sources, held_out, strict=True):
         candidate.source, candidate.held_out = source, held
         if held:  # its windows have nothing random
@@ -136,16 +165,31 @@ def _dataset_names(locations: Sequence[Location], paths: Sequence[str]) -> dict[
 
 
 def _library(
-    candidates: Sequence[Candidate], locations: Sequence[Location], notes: Sequence[str], rules: VideoRules
+    candidates: Sequence[Candidate],
+    locations: Sequence[Location],
+    notes: Sequence[str],
+    rules: VideoRules,
 ) -> Library:
-    clips = [candidate.clip() if candidate.problem is None else None for candidate in candidates]
+    clips = [
+        candidate.clip() if candidate.problem is None else None for candidate in candidates
+    ]
     usable = [candidate for candidate in candidates if candidate.problem is None]
     return Library(
         clips=tuple(clip for clip in clips if clip is not None),
-        windows=tuple(window for one in usable if not one.held_out for window in one.sampling.windows),
-        held_out_windows=tuple(window for one in usable if one.held_out for window in one.sampling.windows),
-        skipped=tuple((c.path, c.problem.reason, c.problem.detail) for c in candidates if c.problem is not None),
-        accounts=tuple(account_of(one, clip, rules) for one, clip in zip(candidates, clips, strict=True)),
+        windows=tuple(
+            window for one in usable if not one.held_out for window in one.sampling.windows
+        ),
+        held_out_windows=tuple(
+            window for one in usable if one.held_out for window in one.sampling.windows
+        ),
+        skipped=tuple(
+            (c.path, c.problem.reason, c.problem.detail)
+            for c in candidates
+            if c.problem is not None
+        ),
+        accounts=tuple(
+            account_of(one, clip, rules) for one, clip in zip(candidates, clips, strict=True)
+        ),
         notes=tuple(notes),
         media={candidate.clip_id: candidate.media for candidate in usable},
         roots=tuple(location.root for location in locations),
@@ -175,7 +219,11 @@ def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | 
     """A sentence where the crop takes more than half of every clip: mostly height and width were exchanged."""
     sizes = {window.clip_id: window for window in (*library.windows, *library.held_out_windows)}
     rows = [
-        (library.media[name].width, library.media[name].height, (window.shape.height, window.shape.width))
+        (
+            library.media[name].width,
+            library.media[name].height,
+            (window.shape.height, window.shape.width),
+        )
         for name, window in sizes.items()
         if window.resize in ("center", "random")
     ]
@@ -186,9 +234,13 @@ def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | 
     turned = min(kept_share(width, height, size[::-1]) for width, height, size in rows) > kept
     better = 'resize="pad" keeps all of them'
     if turned and suits((wide, high), rules):
-        better = f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
+        better = (
+            f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
+        )
     crops = f"makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every clip"
-    return f"resolution: {asked} {crops}; {better}. Set that, or allow_crop=true if it is meant."
+    return (
+        f"resolution: {asked} {crops}; {better}. Set that, or allow_crop=true if it is meant."
+    )
 
 
 def totals(library: Library) -> dict[str, int]:
@@ -212,6 +264,9 @@ def to_json(library: Library) -> dict[str, Any]:
     return {
         **totals(library),
         "clips": list(library.accounts),
-        "buckets": [{"shape": str(shape), "windows": shapes[shape]} for shape in sorted(shapes, key=_dearest_first)],
+        "buckets": [
+            {"shape": str(shape), "windows": shapes[shape]}
+            for shape in sorted(shapes, key=_dearest_first)
+        ],
         "notes": list(library.notes),
     }

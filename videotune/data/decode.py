@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from videotune.data.file_checks import MAX_PIXELS, ClipProblem
 from videotune.data.images import read_image
-from videotune.data.media_info import HDR_TRANSFERS, OPEN_OPTIONS, MediaInfo, limit_pixels, video_stream
+from videotune.data.media_info import (
+    HDR_TRANSFERS,
+    OPEN_OPTIONS,
+    MediaInfo,
+    limit_pixels,
+    video_stream,
+)
 from videotune.lazy import av, av_reformatter
 
 Frames = NDArray[np.uint8]
@@ -77,9 +83,13 @@ class Reader:
         self.threads = threads or (1 if small else min(4, os.cpu_count() or 1))
         self._container: Any = None
         self._decoded: Iterator[tuple[int, Any]] = iter(())
-        self._last: tuple[int, Any] | None = None  # the last frame that was decoded, and its place
+        self._last: tuple[int, Any] | None = (
+            None  # the last frame that was decoded, and its place
+        )
         self._reached = -1  # the index up to which the current pass has come
-        self._may_seek = not info.counted  # in counted files only the way from the beginning tells a frame's number
+        self._may_seek = (
+            not info.counted
+        )  # in counted files only the way from the beginning tells a frame's number
         self._sought = False
 
     def close(self) -> None:
@@ -111,7 +121,9 @@ class Reader:
     def _run(self, needed: Sequence[int]) -> list[int]:
         """The first of the needed frames, up to where seeking again is the shorter way."""
         steps = enumerate(pairwise(needed), 1) if self._may_seek else ()
-        end = next((i for i, (before, after) in steps if self._keyframe(after) > before + LEAP), None)
+        end = next(
+            (i for i, (before, after) in steps if self._keyframe(after) > before + LEAP), None
+        )
         return list(needed[:end])
 
     def _keyframe(self, index: int) -> int:
@@ -124,7 +136,9 @@ class Reader:
 
         A frame is identified by its pts, or in counted files by its number.
         """
-        wanted = {index if self.info.counted else self.info.ticks[index]: index for index in run}
+        wanted = {
+            index if self.info.counted else self.info.ticks[index]: index for index in run
+        }
         end, key = max(wanted), self._keyframe(run[0])
         behind = self._last is None or min(wanted) < self._last[0]
         try:
@@ -147,7 +161,9 @@ class Reader:
             raise self._problem(min(wanted.values()), " is not there")
 
     def _problem(self, index: int, what: str) -> ClipProblem:
-        return ClipProblem("decode_error", f"frame {index} of {len(self.info.timestamps)}{what}")
+        return ClipProblem(
+            "decode_error", f"frame {index} of {len(self.info.timestamps)}{what}"
+        )
 
     def _start(self, key: int) -> None:
         """Begin a pass at a keyframe; 0 is the beginning."""
@@ -157,7 +173,10 @@ class Reader:
             self._container = av.open(path, options=OPEN_OPTIONS, metadata_errors="replace")
             codec = video_stream(self._container).codec_context
             limit_pixels(codec)
-            codec.thread_count, codec.thread_type = self.threads, "NONE" if self.threads == 1 else "AUTO"
+            codec.thread_count, codec.thread_type = (
+                self.threads,
+                "NONE" if self.threads == 1 else "AUTO",
+            )
         stream = video_stream(self._container)
         self._sought = key > 0
         if self._sought:
@@ -172,7 +191,9 @@ class Reader:
         for packet in self._container.demux(stream):
             started = started or packet.is_keyframe
             at_end = packet.size == 0 and packet.dts is None
-            if not started or (packet.size == 0 and not at_end):  # an empty packet would end the decoding
+            if not started or (
+                packet.size == 0 and not at_end
+            ):  # an empty packet would end the decoding
                 continue
             for frame in packet.decode():
                 place = counter if self.info.counted else frame.pts
@@ -189,7 +210,9 @@ def _still_frame(info: MediaInfo) -> Any:
         raise ClipProblem("decode_error", f"frame 0 of 1: {problem.detail}") from problem
     if pixels.shape[:2] != (info.height, info.width):
         now = f"{pixels.shape[1]} × {pixels.shape[0]}"
-        raise ClipProblem("decode_error", f"frame 0 of 1 is {now} now, not {info.width} × {info.height}")
+        raise ClipProblem(
+            "decode_error", f"frame 0 of 1 is {now} now, not {info.width} × {info.height}"
+        )
     return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
 
 
@@ -204,9 +227,15 @@ def _reshaper(
     margins = [have - want for have, want in zip(size, (height, width), strict=True)]
     top, left, down, right = 0, 0, *(-free // 2 for free in margins)
     if resize in ("center", "random"):  # the nearest whole pixel, ties up and left
-        top, left = (math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True))
+        top, left = (
+            math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)
+        )
         down = right = 0
-    turns, reformatter, flags = info.rotation // 90, av_reformatter.VideoReformatter(), av_reformatter.Interpolation
+    turns, reformatter, flags = (
+        info.rotation // 90,
+        av_reformatter.VideoReformatter(),
+        av_reformatter.Interpolation,
+    )
     high, wide = size if turns % 2 == 0 else size[::-1]
     # colour at every pixel, in and out; where nothing is scaled, colour alone is spread to every pixel: linearly, as
     # players do, in half the time
@@ -219,8 +248,12 @@ def _reshaper(
         matrix = None
         if not frame.format.is_rgb and frame.colorspace not in (1, 4, 5, 6, 7, 9):
             hd = frame.height > 576 or frame.width >= 1280
-            matrix = av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
-        sized: Any = reformatter.reformat(frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1)
+            matrix = (
+                av_reformatter.Colorspace.ITU709 if hd else av_reformatter.Colorspace.ITU601
+            )
+        sized: Any = reformatter.reformat(
+            frame, wide, high, form, src_colorspace=matrix, interpolation=how, threads=1
+        )
         planes = sized.planes
         if resize == "pad" and any(margins):
             out[...] = 0
@@ -260,7 +293,9 @@ def to_sdr(pixels: NDArray[np.uint16], transfer: str) -> NDArray[np.uint8]:
         part = flat[begin : begin + TILE_HEIGHT * TILE_WIDTH]
         tile = np.zeros((TILE_HEIGHT * TILE_WIDTH, 3), np.uint16)
         tile[: len(part)] = part
-        out[begin : begin + len(part)] = convert(tile.reshape(TILE_HEIGHT, TILE_WIDTH, 3)).reshape(-1, 3)[: len(part)]
+        out[begin : begin + len(part)] = convert(
+            tile.reshape(TILE_HEIGHT, TILE_WIDTH, 3)
+        ).reshape(-1, 3)[: len(part)]
     return out.reshape(pixels.shape)
 
 
@@ -271,7 +306,10 @@ def _tone_mapping(transfer: str) -> Callable[[NDArray[np.uint16]], NDArray[np.ui
     size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
     try:
         links = [
-            graph.add("buffer", f"{size}:pix_fmt=gbrp10le:time_base=1/1:pixel_aspect=1/1:colorspace=0:range=2"),
+            graph.add(
+                "buffer",
+                f"{size}:pix_fmt=gbrp10le:time_base=1/1:pixel_aspect=1/1:colorspace=0:range=2",
+            ),
             graph.add("scale", "out_transfer=bt709:out_primaries=bt709:intent=perceptual"),
             graph.add("format", "pix_fmts=gbrp"),
             graph.add("buffersink"),
@@ -283,7 +321,12 @@ def _tone_mapping(transfer: str) -> Callable[[NDArray[np.uint16]], NDArray[np.ui
 
     def convert(tile: NDArray[np.uint16]) -> Any:
         frame = av.VideoFrame.from_ndarray(tile, format="gbrp10le")
-        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = HDR_TRANSFERS[transfer], 9, 0, 2
+        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = (
+            HDR_TRANSFERS[transfer],
+            9,
+            0,
+            2,
+        )
         with lock:
             graph.push(frame)
             return graph.pull().to_ndarray()

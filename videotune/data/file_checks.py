@@ -8,7 +8,15 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 
 REASONS = (
-    *("unreadable", "empty", "not_a_video", "no_video_stream", "one_frame", "decode_error", "too_short"),
+    *(
+        "unreadable",
+        "empty",
+        "not_a_video",
+        "no_video_stream",
+        "one_frame",
+        "decode_error",
+        "too_short",
+    ),
     *("missing_caption", "empty_caption", "undecodable_caption", "duplicate", "missing_file"),
 )
 """Why a clip can be left out: the codes that the accounting of a dataset uses."""
@@ -63,7 +71,11 @@ def stat_of(file: Path) -> os.stat_result:
     try:
         found = file.stat()
     except FileNotFoundError as error:
-        detail = f"link to {os.readlink(file)}, which is missing" if file.is_symlink() else "there is no such file"
+        detail = (
+            f"link to {os.readlink(file)}, which is missing"
+            if file.is_symlink()
+            else "there is no such file"
+        )
         raise ClipProblem("missing_file", detail) from error
     except OSError as error:
         raise ClipProblem("unreadable", error.strerror or str(error)) from error
@@ -90,7 +102,9 @@ def refuse_links(folder: Path) -> None:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
             link = next((entry.path for entry in entries if entry.is_symlink()), None)
             if link is not None:
-                raise VideotuneError(f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir.")
+                raise VideotuneError(
+                    f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir."
+                )
 
 
 def refuse_linked_folder(folder: Path) -> Path:

@@ -17,7 +17,9 @@ from videotune.errors import VideotuneError
 from videotune.rng import draws
 from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
 
-if TYPE_CHECKING:  # the module reads files, which a machine that only trains need not be able to do
+if (
+    TYPE_CHECKING
+):  # the module reads files, which a machine that only trains need not be able to do
     from .media_info import MediaInfo
 
 SWAP_PROBABILITY = 0.1
@@ -45,25 +47,35 @@ def _multiple(kind: str, ratio: int | None, own: int) -> int:
         return 1
     if ratio < own or ratio % own:
         key = f"video_config.{kind}_compression_ratio"
-        raise VideotuneError(f"{key} is {ratio}, no multiple of this VAE's {own}. Leave it out, or set {2 * own}.")
+        raise VideotuneError(
+            f"{key} is {ratio}, no multiple of this VAE's {own}. Leave it out, or set {2 * own}."
+        )
     return ratio // own
 
 
 def fps_of(video: VideoConfig, rules: VideoRules) -> float:
     """The frame rate of samples."""
-    return (rules.fps if video.target_fps is None else video.target_fps) / keep_every(video, rules)
+    return (rules.fps if video.target_fps is None else video.target_fps) / keep_every(
+        video, rules
+    )
 
 
 def snap_frames(requested: int, rules: VideoRules) -> int:
     """The valid frame count nearest to ``requested``, ties upward (4n+1: 16 -> 17, 19 -> 21)."""
     near = (valid_at_least(requested, rules), valid_at_most(requested, rules))
-    return min((count for count in near if count is not None), key=lambda count: abs(count - requested))
+    return min(
+        (count for count in near if count is not None), key=lambda count: abs(count - requested)
+    )
 
 
 def _valid_counts(rules: VideoRules) -> range:
     if rules.frame_step == 0:
         return range(rules.frame_rest, rules.frame_rest + 1)
-    return range(rules.frame_rest or rules.frame_step, (rules.most_frames or MAX_COUNT) + 1, rules.frame_step)
+    return range(
+        rules.frame_rest or rules.frame_step,
+        (rules.most_frames or MAX_COUNT) + 1,
+        rules.frame_step,
+    )
 
 
 def valid_at_most(frames: int, rules: VideoRules) -> int | None:
@@ -86,12 +98,16 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     VideotuneError for a changed count under ``strict_frames``, and for settings that contradict each other.
     """
     if video.stretch and video.frame_sample_strategy == "keyframe":
-        raise VideotuneError("video_config.stretch takes the whole clip: leave it out to begin at keyframes.")
+        raise VideotuneError(
+            "video_config.stretch takes the whole clip: leave it out to begin at keyframes."
+        )
     key = "max_frames" if video.frames is None else "frames"
     asked = max(video.frames) if isinstance(video.frames, list) else video.frames
     requested = video.max_frames if asked is None else asked
     if rules.most_frames == 1 and (asked or 1) > 1:
-        raise VideotuneError(f"video_config.frames is {requested}, but this model takes single frames. Set it to 1.")
+        raise VideotuneError(
+            f"video_config.frames is {requested}, but this model takes single frames. Set it to 1."
+        )
     keep = keep_every(video, rules)
     frames = snap_frames(round((requested - 1) / keep + 1), rules)
     spanned = (frames - 1) * keep + 1
@@ -100,7 +116,9 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
         every = f"of {spanned} frames one in {keep} is kept, so that a window has {frames}"
         takes += f", and one frame in {keep} is kept (temporal_compression_ratio)"
     if spanned != requested and video.strict_frames:
-        raise VideotuneError(f"video_config.{key} is {requested}, but {takes}. Set it to {spanned}.")
+        raise VideotuneError(
+            f"video_config.{key} is {requested}, but {takes}. Set it to {spanned}."
+        )
     if spanned == requested:
         return frames, every or None
     return frames, f"{key} {requested} becomes {spanned}: {every or takes}"
@@ -118,7 +136,10 @@ def each_count(video: VideoConfig) -> list[VideoConfig]:
     """The settings once for each frame count that they name, the largest first."""
     if not isinstance(video.frames, list):
         return [video]
-    return [video.model_copy(update={"frames": count}) for count in sorted(set(video.frames), reverse=True)]
+    return [
+        video.model_copy(update={"frames": count})
+        for count in sorted(set(video.frames), reverse=True)
+    ]
 
 
 def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
@@ -127,7 +148,9 @@ def smallest_window(video: VideoConfig, rules: VideoRules) -> int:
     if video.min_frames is None:
         return min(planned, valid_at_least(5, rules) or rules.frame_rest)
     if video.min_frames > planned:
-        raise VideotuneError(f"video_config.min_frames is {video.min_frames}, above the {planned} of a window.")
+        raise VideotuneError(
+            f"video_config.min_frames is {video.min_frames}, above the {planned} of a window."
+        )
     return valid_at_least(video.min_frames, rules) or rules.frame_rest
 
 
@@ -155,7 +178,9 @@ class FrameSampling:
     frames_cut: int = 0
 
 
-def sample_frames(info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: Sequence[float] = ()) -> FrameSampling:
+def sample_frames(
+    info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: Sequence[float] = ()
+) -> FrameSampling:
     """Lay windows over a clip; ``cuts`` (seconds) are where scenes begin, for ``keyframe_source`` "scenes".
 
     "uniform": windows of the planned count one after the other ("chunks", the rest at the tail is cut), the first alone
@@ -171,16 +196,29 @@ def sample_frames(info: MediaInfo, video: VideoConfig, rules: VideoRules, cuts: 
         return samplers[-1].sample()
     whole = [one for one in samplers[:-1] if one.frames_in(one.usable) >= one.planned]
     found = [one.sample() for one in (*whole, samplers[-1])]
-    pairs = {window: end for part in found for window, end in zip(part.windows, part.ends, strict=True)}
-    cut = {name: min(getattr(part, name) for part in found) for name in ("seconds_cut", "frames_cut")}
+    pairs = {
+        window: end
+        for part in found
+        for window, end in zip(part.windows, part.ends, strict=True)
+    }
+    cut = {
+        name: min(getattr(part, name) for part in found)
+        for name in ("seconds_cut", "frames_cut")
+    }
     repeats = max(part.repeats_share for part in found)
-    return replace(found[0], windows=tuple(pairs), ends=tuple(pairs.values()), repeats_share=repeats, **cut)
+    return replace(
+        found[0], windows=tuple(pairs), ends=tuple(pairs.values()), repeats_share=repeats, **cut
+    )
 
 
 def without_randomness(video: VideoConfig) -> VideoConfig:
     """The same settings without anything random: how validation clips are sampled."""
-    strategy = "uniform" if video.frame_sample_strategy == "random" else video.frame_sample_strategy
-    return video.model_copy(update={"frame_sample_strategy": strategy, "temporal_augmentation": False})
+    strategy = (
+        "uniform" if video.frame_sample_strategy == "random" else video.frame_sample_strategy
+    )
+    return video.model_copy(
+        update={"frame_sample_strategy": strategy, "temporal_augmentation": False}
+    )
 
 
 @dataclass
@@ -204,15 +242,22 @@ class _Sampler:
         info, video, fps = self.info, self.video, self.fps
         if info.still:
             if valid_at_most(1, self.rules) is None:
-                raise ClipProblem("too_short", f"an image is one frame, and this model takes {frame_rule(self.rules)}")
+                raise ClipProblem(
+                    "too_short",
+                    f"an image is one frame, and this model takes {frame_rule(self.rules)}",
+                )
             return FrameSampling((self._window(0.0, 1 / fps, 1),), (0.0,), 1)
         frames = self.frames_in(self.usable)
         if video.pad_short == "freeze" and frames < self.planned:
-            windows = [self._window(0.0, min(info.timestamps[-1], self.usable), self.planned, "hold")]
+            windows = [
+                self._window(0.0, min(info.timestamps[-1], self.usable), self.planned, "hold")
+            ]
         else:
             windows = self._video_windows()
         if not windows:
-            detail = f"has {frames} frames at {fps:g} fps; the smallest window is {self.smallest}"
+            detail = (
+                f"has {frames} frames at {fps:g} fps; the smallest window is {self.smallest}"
+            )
             if self.cuts and frames >= self.smallest:
                 detail = f"none of its {len(self.cuts) + 1} scenes has {self.smallest} frames, the smallest window"
             raise ClipProblem("too_short", detail)
@@ -220,9 +265,14 @@ class _Sampler:
         slack = count / fps - self._seconds(count)
         if video.stretch and frames > self.planned:
             speed, slack = self.usable * fps / self.planned, 0.0
-        ends = tuple(self.usable if window.sampling == "hold" else window.end - slack for window in windows)
+        ends = tuple(
+            self.usable if window.sampling == "hold" else window.end - slack
+            for window in windows
+        )
         covered = reached = 0.0
-        for window, end in sorted(zip(windows, ends, strict=True), key=lambda pair: pair[0].start):
+        for window, end in sorted(
+            zip(windows, ends, strict=True), key=lambda pair: pair[0].start
+        ):
             covered += max(0.0, end - max(window.start, reached))
             reached = max(reached, end)
         indices = [info.frames_at(sample_window(window, PLAIN, 0).times) for window in windows]
@@ -231,7 +281,8 @@ class _Sampler:
             ends,
             frames,
             seconds_cut=max(0.0, info.seconds - covered),
-            repeats_share=sum(a == b for row in indices for a, b in pairwise(row)) / sum(map(len, indices)),
+            repeats_share=sum(a == b for row in indices for a, b in pairwise(row))
+            / sum(map(len, indices)),
             speed=speed,
             frames_cut=max(0, self.frames_in(info.seconds) - self.frames_in(covered)),
         )
@@ -244,7 +295,9 @@ class _Sampler:
         """How much of the clip so many frames need: to the end of the last one at the base rate."""
         return ((frames - 1) * self.keep + 1) / self.base
 
-    def _window(self, start: float, end: float, frames: int, sampling: str = "even", swaps: bool = False) -> Window:
+    def _window(
+        self, start: float, end: float, frames: int, sampling: str = "even", swaps: bool = False
+    ) -> Window:
         return Window("", start, end, ClipShape(frames, 1, 1, self.fps), sampling, swaps)
 
     def _video_windows(self) -> list[Window]:
@@ -256,9 +309,13 @@ class _Sampler:
         if video.frame_sample_strategy == "keyframe":
             if video.keyframe_source == "container":
                 stamps = [self.info.timestamps[k] for k in self.info.keyframes]
-                return self._at_keyframes([stamp for stamp in stamps if stamp < usable] or [0.0])
+                return self._at_keyframes(
+                    [stamp for stamp in stamps if stamp < usable] or [0.0]
+                )
             bounds[1:1] = [cut for cut in self.cuts if EPSILON < cut < usable - EPSILON]
-        return [window for low, high in pairwise(bounds) for window in self._side_by_side(low, high)]
+        return [
+            window for low, high in pairwise(bounds) for window in self._side_by_side(low, high)
+        ]
 
     def _count_that_fits(self, seconds: float) -> int | None:
         """The frames of a window within so many seconds; None where not even the smallest one fits."""
@@ -274,7 +331,11 @@ class _Sampler:
         if video.windows == "slide":
             stride = (video.window_stride or max(1, frames // 2)) / self.fps
         alone = video.windows == "head" or frames < self.planned
-        count = 1 if alone else math.floor((high - low - self._seconds(frames)) / stride + EPSILON) + 1
+        count = (
+            1
+            if alone
+            else math.floor((high - low - self._seconds(frames)) / stride + EPSILON) + 1
+        )
         if video.frame_sample_strategy != "random":
             return self._at([low + k * stride for k in range(count)], frames, low, high)
         # windows share the possible starts evenly among them
@@ -282,9 +343,14 @@ class _Sampler:
         how, share = ("start", share) if share > EPSILON else ("even", 0.0)
         length = share + frames / self.fps
         starts = [low + k * share for k in range(count)]
-        return [self._window(start, start + length, frames, how, video.temporal_augmentation) for start in starts]
+        return [
+            self._window(start, start + length, frames, how, video.temporal_augmentation)
+            for start in starts
+        ]
 
-    def _at(self, starts: Sequence[float], frames: int, low: float, high: float) -> list[Window]:
+    def _at(
+        self, starts: Sequence[float], frames: int, low: float, high: float
+    ) -> list[Window]:
         """A window at each start.
 
         Under temporal augmentation it may begin up to half its length earlier or later, within low … high, and not before
@@ -296,7 +362,10 @@ class _Sampler:
         windows = []
         for before, start in zip([None, *starts], starts, strict=False):
             reach = min(length, length if before is None else start - before) / 2
-            begin, end = max(low, start - reach), max(start + length, min(high, start + length + reach))
+            begin, end = (
+                max(low, start - reach),
+                max(start + length, min(high, start + length + reach)),
+            )
             windows.append(self._window(begin, end, frames, "start", swaps=True))
         return windows
 
@@ -306,7 +375,9 @@ class _Sampler:
         A keyframe too near to the end for a window of the planned count is ignored, unless none has room: then the
         first takes the largest count that it fills.
         """
-        full = [start for start in starts if self.frames_in(self.usable - start) >= self.planned]
+        full = [
+            start for start in starts if self.frames_in(self.usable - start) >= self.planned
+        ]
         if not full:
             frames = self._count_that_fits(self.usable - starts[0])
             return [] if frames is None else self._at(starts[:1], frames, 0.0, self.usable)
@@ -314,7 +385,9 @@ class _Sampler:
             full = full[:1]
         elif self.video.windows == "chunks":
             kept = [full[0]]
-            while (index := bisect_left(full, kept[-1] + self._seconds(self.planned) - EPSILON)) < len(full):
+            while (
+                index := bisect_left(full, kept[-1] + self._seconds(self.planned) - EPSILON)
+            ) < len(full):
                 kept.append(full[index])
             full = kept
         return self._at(full, self.planned, 0.0, self.usable)
@@ -335,18 +408,28 @@ def sample_window(window: Window, variant: int, seed: int) -> Take:
     random = draws(seed, "take", window.id, f"{window.end:.6f}", variant)
     if window.sampling == "start":
         room = max(0.0, window.end - window.start - length)
-        times = frame_times(window.start + room * (0.5 if plain else random.random()), shape.frames, shape.fps)
+        times = frame_times(
+            window.start + room * (0.5 if plain else random.random()), shape.frames, shape.fps
+        )
     elif window.sampling == "hold":
-        times = tuple(min(time, window.end) for time in frame_times(window.start, shape.frames, shape.fps))
+        times = tuple(
+            min(time, window.end) for time in frame_times(window.start, shape.frames, shape.fps)
+        )
     elif window.sampling == "frames" and not plain:
-        times = tuple(sorted(window.start + (window.end - window.start) * random.random(shape.frames)))
+        times = tuple(
+            sorted(window.start + (window.end - window.start) * random.random(shape.frames))
+        )
     else:
-        times = frame_times(window.start, shape.frames, shape.frames / (window.end - window.start))
+        times = frame_times(
+            window.start, shape.frames, shape.frames / (window.end - window.start)
+        )
     if window.swaps and not plain:
         times = _swapped(times, random)
     at_random = window.resize == "random" and not plain
     place = (float(random.random()), float(random.random())) if at_random else (0.5, 0.5)
-    return Take(window, 0 if not window.varies else variant, tuple(float(time) for time in times), place)
+    return Take(
+        window, 0 if not window.varies else variant, tuple(float(time) for time in times), place
+    )
 
 
 def _swapped(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:

@@ -31,7 +31,9 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     """uint8 (H, W, 3), the name of the format, and whether a pixel is not opaque; ClipProblem, whatever is in the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's warnings of bombs: the limit here is our own
+            warnings.simplefilter(
+                "ignore"
+            )  # Pillow's warnings of bombs: the limit here is our own
             with Image.open(path, formats=FORMATS) as picture:
                 _refuse(picture)
                 picture.load()
@@ -46,11 +48,15 @@ def read_image(path: Path) -> tuple[NDArray[np.uint8], str, bool]:
     except Exception as error:
         # Pillow's readers are Python that meets bytes of any kind: SyntaxError, struct.error, KeyError, IndexError …
         what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ClipProblem("decode_error", f"the image is damaged or cut short ({what})") from error
+        raise ClipProblem(
+            "decode_error", f"the image is damaged or cut short ({what})"
+        ) from error
 
 
 def _too_large(size: str) -> ClipProblem:
-    detail = f"its header declares {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
+    detail = (
+        f"its header declares {size} pixels; at most {MAX_PIXELS // 10**6} million are read"
+    )
     return ClipProblem("unreadable", detail)
 
 
@@ -58,7 +64,10 @@ def _unidentified(path: Path) -> ClipProblem:
     """Why a file with an image's name is none."""
     kind = type_of(head_of(path))
     if kind == "video":
-        return ClipProblem("not_a_video", "it is no image, whatever its name says; if it is a video, rename it to .mp4")
+        return ClipProblem(
+            "not_a_video",
+            "it is no image, whatever its name says; if it is a video, rename it to .mp4",
+        )
     if kind == "image":
         return ClipProblem("unreadable", "the image's header is damaged or cut short")
     return ClipProblem("not_a_video", "its bytes are no image, whatever its name says")
@@ -70,8 +79,13 @@ def _refuse(picture: Picture) -> None:
         raise _too_large(f"{picture.width} × {picture.height}")
     count = getattr(picture, "n_frames", 1)
     if count > 1 and picture.format == "TIFF":
-        raise ClipProblem("not_a_video", f"it holds {count} pages; save the one that is meant as a file of its own")
-    if count > 1 and picture.format != "MPO":  # cameras' MPO is a JPEG with further views behind the picture
+        raise ClipProblem(
+            "not_a_video",
+            f"it holds {count} pages; save the one that is meant as a file of its own",
+        )
+    if (
+        count > 1 and picture.format != "MPO"
+    ):  # cameras' MPO is a JPEG with further views behind the picture
         hint = "convert it to an .mp4 (ffmpeg -i NAME NAME.mp4) to train on its motion"
         raise ClipProblem("not_a_video", f"it is an animation of {count} frames; {hint}")
 
@@ -84,7 +98,10 @@ def _pixels(picture: Picture) -> NDArray[np.uint8]:
         grey = np.asarray(picture).astype(np.uint32)
         return np.repeat(((grey * 255 + 32767) // 65535).astype(np.uint8)[..., None], 3, axis=2)
     if picture.mode in ("I", "F"):
-        raise ClipProblem("decode_error", "its 32-bit brightness has no defined white; save it with 8 or 16 bits")
+        raise ClipProblem(
+            "decode_error",
+            "its 32-bit brightness has no defined white; save it with 8 or 16 bits",
+        )
     if picture.mode in ("P", "PA", "RGBa", "RGBA", "RGBX"):
         picture = picture.convert("RGBA").convert("RGB")
     elif picture.mode in ("1", "LA"):
@@ -97,7 +114,9 @@ def _is_transparent(picture: Picture) -> bool:
     key = picture.info.get("transparency")
     if picture.mode.startswith("I"):  # no way of Pillow's from there to RGBA
         return key is not None and bool((np.asarray(picture) == key).any())
-    if not picture.has_transparency_data or (isinstance(key, tuple) and max(key) > 255):  # a colour of 16 bits
+    if not picture.has_transparency_data or (
+        isinstance(key, tuple) and max(key) > 255
+    ):  # a colour of 16 bits
         return False
     return bool(np.asarray(picture.convert("RGBA"))[..., 3].min() < 255)
 
@@ -108,7 +127,12 @@ def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
         return picture
     try:
         own, srgb = ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.createProfile("sRGB")
-        intent, flags = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
-        return ImageCms.profileToProfile(picture, own, srgb, intent, "RGB", flags=flags) or picture
+        intent, flags = (
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+        )
+        return (
+            ImageCms.profileToProfile(picture, own, srgb, intent, "RGB", flags=flags) or picture
+        )
     except (ImageCms.PyCMSError, OSError, ValueError):
         return picture

@@ -50,7 +50,9 @@ def open_location(path: str, cache: Path, progress: Progress = silent) -> Locati
 def _open_archive(archive: Path, cache: Path, progress: Progress) -> Location:
     folder = unpack(archive, cache, progress)
     files, notes = read_folder(folder)
-    suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), "")
+    suffix = next(
+        (suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), ""
+    )
     return Location(folder, files, notes, archive.name[: len(archive.name) - len(suffix)])
 
 
@@ -58,7 +60,9 @@ def _open_hub(path: str, cache: Path, progress: Progress) -> Location:
     """A dataset of the Hub: its clips, or where it has none the one archive that it holds."""
     match = _HUB.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:
-        raise VideotuneError(f"{path} is no Hub dataset. Write hf://datasets/user/name, or …/name@revision.")
+        raise VideotuneError(
+            f"{path} is no Hub dataset. Write hf://datasets/user/name, or …/name@revision."
+        )
     repo, revision = match["repo"], match["revision"]
     try:
         root = _snapshot(repo, revision, (*CLIP_SUFFIXES, ".txt"), METADATA_NAMES)
@@ -70,48 +74,86 @@ def _open_hub(path: str, cache: Path, progress: Progress) -> Location:
     packed = [file for file in listed if file.lower().endswith(ARCHIVE_SUFFIXES)]
     media = [file for file in listed if file.lower().endswith(CLIP_SUFFIXES)]
     if media:
-        files, notes = read_folder(root, within=root.parent.parent)  # links lead to blobs/ beside snapshots/
+        files, notes = read_folder(
+            root, within=root.parent.parent
+        )  # links lead to blobs/ beside snapshots/
         if packed:
             notes.append(f"{repo}: {len(packed)} archives are not fetched ({packed[0]})")
         tests = [file for file in media if file.split("/")[0] in _OTHER_SPLITS]
         if tests:
-            notes.append(f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others")
+            notes.append(
+                f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others"
+            )
         return Location(root, files, [note, *notes], name)
     if len(packed) == 1:
-        archive = _open_archive(_snapshot(repo, root.name, (), packed) / packed[0], cache, progress)
+        archive = _open_archive(
+            _snapshot(repo, root.name, (), packed) / packed[0], cache, progress
+        )
         texts = [file for file in listed if file.endswith((*METADATA_NAMES, ".txt"))]
-        notes = [f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in texts]
-        return Location(archive.root, archive.files, [f"{note}/{packed[0]}", *archive.notes, *notes], name)
+        notes = [
+            f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in texts
+        ]
+        return Location(
+            archive.root, archive.files, [f"{note}/{packed[0]}", *archive.notes, *notes], name
+        )
     kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in listed)
     has = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
     what = f"no video or image files (it has {has}), nor one archive of them"
-    raise VideotuneError(f"The Hub dataset {repo} has {what}. Save the clips as files and give their folder.")
+    raise VideotuneError(
+        f"The Hub dataset {repo} has {what}. Save the clips as files and give their folder."
+    )
 
 
 def _may_be_hub_id(path: str) -> bool:
     """Whether a path that is not there can be meant as user/name of a Hub dataset."""
-    if path.lower().endswith(ARCHIVE_SUFFIXES) or path.startswith((".", "~")) or not _HUB.fullmatch(path):
+    if (
+        path.lower().endswith(ARCHIVE_SUFFIXES)
+        or path.startswith((".", "~"))
+        or not _HUB.fullmatch(path)
+    ):
         return False
-    return not Path(path.split("/")[0]).exists()  # a slip in a path is no reason to ask the network
+    return not Path(
+        path.split("/")[0]
+    ).exists()  # a slip in a path is no reason to ask the network
 
 
-def _snapshot(repo: str, revision: str | None, suffixes: Sequence[str], names: Sequence[str]) -> Path:
+def _snapshot(
+    repo: str, revision: str | None, suffixes: Sequence[str], names: Sequence[str]
+) -> Path:
     """The folder of a dataset repository at a revision, with its files of these suffixes (in any case) and names.
 
     Its last part is the commit. What is not in the Hub's cache is downloaded, unless HF_HUB_OFFLINE is set. VideotuneError
     that names the id, the cause and the remedy.
     """
-    cases = ("".join(f"[{x}{x.upper()}]" if x.isalpha() else x for x in suffix) for suffix in suffixes)  # any case
+    cases = (
+        "".join(f"[{x}{x.upper()}]" if x.isalpha() else x for x in suffix)
+        for suffix in suffixes
+    )  # any case
     patterns = [*(f"*{suffix}" for suffix in cases), *names, *(f"*/{name}" for name in names)]
     try:
-        return Path(hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the hub's library raises a dozen kinds; each is explained to the user
-        raise VideotuneError(f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}") from error
+        return Path(
+            hub.snapshot_download(
+                repo, repo_type="dataset", revision=revision, allow_patterns=patterns
+            )
+        )
+    except (
+        Exception
+    ) as error:  # the hub's library raises a dozen kinds; each is explained to the user
+        raise VideotuneError(
+            f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}"
+        ) from error
 
 
 def _listing(repo: str, root: Path) -> list[str]:
     """All files of the repository at a snapshot's commit, if the cache knows them; else those in the snapshot."""
     try:
-        return sorted(file.path for file in hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name))
-    except hub.errors.CachedRepoTreeNotFoundError:  # written by an older version of the hub's library, or by hand
-        return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir())
+        return sorted(
+            file.path
+            for file in hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
+        )
+    except (
+        hub.errors.CachedRepoTreeNotFoundError
+    ):  # written by an older version of the hub's library, or by hand
+        return sorted(
+            path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()
+        )

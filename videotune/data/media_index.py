@@ -73,7 +73,9 @@ class MediaIndex:
         self._contents: dict[str, Row] = {}
         self._read()
 
-    def examine(self, paths: Sequence[Path], roots: Sequence[Path], until: float) -> list[Examined]:
+    def examine(
+        self, paths: Sequence[Path], roots: Sequence[Path], until: float
+    ) -> list[Examined]:
         """What each file is, with its first ``until`` seconds scanned; from the index, else from the workers.
 
         The index counts where size and time of change agree, and where its scan is of the same stretch of the clip, so that
@@ -93,8 +95,13 @@ class MediaIndex:
                         self._write()
                         written = time.monotonic()
             self._progress(len(paths), len(paths), "")
-            inside, folders = {_name(path) for path in paths}, tuple(os.path.join(_name(root), "") for root in roots)
-            gone = [name for name in self._files if name not in inside and name.startswith(folders)]
+            inside, folders = (
+                {_name(path) for path in paths},
+                tuple(os.path.join(_name(root), "") for root in roots),
+            )
+            gone = [
+                name for name in self._files if name not in inside and name.startswith(folders)
+            ]
             for name in gone:  # not earlier: a moved file's content is known by it
                 del self._files[name]
             self._changed |= bool(gone)
@@ -102,12 +109,16 @@ class MediaIndex:
             self._write()
         return examined
 
-    def _ask(self, unknown: Sequence[tuple[Path, Row]], until: float) -> Generator[Any, None, None]:
+    def _ask(
+        self, unknown: Sequence[tuple[Path, Row]], until: float
+    ) -> Generator[Any, None, None]:
         """The workers' answers for these files, in order. Contents known by another name are hashed only."""
         if not unknown:
             return
         pool = default_workers()
-        alike: dict[tuple[int, str], set[str]] = {(stamp["size"], _key("", path)): set() for path, stamp in unknown}
+        alike: dict[tuple[int, str], set[str]] = {
+            (stamp["size"], _key("", path)): set() for path, stamp in unknown
+        }
         for name, row in self._files.items():
             ids = alike.get((row["size"], _key("", name)))
             if ids is not None and self._known(Path(name), row["id"], until) is not None:
@@ -116,7 +127,11 @@ class MediaIndex:
         def calls() -> Iterator[Call]:
             for path, stamp in unknown:
                 known = sorted(alike[stamp["size"], _key("", path)])
-                limit = pool.limit + stamp["size"] / SLOWEST_DISK + SLOWEST_DECODER * min(until, 3600.0)
+                limit = (
+                    pool.limit
+                    + stamp["size"] / SLOWEST_DISK
+                    + SLOWEST_DECODER * min(until, 3600.0)
+                )
                 yield "examine", {"path": _name(path), "until": until, "known": known}, limit
 
         yield from pool.map(calls(), AHEAD)
@@ -129,14 +144,20 @@ class MediaIndex:
             return {}, Examined("", problem=problem)
         stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         row = self._files.get(_name(path), {})
-        return stamp, self._known(path, row["id"], until) if stamp.items() <= row.items() else None
+        return stamp, self._known(
+            path, row["id"], until
+        ) if stamp.items() <= row.items() else None
 
     def _known(self, path: Path, clip_id: str, until: float) -> Examined | None:
         """A content as a file has it; None where the index does not hold it so far, or is damaged there."""
         key = _key(clip_id, path)
         try:
             row = self._contents[key]
-            info = MediaInfo.from_json(row["info"] | {"path": str(path)}) if "info" in row else None
+            info = (
+                MediaInfo.from_json(row["info"] | {"path": str(path)})
+                if "info" in row
+                else None
+            )
             if info is not None and min(row["until"], info.seconds) != min(until, info.seconds):
                 return None
             scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
@@ -145,7 +166,9 @@ class MediaIndex:
         except _DAMAGE:
             self._changed |= self._contents.pop(key, None) is not None
             if not self.notes:
-                self.notes.append(f"the index {self.path} was damaged in part; those files are read again")
+                self.notes.append(
+                    f"the index {self.path} was damaged in part; those files are read again"
+                )
             return None
 
     def _learn(self, path: Path, stamp: Row, answer: Any, until: float) -> Examined:
@@ -173,13 +196,19 @@ class MediaIndex:
                 self._changed = True
                 return
             for row in value["files"].values():
-                if not (isinstance(row["size"], int) and isinstance(row["mtime_ns"], int) and _ID.fullmatch(row["id"])):
+                if not (
+                    isinstance(row["size"], int)
+                    and isinstance(row["mtime_ns"], int)
+                    and _ID.fullmatch(row["id"])
+                ):
                     raise ValueError("a file's row lacks something")
             if not all(isinstance(row, dict) for row in value["contents"].values()):
                 raise TypeError("a content is no object")
             self._files, self._contents = value["files"], value["contents"]
         except (OSError, *_DAMAGE) as error:
-            self.notes.append(f"the index {self.path} was damaged ({type(error).__name__}) and has been rebuilt")
+            self.notes.append(
+                f"the index {self.path} was damaged ({type(error).__name__}) and has been rebuilt"
+            )
             self._changed = True
 
     def _write(self) -> None:
@@ -188,9 +217,16 @@ class MediaIndex:
             return
         used = {_key(row["id"], name) for name, row in self._files.items()}
         contents = {key: row for key, row in self._contents.items() if key in used}
-        value = {"version": INDEX_VERSION, "av": version("av"), "files": self._files, "contents": contents}
+        value = {
+            "version": INDEX_VERSION,
+            "av": version("av"),
+            "files": self._files,
+            "contents": contents,
+        }
         try:
-            files.write_text(self.path, json.dumps(value))  # ASCII, since a file's name may be no valid text
+            files.write_text(
+                self.path, json.dumps(value)
+            )  # ASCII, since a file's name may be no valid text
         except OSError as error:
             note = f"{self.path.parent} cannot be written ({error.strerror}): the clips are read again next time"
             self.notes += [note] if note not in self.notes else []

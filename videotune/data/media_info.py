@@ -28,7 +28,10 @@ VIDEO_SUFFIXES = (
 )
 """What counts as a video in a dataset folder (compared in lower case)."""
 
-OPEN_OPTIONS = {"format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif", "protocol_whitelist": "file"}
+OPEN_OPTIONS = {
+    "format_whitelist": "mov,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif",
+    "protocol_whitelist": "file",
+}
 """Only containers that hold the video themselves: a playlist renamed .mp4 must not make the reader open other files."""
 
 MAX_FRAMES = 1 << 24
@@ -103,7 +106,9 @@ class MediaInfo:
                 detail = f"{time:.3f} s lies outside the clip, which plays {self.seconds:.3f} s"
                 raise ClipProblem("decode_error", detail)
             index = max(bisect_right(stamps, time + 1e-6) - 1, 0)
-            if index + 1 < len(stamps) and stamps[index + 1] - time <= 0.1 * (stamps[index + 1] - stamps[index]):
+            if index + 1 < len(stamps) and stamps[index + 1] - time <= 0.1 * (
+                stamps[index + 1] - stamps[index]
+            ):
                 index += 1
             indices.append(index)
         return indices
@@ -120,19 +125,33 @@ class MediaInfo:
 
         A dataset's own index, which is untrusted, is read by this too.
         """
-        lists = {"ticks": tuple(_unpack(value["ticks"])), "keyframes": tuple(_unpack(value["keyframes"]))}
-        info: MediaInfo = checked(MediaInfo, MediaInfo(**(value | lists | {"time_base": tuple(value["time_base"])})))
+        lists = {
+            "ticks": tuple(_unpack(value["ticks"])),
+            "keyframes": tuple(_unpack(value["keyframes"])),
+        }
+        info: MediaInfo = checked(
+            MediaInfo, MediaInfo(**(value | lists | {"time_base": tuple(value["time_base"])}))
+        )
         ascend = info.ticks and all(a < b for a, b in pairwise(info.ticks))
         positive = min(info.width, info.height, *info.time_base) > 0
-        if not (ascend and positive and math.isfinite(info.seconds) and info.rotation in (0, 90, 180, 270)):
+        if not (
+            ascend
+            and positive
+            and math.isfinite(info.seconds)
+            and info.rotation in (0, 90, 180, 270)
+        ):
             raise ValueError("no clip is like that")
         return info
 
 
 def _pack(values: Sequence[int]) -> str:
     """Ascending integers as the first and the run-length encoded steps: 0 1001 2002 3003 -> "0 1001x3"."""
-    steps = [(step, len(list(group))) for step, group in groupby(b - a for a, b in pairwise(values))]
-    return " ".join([*map(str, values[:1]), *(f"{step}x{n}" if n > 1 else f"{step}" for step, n in steps)])
+    steps = [
+        (step, len(list(group))) for step, group in groupby(b - a for a, b in pairwise(values))
+    ]
+    return " ".join(
+        [*map(str, values[:1]), *(f"{step}x{n}" if n > 1 else f"{step}" for step, n in steps)]
+    )
 
 
 def _unpack(text: str) -> list[int]:
@@ -150,18 +169,24 @@ def probe(path: str | os.PathLike[str]) -> MediaInfo:
     file = Path(path)
     stat_of(file)
     head = head_of(file)
-    if file.suffix.lower() in IMAGE_SUFFIXES and not (head.startswith(b"GIF8") and is_animated(file)):
+    if file.suffix.lower() in IMAGE_SUFFIXES and not (
+        head.startswith(b"GIF8") and is_animated(file)
+    ):
         return probe_image(file)
     try:
         # an absolute path, since "a:b.mp4" would be taken for a protocol
-        with av.open(os.path.abspath(file), options=OPEN_OPTIONS, metadata_errors="replace") as container:
+        with av.open(
+            os.path.abspath(file), options=OPEN_OPTIONS, metadata_errors="replace"
+        ) as container:
             return _read(str(path), container)
     except (av.FFmpegError, OSError, ValueError, ArithmeticError) as error:
         if type_of(head) != "video":
             what = "its bytes are not those of a video file, whatever its name says"
             raise ClipProblem("not_a_video", what) from error
         detail = getattr(error, "strerror", None) or str(error)
-        raise ClipProblem("unreadable", f"the container is damaged or cut short ({detail})") from error
+        raise ClipProblem(
+            "unreadable", f"the container is damaged or cut short ({detail})"
+        ) from error
 
 
 def probe_image(path: str | os.PathLike[str]) -> MediaInfo:
@@ -169,7 +194,17 @@ def probe_image(path: str | os.PathLike[str]) -> MediaInfo:
     pixels, codec, transparent = read_image(Path(path))
     height, width = pixels.shape[:2]
     return MediaInfo(
-        str(path), codec, width, height, (0,), 0.0, 0.0, (0,), container="image", still=True, transparent=transparent
+        str(path),
+        codec,
+        width,
+        height,
+        (0,),
+        0.0,
+        0.0,
+        (0,),
+        container="image",
+        still=True,
+        transparent=transparent,
     )
 
 
@@ -181,13 +216,19 @@ def _read(path: str, container: Any) -> MediaInfo:
         raise ClipProblem("unreadable", "its codec has no decoder in this build of FFmpeg")
     limit_pixels(context)
     packets, frame, cut_short = _demux(container, stream)
-    counted = "avi" in container.format.name.split(",") or any(packet.pts is None for packet in packets)
-    ticks, time_base, keyframes, unusable, last_duration = _presentation_order(packets, stream, counted)
+    counted = "avi" in container.format.name.split(",") or any(
+        packet.pts is None for packet in packets
+    )
+    ticks, time_base, keyframes, unusable, last_duration = _presentation_order(
+        packets, stream, counted
+    )
     if len(ticks) < 2:
         raise ClipProblem("one_frame", f"it has {len(ticks)} frame; a video needs two")
     numerator, denominator = time_base.as_integer_ratio()
     timestamps = [(tick - ticks[0]) * numerator / denominator for tick in ticks]
-    frame_seconds = _last_duration(timestamps, last_duration * float(time_base), float(time_base), stream)
+    frame_seconds = _last_duration(
+        timestamps, last_duration * float(time_base), float(time_base), stream
+    )
     seconds = timestamps[-1] + frame_seconds
     _check_whole(packets, cut_short, stream, container, float(ticks[0] * time_base) + seconds)
     rotation, mirrored = _orientation(frame)
@@ -195,7 +236,9 @@ def _read(path: str, container: Any) -> MediaInfo:
     transfers = {number: name for name, number in HDR_TRANSFERS.items()}
     hdr = transfers.get(int(frame.color_trc)) or transfers.get(int(context.color_trc))
     if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
-        raise ClipProblem("unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR")
+        raise ClipProblem(
+            "unreadable", "it is Dolby Vision profile 5: export it as HLG, HDR10 or SDR"
+        )
     return MediaInfo(
         path=path,
         codec=context.name,
@@ -213,7 +256,8 @@ def _read(path: str, container: Any) -> MediaInfo:
         unusable=unusable,
         interlaced=frame.interlaced_frame or context.field_order in _INTERLACED,
         hdr=hdr,
-        transparent=_is_transparent(frame, context.name) or stream.metadata.get("alpha_mode") == "1",
+        transparent=_is_transparent(frame, context.name)
+        or stream.metadata.get("alpha_mode") == "1",
     )
 
 
@@ -227,7 +271,9 @@ def video_stream(container: Any) -> Any:
     for stream in container.streams.video:
         if not int(stream.disposition) & int(av.stream.Disposition.attached_pic):
             return stream
-    kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "no stream at all"
+    kinds = (
+        ", ".join(sorted({stream.type for stream in container.streams})) or "no stream at all"
+    )
     raise ClipProblem("no_video_stream", f"it holds {kinds}")
 
 
@@ -245,14 +291,18 @@ def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
     """All packets in decoding order, the first frame decoded, and whether one was cut short."""
     packets: list[_Packet] = []
     first_frame, cut_short, started = None, False, False
-    hides = stream.codec_context.codec.canonical_name == "vp8"  # the one codec whose hidden frames are own packets
+    hides = (
+        stream.codec_context.codec.canonical_name == "vp8"
+    )  # the one codec whose hidden frames are own packets
     try:
         for packet in container.demux(stream):
             if packet.is_corrupt:
                 cut_short = True
                 continue
             at_end = packet.size == 0 and packet.dts is None
-            if packet.size == 0 and not at_end:  # AVI repeats a picture so; decoding it would end the decoder
+            if (
+                packet.size == 0 and not at_end
+            ):  # AVI repeats a picture so; decoding it would end the decoder
                 continue
             started = started or packet.is_keyframe or at_end
             if started and first_frame is None:
@@ -260,9 +310,15 @@ def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
             if at_end:
                 break
             displayed = not packet.is_discard and not (hides and not bytes(packet)[0] & 0x10)
-            packets.append(_Packet(packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, displayed))
+            packets.append(
+                _Packet(
+                    packet.pts, packet.dts, packet.duration or 0, packet.is_keyframe, displayed
+                )
+            )
     except av.FFmpegError as error:
-        raise ClipProblem("decode_error", f"after {len(packets)} frames: {error.strerror}") from error
+        raise ClipProblem(
+            "decode_error", f"after {len(packets)} frames: {error.strerror}"
+        ) from error
     if first_frame is None:
         raise ClipProblem("decode_error", "no frame of it can be decoded")
     return packets, first_frame, cut_short
@@ -284,17 +340,31 @@ def _presentation_order(
         rows = [row._replace(dts=i, duration=1) for i, row in enumerate(rows)]
         time_base = 1 / rate
     # AVI numbers its packets in decoding order, whatever their pts say; the k-th number is the k-th displayed frame's
-    timed = [(row, tick) for row in rows if (tick := row.dts if counted else row.pts) is not None]
+    timed = [
+        (row, tick) for row in rows if (tick := row.dts if counted else row.pts) is not None
+    ]
     earliest = timed[0][1] if timed and timed[0][0].keyframe else None
-    usable = [(row, tick) for row, tick in timed if row.displayed and (earliest is None or tick >= earliest)]
+    usable = [
+        (row, tick)
+        for row, tick in timed
+        if row.displayed and (earliest is None or tick >= earliest)
+    ]
     ticks = sorted({tick for _, tick in usable})
     index = {tick: i for i, tick in enumerate(ticks)}
     keyframes = tuple(sorted({index[tick] for row, tick in usable if row.keyframe}))
     last_duration = max((row.duration for row, tick in usable if tick == ticks[-1]), default=0)
-    return ticks, time_base, keyframes, sum(row.displayed for row in packets) - len(usable), last_duration
+    return (
+        ticks,
+        time_base,
+        keyframes,
+        sum(row.displayed for row in packets) - len(usable),
+        last_duration,
+    )
 
 
-def _last_duration(timestamps: Sequence[float], declared: float, unit: float, stream: Any) -> float:
+def _last_duration(
+    timestamps: Sequence[float], declared: float, unit: float, stream: Any
+) -> float:
     """How long the last frame stays, in seconds; ``declared`` by its packet, and ``unit`` a tick.
 
     Where all timestamps are those of a constant rate but for the container's rounding, the clip plays frames / rate
@@ -307,21 +377,29 @@ def _last_duration(timestamps: Sequence[float], declared: float, unit: float, st
     return declared or median(b - a for a, b in pairwise(timestamps))
 
 
-def _check_whole(packets: Sequence[_Packet], cut_short: bool, stream: Any, container: Any, end: float) -> None:
+def _check_whole(
+    packets: Sequence[_Packet], cut_short: bool, stream: Any, container: Any, end: float
+) -> None:
     """ClipProblem when the header promises more than the file holds; ``end`` is when the last frame ends."""
     formats = container.format.name.split(",")
     there, promised = len(packets), 0
-    if "mov" in formats:  # the index as the edit list leaves it; the header's count knows nothing of trimmed clips
+    if (
+        "mov" in formats
+    ):  # the index as the edit list leaves it; the header's count knows nothing of trimmed clips
         promised = len(stream.index_entries)
     elif "avi" in formats:  # its count includes the frames that are left out to keep time
         there = max((row.dts for row in packets if row.dts is not None), default=there - 1) + 1
         promised = stream.frames
     if cut_short or promised > there:
         of = f" of {promised}" if promised > there else ""
-        raise ClipProblem("decode_error", f"the file is cut short: {there}{of} frames are there")
+        raise ClipProblem(
+            "decode_error", f"the file is cut short: {there}{of} frames are there"
+        )
     alone = len(container.streams) == 1 and "matroska" in formats and container.duration
     if alone and end < 0.9 * container.duration / 1e6:
-        detail = f"the file is cut short: {end:.2f} of {container.duration / 1e6:.2f} s are there"
+        detail = (
+            f"the file is cut short: {end:.2f} of {container.duration / 1e6:.2f} s are there"
+        )
         raise ClipProblem("decode_error", detail)
 
 
@@ -330,7 +408,9 @@ def _orientation(frame: Any) -> tuple[int, bool]:
     kind = av.sidedata.sidedata.Type.DISPLAYMATRIX
     if kind not in frame.side_data:
         return 0, False
-    a, b, _, c, d = np.frombuffer(bytes(frame.side_data[kind]), dtype=np.int32)[:5].astype(np.float64)
+    a, b, _, c, d = np.frombuffer(bytes(frame.side_data[kind]), dtype=np.int32)[:5].astype(
+        np.float64
+    )
     return round(frame.rotation / 90) % 4 * 90, bool(a * d - b * c < 0)
 
 

@@ -43,7 +43,9 @@ BLOCK = 256
 """Frames compared with all others at once."""
 
 _GAP = r"[-_. ]+"
-_MARK = re.compile(rf"^(.+?){_GAP}(scene|part|segment|seg|chunk|clip|shot|cut)[-_. ]*\d+$", re.IGNORECASE)
+_MARK = re.compile(
+    rf"^(.+?){_GAP}(scene|part|segment|seg|chunk|clip|shot|cut)[-_. ]*\d+$", re.IGNORECASE
+)
 _NUMBER = re.compile(rf"^(.+?){_GAP}\d{{1,5}}$")  # six digits and more are dates, times, ids
 _DATE = re.compile(r"(19|20)\d\d[-_. ]?\d\d[-_. ]?\d\d|\d\d[-_. ]\d\d[-_. ]\d\d$")
 _CAMERA = re.compile(
@@ -107,8 +109,13 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
             if other >= clip:
                 break
             one, two = ordered[clip], ordered[other]
-            rows, its = np.flatnonzero(frames.clip == clip), np.flatnonzero(frames.clip == other)
-            same_length = abs(one.seconds - two.seconds) <= max(0.5, 0.2 * max(one.seconds, two.seconds))
+            rows, its = (
+                np.flatnonzero(frames.clip == clip),
+                np.flatnonzero(frames.clip == other),
+            )
+            same_length = abs(one.seconds - two.seconds) <= max(
+                0.5, 0.2 * max(one.seconds, two.seconds)
+            )
             whole = len(rows) == len(its) == len(one.signatures) == len(two.signatures)
             if whole and same_length and bool(frames.agree(rows, its).all()):
                 pairs.append((other, clip))
@@ -117,7 +124,11 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
 
 
 def hold_out(
-    sources: Sequence[str], kinds: Sequence[str], fraction: float, seed: int, validated: bool = False
+    sources: Sequence[str],
+    kinds: Sequence[str],
+    fraction: float,
+    seed: int,
+    validated: bool = False,
 ) -> tuple[list[bool], list[str]]:
     """For each clip whether it is held out, and notes; ``sources`` and ``kinds`` (of their datasets) are the clips'.
 
@@ -126,7 +137,9 @@ def hold_out(
     (seed, name); regularization clips are never held out.
     """
     if validated and "validation" not in kinds:
-        return [False] * len(kinds), ["no validation: no clip of the validation datasets can be used"]
+        return [False] * len(kinds), [
+            "no validation: no clip of the validation datasets can be used"
+        ]
     if "validation" in kinds:
         pairs = set(zip(sources, kinds, strict=True))
         trained = {source for source, kind in pairs if kind != "validation"}
@@ -139,15 +152,26 @@ def hold_out(
     if fraction == 0 or not names:
         return [False] * len(sources), []
     if len(names) < SOURCES_NEEDED:
-        videos, clips = f"{len(names)} source video{'s' * (len(names) != 1)}", kinds.count("train")
+        videos, clips = (
+            f"{len(names)} source video{'s' * (len(names) != 1)}",
+            kinds.count("train"),
+        )
         note = f"no clip is held out, so there is no verdict: {videos}, {SOURCES_NEEDED} are needed"
         cuts = f" ({clips} clips: some are cuts of one video, by their names or their pictures)"
         return [False] * len(sources), [note + (cuts if len(names) < clips else "")]
     count = max(2, math.floor(fraction * len(names) + 0.5))
     chosen = set(sorted(names, key=lambda name: (key(seed, "held out", name), name))[:count])
-    also = {source for source, kind in zip(sources, kinds, strict=True) if kind == "regularization"} & chosen
-    notes = [f"a cut of the held-out video {name} is among the regularization clips" for name in sorted(also)]
-    return [kind == "train" and source in chosen for source, kind in zip(sources, kinds, strict=True)], notes
+    also = {
+        source for source, kind in zip(sources, kinds, strict=True) if kind == "regularization"
+    } & chosen
+    notes = [
+        f"a cut of the held-out video {name} is among the regularization clips"
+        for name in sorted(also)
+    ]
+    return [
+        kind == "train" and source in chosen
+        for source, kind in zip(sources, kinds, strict=True)
+    ], notes
 
 
 def _order(clips: Sequence[SourceClip]) -> list[int]:
@@ -174,17 +198,23 @@ def _by_name(clips: Sequence[SourceClip]) -> tuple[list[str], list[str]]:
     return names, _notes_on_numbers(series, many)
 
 
-def _notes_on_numbers(series: dict[tuple[str, str], set[str]], many: dict[str, list[str]]) -> list[str]:
+def _notes_on_numbers(
+    series: dict[tuple[str, str], set[str]], many: dict[str, list[str]]
+) -> list[str]:
     notes = []
     for folder, bases in sorted(many.items()):
         listed = sorted(series[folder, bases[0]]) if len(bases) == 1 else []
         if listed:
             clips = f"{listed[0]} to {listed[-1]} in {folder} ({len(listed)} clips)"
-            notes.append(f"{clips} are not taken for cuts of one video; call cuts {_numbered(listed[0])}-scene-001 …")
+            notes.append(
+                f"{clips} are not taken for cuts of one video; call cuts {_numbered(listed[0])}-scene-001 …"
+            )
         elif len(bases) > 1:
             count = sum(len(series[folder, base]) for base in bases)
             some = ", ".join(sorted(bases)[:3]) + (", …" if len(bases) > 3 else "")
-            notes.append(f"{count} clips in {folder} are taken for cuts of {len(bases)} videos ({some})")
+            notes.append(
+                f"{count} clips in {folder} are taken for cuts of {len(bases)} videos ({some})"
+            )
     return notes
 
 
@@ -246,7 +276,11 @@ class _Frames:
 
     def __init__(self, clips: Sequence[SourceClip]) -> None:
         owner = [i for i, clip in enumerate(clips) for _ in clip.signatures]
-        place = [k if len(clip.signatures) == 3 else 1 for clip in clips for k in range(len(clip.signatures))]
+        place = [
+            k if len(clip.signatures) == 3 else 1
+            for clip in clips
+            for k in range(len(clip.signatures))
+        ]
         texts, cells = "".join(text for clip in clips for text in clip.signatures), GRID * GRID
         raw = np.frombuffer(base64.b64decode(texts), np.uint8).astype(np.float32)
         raw = raw.reshape(len(owner), cells + cells // 2)
@@ -254,21 +288,32 @@ class _Frames:
         mean = raw[:, :cells].mean(1)
         order = np.argsort(mean, kind="stable")
         order = order[((structure >= RICH_LEVELS) & (plain <= PLAIN_SHARE))[order]]
-        self.clip, self.place = np.array(owner, np.int64)[order], np.array(place, np.int64)[order]
+        self.clip, self.place = (
+            np.array(owner, np.int64)[order],
+            np.array(place, np.int64)[order],
+        )
         self._mean, self._limit = mean[order], np.minimum(NEAR * structure, NEAR_LEVELS)[order]
         # scaled so that a squared distance is that of brightness plus that of colour, each a mean over its cells
         sizes = np.array([cells] * cells + [cells // 2] * (cells // 2), np.float32)
         self._vectors = (raw[order] - 128) / np.sqrt(sizes)
         self._squares = (self._vectors**2).sum(1)
 
-    def matches(self, among: NDArray[np.bool_] | None = None) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def matches(
+        self, among: NDArray[np.bool_] | None = None
+    ) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """For each row that agrees with rows of other clips: the row, and those; ``among`` some rows only."""
         rows = np.arange(len(self.clip)) if among is None else np.flatnonzero(among)
         for begin in range(0, len(rows), BLOCK):
             block = rows[begin : begin + BLOCK]
             low, high = self._mean[block[0]] - NEAR_LEVELS, self._mean[block[-1]] + NEAR_LEVELS
-            others = rows[np.searchsorted(self._mean[rows], low) : np.searchsorted(self._mean[rows], high, "right")]
-            near = self._near(block[:, None], others[None, :], self._vectors[block] @ self._vectors[others].T)
+            others = rows[
+                np.searchsorted(self._mean[rows], low) : np.searchsorted(
+                    self._mean[rows], high, "right"
+                )
+            ]
+            near = self._near(
+                block[:, None], others[None, :], self._vectors[block] @ self._vectors[others].T
+            )
             near &= self.clip[block][:, None] != self.clip[others][None, :]
             for i in np.flatnonzero(near.any(1)).tolist():
                 yield int(block[i]), others[near[i]]
@@ -277,7 +322,9 @@ class _Frames:
         """For each pair of rows whether they agree."""
         return self._near(a, b, (self._vectors[a] * self._vectors[b]).sum(1))
 
-    def _near(self, a: NDArray[np.int64], b: NDArray[np.int64], products: NDArray[Any]) -> NDArray[np.bool_]:
+    def _near(
+        self, a: NDArray[np.int64], b: NDArray[np.int64], products: NDArray[Any]
+    ) -> NDArray[np.bool_]:
         limit = np.minimum(self._limit[a], self._limit[b]) ** 2
         return np.asarray(self._squares[a] + self._squares[b] - 2 * products <= limit)
 

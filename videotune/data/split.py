@@ -97,7 +97,10 @@ def split(
     A run that was stopped continues where it was. VideotuneError where something would be overwritten and ``overwrite``
     does not allow it, or for settings out of range; a file that cannot be read is a result with its problem.
     """
-    settings: Row = {"min_seconds": min_seconds, "threshold": CUT_RATIO if threshold is None else threshold}
+    settings: Row = {
+        "min_seconds": min_seconds,
+        "threshold": CUT_RATIO if threshold is None else threshold,
+    }
     _check(source, out, **settings)
     results = _files(source, out, settings)
     videos = [result for result in results if result.info is not None]
@@ -105,7 +108,9 @@ def split(
     strange = [path for one in videos if not _same(one.row, journal) for path in one.written()]
     if strange and not overwrite:
         there = f"{len(strange)} files are there already (such as {strange[0]})"
-        raise VideotuneError(f"{there}. Give an empty folder, or allow it to replace them with --overwrite.")
+        raise VideotuneError(
+            f"{there}. Give an empty folder, or allow it to replace them with --overwrite."
+        )
     total, done = math.ceil(sum(one.seconds for one in videos)), 0.0
 
     def report(seconds: float, name: str) -> None:
@@ -132,13 +137,19 @@ def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> Non
     if not source.exists():
         raise VideotuneError(f"{source} does not exist. Give a video or a folder of videos.")
     if not 0 <= min_seconds < math.inf:
-        raise VideotuneError(f"The least length of a scene is {min_seconds} s; it must be 0 or more.")
+        raise VideotuneError(
+            f"The least length of a scene is {min_seconds} s; it must be 0 or more."
+        )
     if not 1 < threshold < math.inf:
-        raise VideotuneError(f"The threshold for cuts is {threshold:g}; it must be above 1 ({CUT_RATIO:g} is usual).")
+        raise VideotuneError(
+            f"The threshold for cuts is {threshold:g}; it must be above 1 ({CUT_RATIO:g} is usual)."
+        )
     if out.exists() and not out.is_dir():
         raise VideotuneError(f"{out} is a file. Give a folder for the scenes.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
-        raise VideotuneError(f"The scenes would go to {out}, inside {source} itself. Give a folder elsewhere.")
+        raise VideotuneError(
+            f"The scenes would go to {out}, inside {source} itself. Give a folder elsewhere."
+        )
 
 
 def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
@@ -151,8 +162,14 @@ def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
     images = [file for file in found if not _is_video(file.path)]
     videos = [file for file in found if _is_video(file.path)]
     if not videos:
-        hint = f" Images, of which it has {len(images)}, have no scenes to split." if images else ""
-        raise VideotuneError(f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.{hint}")
+        hint = (
+            f" Images, of which it has {len(images)}, have no scenes to split."
+            if images
+            else ""
+        )
+        raise VideotuneError(
+            f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.{hint}"
+        )
     stems = Counter(str(file.path.with_suffix("")).casefold() for file in videos)
     results: list[SplitFile] = []
     taken: dict[tuple[Path, str], Path] = {}
@@ -163,12 +180,18 @@ def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
         one = SplitFile(file, out / path.parent.relative_to(root), stem)
         other = taken.setdefault((one.folder, stem.casefold()), path)
         if other != path:
-            raise VideotuneError(f"The scenes of {other} and {path} would have the same names. Rename one of them.")
+            raise VideotuneError(
+                f"The scenes of {other} and {path} would have the same names. Rename one of them."
+            )
         try:
             if not file.exists:
                 raise ClipProblem("missing_file", file.missing)
             one.info = probe(path)
-            one.row = {"key": (one.folder / stem).relative_to(out).as_posix(), "id": files.hash_file(path), **settings}
+            one.row = {
+                "key": (one.folder / stem).relative_to(out).as_posix(),
+                "id": files.hash_file(path),
+                **settings,
+            }
         except ClipProblem as problem:
             one.problem = problem
         results.append(one)
@@ -183,11 +206,19 @@ def _is_video(path: Path) -> bool:
 def _single(path: Path) -> ClipFile:
     """One video, with the caption that it has below captions/ or beside it."""
     if not _is_video(path):
-        raise VideotuneError(f"{path} is not a video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}.")
+        raise VideotuneError(
+            f"{path} is not a video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}."
+        )
     beside = path.with_suffix(".txt")
     videos = next((folder for folder in path.parents if folder.name == "videos"), None)
-    apart = videos.with_name("captions") / beside.relative_to(videos) if videos is not None else beside
-    return ClipFile(path, next((place for place in (apart, beside) if place.is_file()), None), apart)
+    apart = (
+        videos.with_name("captions") / beside.relative_to(videos)
+        if videos is not None
+        else beside
+    )
+    return ClipFile(
+        path, next((place for place in (apart, beside) if place.is_file()), None), apart
+    )
 
 
 def _same(row: Row, journal: Mapping[str, Row]) -> bool:
@@ -195,7 +226,9 @@ def _same(row: Row, journal: Mapping[str, Row]) -> bool:
     return row.items() <= journal.get(row["key"], {}).items()
 
 
-def _find_scenes(one: SplitFile, out: Path, journal: Mapping[str, Row], overwrite: bool) -> None:
+def _find_scenes(
+    one: SplitFile, out: Path, journal: Mapping[str, Row], overwrite: bool
+) -> None:
     """The scenes between a file's cuts, recalled or found, numbered over those that are long enough."""
     assert one.info is not None
     if not overwrite and _same(one.row, journal):
@@ -203,13 +236,20 @@ def _find_scenes(one: SplitFile, out: Path, journal: Mapping[str, Row], overwrit
     else:
         found = scan_content(one.info, one.seconds, one.row["threshold"], threads=0)
         if found.damaged_at is not None:
-            raise ClipProblem("decode_error", f"its pictures are damaged at {found.damaged_at:.2f} s")
+            raise ClipProblem(
+                "decode_error", f"its pictures are damaged at {found.damaged_at:.2f} s"
+            )
         cuts = found.cuts
         for stale in one.written():
             stale.unlink()
         out.mkdir(parents=True, exist_ok=True)
-        with (out / JOURNAL).open("a", encoding="utf-8") as file:  # after a torn line, a line of its own
-            file.write("\n" * (file.tell() > 0) + json.dumps(one.row | {"cuts": list(cuts)}, ensure_ascii=False))
+        with (out / JOURNAL).open(
+            "a", encoding="utf-8"
+        ) as file:  # after a torn line, a line of its own
+            file.write(
+                "\n" * (file.tell() > 0)
+                + json.dumps(one.row | {"cuts": list(cuts)}, ensure_ascii=False)
+            )
         files.sync_file(out / JOURNAL)
     stamps = (*one.info.timestamps, one.seconds)
     edges = [0, *(bisect_left(stamps, cut - 1e-9) for cut in cuts), len(stamps) - 1]
@@ -248,7 +288,9 @@ def _write_caption(file: ClipFile, target: Path) -> bool:
     return target.exists()
 
 
-def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int, Any]]) -> None:
+def _encode(
+    path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int, Any]]
+) -> None:
     """Write frames as H.264 in MP4, each at its own time counted from the first."""
     numerator, denominator = info.time_base
     reformatter = av_reformatter.VideoReformatter()
@@ -270,24 +312,49 @@ def _encode(path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int
         for index, frame in frames:
             picture = _upright(frame, info, reformatter)
             if index == part.first:
-                context.width, context.height, context.pix_fmt = picture.width, picture.height, "yuv420p"
-                context.time_base, context.sample_aspect_ratio = Fraction(numerator, denominator), Fraction(1)
+                context.width, context.height, context.pix_fmt = (
+                    picture.width,
+                    picture.height,
+                    "yuv420p",
+                )
+                context.time_base, context.sample_aspect_ratio = (
+                    Fraction(numerator, denominator),
+                    Fraction(1),
+                )
                 rgb = frame.format.is_rgb
-                context.colorspace, context.color_range = (1, 1) if rgb else (frame.colorspace, frame.color_range)
-                context.color_primaries, context.color_trc = frame.color_primaries, frame.color_trc
-            picture.pts, picture.time_base = info.ticks[index] - info.ticks[part.first], context.time_base
+                context.colorspace, context.color_range = (
+                    (1, 1) if rgb else (frame.colorspace, frame.color_range)
+                )
+                context.color_primaries, context.color_trc = (
+                    frame.color_primaries,
+                    frame.color_trc,
+                )
+            picture.pts, picture.time_base = (
+                info.ticks[index] - info.ticks[part.first],
+                context.time_base,
+            )
             durations[picture.pts] = ends[index] - info.ticks[index]
-            picture.pict_type = av.video.frame.PictureType.NONE  # the source's choice of keyframes is not ours
+            picture.pict_type = (
+                av.video.frame.PictureType.NONE
+            )  # the source's choice of keyframes is not ours
             mux(stream.encode(picture))
         mux(stream.encode())
 
 
 def _upright(frame: Any, info: MediaInfo, reformatter: Any) -> Any:
     """The frame as 8-bit 4:2:0 in its own range: square pixels, even sides (an odd one loses its last line), upright."""
-    wide, high = (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    how: dict[str, Any] = {"src_color_range": frame.color_range, "dst_color_range": frame.color_range}
+    wide, high = (
+        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
+    )
+    how: dict[str, Any] = {
+        "src_color_range": frame.color_range,
+        "dst_color_range": frame.color_range,
+    }
     if frame.format.is_rgb:
-        how = {"dst_colorspace": av_reformatter.Colorspace.ITU709, "dst_color_range": av_reformatter.ColorRange.MPEG}
+        how = {
+            "dst_colorspace": av_reformatter.Colorspace.ITU709,
+            "dst_color_range": av_reformatter.ColorRange.MPEG,
+        }
     small = reformatter.reformat(frame, wide, high, "yuv420p", **how)
     if not info.rotation and not info.mirrored and wide % 2 == high % 2 == 0:
         return small

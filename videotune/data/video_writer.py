@@ -23,7 +23,9 @@ SAME_BITS = "cpu-independent=1"
 """Of x264's parameters, for the same file each time: as it comes, its AVX-512 code makes other bits from call to call."""
 
 
-def write_video(path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **how: Any) -> None:
+def write_video(
+    path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **how: Any
+) -> None:
     """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all; ``how``: ``video_bytes``'."""
     write_bytes(path, video_bytes(frames, fps, kind=path.suffix[1:], **how), durable=False)
 
@@ -47,11 +49,20 @@ def video_bytes(
         encoder_options["x264-params"] = SAME_BITS
     container_options = {"fflags": "+bitexact"}  # no random ids, no dates
     if kind == "mp4":
-        container_options["movie_timescale"] = "48000"  # else the length is rounded to milliseconds
+        container_options["movie_timescale"] = (
+            "48000"  # else the length is rounded to milliseconds
+        )
     file = io.BytesIO()
     with av.open(file, "w", format=kind, container_options=container_options) as container:
-        stream: Any = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=encoder_options)
-        stream.width, stream.height, stream.pix_fmt, stream.thread_count = width, height, "yuv420p", 1
+        stream: Any = container.add_stream(
+            codec, rate=Fraction(fps).limit_denominator(1001), options=encoder_options
+        )
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = (
+            width,
+            height,
+            "yuv420p",
+            1,
+        )
         for frame in frames:
             whole = np.ascontiguousarray(frame[:height, :width])
             container.mux(stream.encode(av.VideoFrame.from_ndarray(whole, format="rgb24")))
@@ -69,15 +80,22 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
             raise ValueError(f"{path} holds no video")
         stream = container.streams.video[0]
         shrink = min(1.0, widest / max(1, stream.width))
-        width, height = (max(2, round(side * shrink / 2) * 2) for side in (stream.width, stream.height))
-        small = (frame.reformat(width=width, height=height, format="rgb24") for frame in container.decode(stream))
+        width, height = (
+            max(2, round(side * shrink / 2) * 2) for side in (stream.width, stream.height)
+        )
+        small = (
+            frame.reformat(width=width, height=height, format="rgb24")
+            for frame in container.decode(stream)
+        )
         frames, rate = [frame.to_ndarray() for frame in small], stream.average_rate
     if not frames or not rate:
         raise ValueError(f"{path} holds no picture")
     return frames, Fraction(rate)
 
 
-def side_by_side(videos: Sequence[Sequence[NDArray[Any]]], columns: int | None = None) -> list[NDArray[Any]]:
+def side_by_side(
+    videos: Sequence[Sequence[NDArray[Any]]], columns: int | None = None
+) -> list[NDArray[Any]]:
     """Videos of one size in rows of so many (None: all in one row), in step; a shorter one keeps its last frame.
 
     Raises ValueError for videos of different sizes.
@@ -95,7 +113,9 @@ def side_by_side(videos: Sequence[Sequence[NDArray[Any]]], columns: int | None =
     return out
 
 
-def write_sheet(path: Path, rows: Sequence[tuple[str, Sequence[NDArray[Any]]]], label: int) -> None:
+def write_sheet(
+    path: Path, rows: Sequence[tuple[str, Sequence[NDArray[Any]]]], label: int
+) -> None:
     """A picture, PNG or JPEG by its suffix, with a row for each text and its frames uint8 (H, W, 3), all of one height.
 
     ``label``: the pixels that texts have on the left.

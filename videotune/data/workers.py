@@ -80,7 +80,9 @@ class Workers:
         self._unfinished = 0
         self._closed = False
 
-    def submit(self, task: str, arguments: Mapping[str, Any], limit: float | None = None) -> Future[Any]:
+    def submit(
+        self, task: str, arguments: Mapping[str, Any], limit: float | None = None
+    ) -> Future[Any]:
         """The future answer of one of ``TASKS``; "info" among the arguments may be a ``MediaInfo``.
 
         The future raises ClipProblem; DecoderCrash, which is one, where the child crashed or did not answer within the
@@ -91,13 +93,19 @@ class Workers:
             if self._closed:
                 raise RuntimeError("these workers are closed")
             self._unfinished += 1
-            self._tasks.put(_Task(future, task, arguments, self.limit if limit is None else limit))
+            self._tasks.put(
+                _Task(future, task, arguments, self.limit if limit is None else limit)
+            )
             if len(self._threads) < min(self._unfinished, self.count):
-                self._threads.append(Thread(target=self._serve, name=f"worker {len(self._threads)}", daemon=True))
+                self._threads.append(
+                    Thread(target=self._serve, name=f"worker {len(self._threads)}", daemon=True)
+                )
                 self._threads[-1].start()
         return future
 
-    def map(self, calls: Iterable[Call], ahead: int | None = None) -> Generator[Any, None, None]:
+    def map(
+        self, calls: Iterable[Call], ahead: int | None = None
+    ) -> Generator[Any, None, None]:
         """The answers to the calls in order; a ClipProblem is one too, other errors are raised.
 
         Calls are pulled when needed, so that at most ``ahead`` (default: twice the count) are submitted and not yet
@@ -107,7 +115,10 @@ class Workers:
         source = iter(calls)
         try:
             while True:
-                while len(waiting) < (ahead or 2 * self.count) and (call := next(source, None)) is not None:
+                while (
+                    len(waiting) < (ahead or 2 * self.count)
+                    and (call := next(source, None)) is not None
+                ):
                     waiting.append(self.submit(*call))
                 if not waiting:
                     return
@@ -131,7 +142,9 @@ class Workers:
             self._tasks.put(None)
         for thread in self._threads:
             if thread is not current_thread():
-                thread.join(10)  # not for ever: a child inside a dead network disk cannot even be killed
+                thread.join(
+                    10
+                )  # not for ever: a child inside a dead network disk cannot even be killed
 
     def __enter__(self) -> Workers:
         return self
@@ -150,11 +163,15 @@ class Workers:
                         child = None
                         child = self._start()
                     task.future.set_result(_call(child, task))
-                except BaseException as error:  # whatever it is, it is raised to whoever waits for the answer
+                except (
+                    BaseException
+                ) as error:  # whatever it is, it is raised to whoever waits for the answer
                     task.future.set_exception(CancelledError() if self._closed else error)
             with self._lock:
                 self._unfinished -= 1
-            del task  # its answer is freed when nobody else holds it, not when the next task comes
+            del (
+                task
+            )  # its answer is freed when nobody else holds it, not when the next task comes
         self._end(child)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -181,12 +198,16 @@ class Workers:
             child.kill()
             output = child.stderr.read().decode(errors="replace").strip()
             self._end(child)
-            raise RuntimeError(f"A process that reads clips could not start:\n{output or 'it wrote nothing'}")
+            raise RuntimeError(
+                f"A process that reads clips could not start:\n{output or 'it wrote nothing'}"
+            )
         child.stderr.close()
         if sys.platform == "linux":
             import fcntl  # Windows has none
 
-            with suppress(OSError):  # the user's share of pipe memory is used up: only speed depends on it
+            with suppress(
+                OSError
+            ):  # the user's share of pipe memory is used up: only speed depends on it
                 fcntl.fcntl(child.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return child
 
@@ -202,7 +223,11 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
     assert child.stdin
     assert child.stdout
     info = task.arguments.get("info")
-    arguments = {**task.arguments, "info": info.to_json()} if isinstance(info, MediaInfo) else dict(task.arguments)
+    arguments = (
+        {**task.arguments, "info": info.to_json()}
+        if isinstance(info, MediaInfo)
+        else dict(task.arguments)
+    )
     begun = time.monotonic()
     timer = _kill_after(child, task.limit)
     try:
@@ -219,13 +244,21 @@ def _call(child: subprocess.Popen[bytes], task: _Task) -> Any:
         if not isinstance(error, OSError | EOFError | ValueError | MemoryError):
             raise
         late = time.monotonic() - begun >= task.limit
-        detail = f"no answer within {task.limit:g} s" if late else _cause_of_death(child.returncode)
-        detail = "there is not enough memory for it" if isinstance(error, MemoryError) else detail
-        raise DecoderCrash("unreadable" if task.name == "examine" else "decode_error", detail) from error
+        detail = (
+            f"no answer within {task.limit:g} s" if late else _cause_of_death(child.returncode)
+        )
+        detail = (
+            "there is not enough memory for it" if isinstance(error, MemoryError) else detail
+        )
+        raise DecoderCrash(
+            "unreadable" if task.name == "examine" else "decode_error", detail
+        ) from error
     finally:
         timer.cancel()
         if time.monotonic() - begun >= task.limit:
-            _kill(child)  # the timer may fire at this very moment, and the next task needs a sound child
+            _kill(
+                child
+            )  # the timer may fire at this very moment, and the next task needs a sound child
     if kind in ("problem", "crash"):
         raise {"problem": ClipProblem, "crash": DecoderCrash}[kind](*value)
     if kind == "error":
@@ -244,7 +277,9 @@ def _kill_after(child: subprocess.Popen[bytes], seconds: float) -> Timer:
 def _kill(child: subprocess.Popen[bytes]) -> None:
     """Kill a child, and wait until it is gone."""
     child.kill()
-    with suppress(subprocess.TimeoutExpired):  # stuck inside the kernel; it goes when the disk answers
+    with suppress(
+        subprocess.TimeoutExpired
+    ):  # stuck inside the kernel; it goes when the disk answers
         child.wait(10)
     for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
         with suppress(OSError):  # what was not sent to it is lost with it
@@ -263,7 +298,11 @@ _default: dict[int, Workers] = {}
 
 def default_workers() -> Workers:
     """The process's own pool, a child for each CPU and at most eight; closed when the process ends."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpus = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     # by process: a forked copy of this process has the pool's memory but not its threads
     return _default.setdefault(os.getpid(), Workers(min(8, cpus)))
 
@@ -297,7 +336,9 @@ def examine(path: str, until: float, known: Iterable[str] = ()) -> dict[str, Any
 
 TASKS: dict[str, Callable[..., Any]] = {
     "examine": examine,
-    "decode": lambda info, **how: decode(MediaInfo.from_json(info), **how, threads=1),  # the pool has a process per CPU
+    "decode": lambda info, **how: decode(
+        MediaInfo.from_json(info), **how, threads=1
+    ),  # the pool has a process per CPU
 }
 
 

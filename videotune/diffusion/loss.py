@@ -16,7 +16,13 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.types import Batch, Family, Path, StepOut
 
-V_CONSTANTS = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale", "rescale_betas_zero_snr")
+V_CONSTANTS = (
+    "beta_start",
+    "beta_end",
+    "num_train_timesteps",
+    "snr_shift_scale",
+    "rescale_betas_zero_snr",
+)
 """What v-prediction needs of a checkpoint's scheduler; a scheduler's own defaults are wrong for most checkpoints."""
 
 
@@ -69,7 +75,9 @@ def objective(
         )
     start, end, num, shift, zero_snr = (constants[name] for name in V_CONSTANTS)
     timesteps = replace(timesteps, num_timesteps=int(num))
-    path = v_path(lambda: scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr)))
+    path = v_path(
+        lambda: scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr))
+    )
     return Objective(path, timesteps, weighting, temporal_consistency, gamma)
 
 
@@ -111,7 +119,11 @@ def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
 
 
 def scaled_linear_alphas_cumprod(
-    beta_start: float, beta_end: float, steps: int, snr_shift: float = 1.0, zero_terminal_snr: bool = False
+    beta_start: float,
+    beta_end: float,
+    steps: int,
+    snr_shift: float = 1.0,
+    zero_terminal_snr: bool = False,
 ) -> Tensor:
     """ᾱ of each integer timestep: betas linear in their roots, the SNR divided by ``snr_shift``, √ᾱ brought to 0 at the end.
 
@@ -145,7 +157,9 @@ def denoising_loss(
     """
     x_t, v = noisy(objective, batch, t, noise)
     prediction = family.predict(net, x_t, t, batch).to(v.dtype)
-    assert prediction.shape == v.shape, f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
+    assert prediction.shape == v.shape, (
+        f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
+    )
     error = prediction - (v if target is None else target)
     mse = weighted_mean(error.square(), batch.weight)  # (B,)
     per_clip = mse
@@ -164,11 +178,15 @@ def robust(error: Tensor, kind: str, delta: float) -> Tensor:
     Song and Dhariwal 2023 (arXiv 2310.14189, section 3.3) times 2δ, as diffusers' training scripts have it.
     """
     if kind == "huber":
-        return 2 * nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+        return 2 * nn.functional.huber_loss(
+            error, torch.zeros_like(error), reduction="none", delta=delta
+        )
     return 2 * delta * (torch.hypot(error, torch.full_like(error, delta)) - delta)
 
 
-def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+def noisy(
+    objective: Objective, batch: Batch, t: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
     """What the network sees and what it should say of it: (x_t, v), (B,C,F,H,W) each; t (B,)."""
     path = objective.path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
@@ -179,7 +197,13 @@ def noisy(objective: Objective, batch: Batch, t: Tensor, noise: Tensor) -> tuple
 
 
 def prior_target(
-    family: Family, base: nn.Module, objective: Objective, batch: Batch, t: Tensor, noise: Tensor, which: Sequence[int]
+    family: Family,
+    base: nn.Module,
+    objective: Objective,
+    batch: Batch,
+    t: Tensor,
+    noise: Tensor,
+    which: Sequence[int],
 ) -> Tensor:
     """v (B,C,F,H,W), for the samples in ``which`` the one that ``base`` predicts: a target for ``denoising_loss``.
 
@@ -189,9 +213,13 @@ def prior_target(
     x_t, v = noisy(objective, batch, t, noise)
 
     def pick(x: Tensor) -> Tensor:
-        return torch.stack([x[i] for i in which])  # by plain numbers: an index tensor would wait for the device
+        return torch.stack(
+            [x[i] for i in which]
+        )  # by plain numbers: an index tensor would wait for the device
 
-    captions, ids = (tuple(names[i] for i in which) for names in (batch.captions, batch.window_ids))
+    captions, ids = (
+        tuple(names[i] for i in which) for names in (batch.captions, batch.window_ids)
+    )
     part = replace(batch.map(pick), captions=captions, window_ids=ids)
     with torch.no_grad():
         predicted = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
@@ -210,7 +238,9 @@ def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) ->
     """
     # The lesser of the two weights, not their product: halving every weight must change nothing.
     pairs = torch.minimum(weight[:, :, 1:], weight[:, :, :-1])
-    share = _ratio(pairs.flatten(1).sum(1), weight.flatten(1).sum(1))  # (B,): (F - 1)/F where all frames count
+    share = _ratio(
+        pairs.flatten(1).sum(1), weight.flatten(1).sum(1)
+    )  # (B,): (F - 1)/F where all frames count
     flicker = weighted_mean(error.diff(dim=2).square(), pairs) * share
     return (mse + strength * flicker) / (1 + 2 * strength * share)
 
@@ -224,7 +254,11 @@ def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
 def _ratio(total: Tensor, count: Tensor) -> Tensor:
     """total / count, and 0 where nothing was counted."""
     nothing = count <= 0
-    return torch.where(nothing, torch.zeros_like(total), total / torch.where(nothing, torch.ones_like(count), count))
+    return torch.where(
+        nothing,
+        torch.zeros_like(total),
+        total / torch.where(nothing, torch.ones_like(count), count),
+    )
 
 
 def _column(x: Tensor) -> Tensor:

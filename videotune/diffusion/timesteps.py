@@ -90,12 +90,18 @@ class Timesteps:
         if not self.scale > 0:
             problem = f"the scale of SIGMOID is {self.scale}; give a number above 0"
         elif not -1 <= self.mode_scale <= top:
-            problem = f"the scale of MODE is {self.mode_scale}; it must lie between -1 and {top:.4f}"
+            problem = (
+                f"the scale of MODE is {self.mode_scale}; it must lie between -1 and {top:.4f}"
+            )
         elif not (0 < self.alpha <= 1000 and 0 < self.beta <= 1000):
             problem = f"the numbers of BETA are {self.alpha} and {self.beta}; give two above 0, at most 1000"
         elif self.num_timesteps is not None and self.num_timesteps < 2:
             problem = f"a schedule of {self.num_timesteps} timesteps cannot be trained; it needs at least 2"
-        elif not 0 <= self.lo < self.hi <= 1 or inside[0] > inside[1] or _cut(self)[0] >= _cut(self)[1]:
+        elif (
+            not 0 <= self.lo < self.hi <= 1
+            or inside[0] > inside[1]
+            or _cut(self)[0] >= _cut(self)[1]
+        ):
             problem = (
                 f"with shift {self.shift} it has no timestep in [{self.lo}, {self.hi}); widen the range, which lies in "
                 "[0, 1], or change the shift"
@@ -122,7 +128,11 @@ class Timesteps:
         t = shifted(_inverse(self, below + u.double() * (upto - below)), self.shift)
         if self.num_timesteps is None:
             return t.float().clamp(*_float32_inside(self.lo, self.hi))
-        k = (t * self.num_timesteps).floor().clamp(*_grid_inside(self.lo, self.hi, self.num_timesteps))
+        k = (
+            (t * self.num_timesteps)
+            .floor()
+            .clamp(*_grid_inside(self.lo, self.hi, self.num_timesteps))
+        )
         return (k / (self.num_timesteps - 1)).float()
 
     def cdf(self, t: Tensor) -> Tensor:
@@ -177,7 +187,9 @@ def _mode_cdf(t: Tensor, scale: float) -> Tensor:
         middle = (lo + hi) / 2
         above = mode(middle, scale) > t
         lo, hi = torch.where(above, lo, middle), torch.where(above, middle, hi)
-    return torch.where(t >= 1, torch.ones_like(t), torch.where(t <= 0, torch.zeros_like(t), (lo + hi) / 2))
+    return torch.where(
+        t >= 1, torch.ones_like(t), torch.where(t <= 0, torch.zeros_like(t), (lo + hi) / 2)
+    )
 
 
 @lru_cache(maxsize=64)

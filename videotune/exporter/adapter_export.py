@@ -52,8 +52,12 @@ def export_lora(
 
     if dtype is not None:
         state, scale = rounded(state, scale, dtype), 1.0
-    tensors = {name: value.to(dtype) for name, value in baked(family, format, state, scale).items()}
-    return formats.write_verified(format, path, len(kinds.by_module(state)), tensors, facts, verify, head_of(state))
+    tensors = {
+        name: value.to(dtype) for name, value in baked(family, format, state, scale).items()
+    }
+    return formats.write_verified(
+        format, path, len(kinds.by_module(state)), tensors, facts, verify, head_of(state)
+    )
 
 
 def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
@@ -69,7 +73,9 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
         return "PEFT inject_adapter_in_model"
     loader = family.pipeline_class()
     state, metadata = loader.lora_state_dict(str(path), return_lora_metadata=True)
-    known = any(key.startswith("transformer.") for key in state)  # diffusers has put its own names in the place
+    known = any(
+        key.startswith("transformer.") for key in state
+    )  # diffusers has put its own names in the place
     state = state if known else lora_of(family, net, file)
     loader.load_lora_into_transformer(state, net, adapter_name=name, metadata=metadata)
     return "diffusers load_lora_weights" if known else "videotune sample --lora"
@@ -80,14 +86,18 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.
     """
-    with explained(f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"):
+    with explained(
+        f"{path} is no LoRA of {family.spec.title}: it was made for another base, or is damaged"
+    ):
         file = AdapterFile(path)
         warn_of_other_base(family, file)
         if is_of_peft(file):
             _read_by_peft(family, net, file, name)
         else:
             state = lora_of(family, net, file)
-            family.pipeline_class().load_lora_into_transformer(state, net, adapter_name=name, metadata=None)
+            family.pipeline_class().load_lora_into_transformer(
+                state, net, adapter_name=name, metadata=None
+            )
     if kinds.kind_of(lora.lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")
 
@@ -102,29 +112,44 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
     import peft
 
     modules = modules_in(family, net, file)
-    state = {tensor_name(path, part): value for path, own in modules.items() for part, value in own.parts.items()}
+    state = {
+        tensor_name(path, part): value
+        for path, own in modules.items()
+        for part, value in own.parts.items()
+    }
     net.add_adapter(settings_of(modules), adapter_name=name)  # type: ignore[operator]
     mine = {key: value.shape for key, value in lora.lora_parameters(net, name).items()}
-    odd = sorted(set(mine) ^ set(state)) or [key for key in mine if mine[key] != state[key].shape]
+    odd = sorted(set(mine) ^ set(state)) or [
+        key for key in mine if mine[key] != state[key].shape
+    ]
     if odd:
         raise ValueError(f"{len(odd)} of its tensors do not fit the model, such as {odd[0]}")
     peft.set_peft_model_state_dict(net, state, name)
 
 
-def read_parts(family: Family, path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
+def read_parts(
+    family: Family, path: Path
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
     file = AdapterFile(path)
     warn_of_other_base(family, file)
     found = modules_in(family, family.skeleton(), file)
-    return {path: own.parts for path, own in found.items()}, {path: own.scale for path, own in found.items()}
+    return {path: own.parts for path, own in found.items()}, {
+        path: own.scale for path, own in found.items()
+    }
 
 
-def read_effects(family: Family, path: Path, expert: str | None = None) -> tuple[dict[str, Callable[[], Tensor]], str]:
+def read_effects(
+    family: Family, path: Path, expert: str | None = None
+) -> tuple[dict[str, Callable[[], Tensor]], str]:
     """What each module's adapter does as its reader applies it, calculated at the call in float64; and the reader.
 
     See ``adapters.effect.effects``.
     """
-    net, zero = family.skeleton(expert), torch.zeros(())  # all weights share it, so that only an adapter takes memory
+    net, zero = (
+        family.skeleton(expert),
+        torch.zeros(()),
+    )  # all weights share it, so that only an adapter takes memory
     for part in net.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             setattr(part, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
@@ -144,7 +169,9 @@ def _update(layer: Any) -> Tensor:
     with torch.no_grad():
         if hasattr(layer, "oft_R"):
             one = torch.eye(layer.oft_block_size[READ], dtype=torch.float64)
-            turned = layer.oft_R[READ](one.repeat(1, layer.r[READ]))  # each block's rows beside those of the others
+            turned = layer.oft_R[READ](
+                one.repeat(1, layer.r[READ])
+            )  # each block's rows beside those of the others
             delta = turned.unflatten(1, (-1, len(one))).transpose(0, 1) - one
         else:
             delta = layer.get_delta_weight(READ)
@@ -158,7 +185,12 @@ PLAIN = "emb_params"
 
 
 def export_embedding(
-    family: Family, format: str, rows: Mapping[str, Tensor], token: str, path: Path, facts: Mapping[str, Any]
+    family: Family,
+    format: str,
+    rows: Mapping[str, Tensor],
+    token: str,
+    path: Path,
+    facts: Mapping[str, Any],
 ) -> list[Exported]:
     """Write the rows (n, D) of each text encoder, float32, and read every file back; ``path`` is without its ending.
 
@@ -181,7 +213,9 @@ def export_embedding(
     return done
 
 
-def _verify(family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path) -> tuple[float, str]:
+def _verify(
+    family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
+) -> tuple[float, str]:
     """Read a file back, with a tokenizer by diffusers too; VideotuneError where its token or its rows are others."""
     named, found = read_embedding(family, path)
     if named != token:
@@ -210,8 +244,13 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
         raise VideotuneError(f"no such file of new tokens: {path}")
     file = AdapterFile(path)
     facts = file.facts
-    tensors = {key: value.float()[None] if value.ndim == 1 else value.float() for key, value in file.tensors.items()}
-    encoders = {key: name for keys in family.embedding_keys().values() for name, key in keys.items()}
+    tensors = {
+        key: value.float()[None] if value.ndim == 1 else value.float()
+        for key, value in file.tensors.items()
+    }
+    encoders = {
+        key: name for keys in family.embedding_keys().values() for name, key in keys.items()
+    }
     token = facts.get("token", "-".join(path.stem.split()))
     if tensors and set(tensors) <= set(encoders):
         return token, {encoders[key]: value for key, value in tensors.items()}
@@ -219,6 +258,8 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
     own = facts.get("text_encoder", names[0])
     if len(tensors) != 1 or own not in names or next(iter(tensors.values())).ndim != 2:
         keys = ", ".join(sorted(tensors)[:3])
-        raise VideotuneError(f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}")
+        raise VideotuneError(
+            f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}"
+        )
     ((key, value),) = tensors.items()
     return (token if key == PLAIN else key), {own: value}

@@ -29,14 +29,20 @@ def adapter_path(path: Path) -> Path:
     Raises VideotuneError where there is none, several, or a form that can run code when it is read.
     """
     if path.is_dir():
-        names = sorted(own.name for own in path.glob("*.safetensors") if not own.name.startswith("."))
+        names = sorted(
+            own.name for own in path.glob("*.safetensors") if not own.name.startswith(".")
+        )
         usual = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
         own = [name for name in names if name in usual] or names
         if len(own) != 1:
-            raise VideotuneError(f"{path} holds {len(own)} safetensors files, and must hold one adapter: name the file")
+            raise VideotuneError(
+                f"{path} holds {len(own)} safetensors files, and must hold one adapter: name the file"
+            )
         return path / own[0]
     if path.suffix in (".pt", ".pth", ".ckpt", ".bin", ".pkl"):
-        raise VideotuneError(f"{path} can run code when it is read, and is not read: convert it to safetensors")
+        raise VideotuneError(
+            f"{path} can run code when it is read, and is not read: convert it to safetensors"
+        )
     return path
 
 
@@ -58,19 +64,29 @@ class AdapterFile:
             raise VideotuneError(f"{path} is no LoRA and no embedding: {why}") from error
         digest = self.facts.get("digest")
         if digest is not None and digest != digest_of(self.tensors):
-            raise VideotuneError(f"{path} is damaged: its tensors are not those of its export. Copy or export it again")
+            raise VideotuneError(
+                f"{path} is damaged: its tensors are not those of its export. Copy or export it again"
+            )
         for key, value in self.tensors.items():
             dtype = str(value.dtype).removeprefix("torch.")
             if not value.is_floating_point() or dtype.startswith("float4"):
                 raise VideotuneError(f"{path}: {key} holds {dtype}, no weights")
-            if value.dtype.itemsize == 1:  # nothing can be calculated in 8 bits; bfloat16 holds each such number
+            if (
+                value.dtype.itemsize == 1
+            ):  # nothing can be calculated in 8 bits; bfloat16 holds each such number
                 value = self.tensors[key] = value.bfloat16()
-            if finite and not bool(torch.isfinite(value.float()).all()):  # float64 beyond float32 too
+            if finite and not bool(
+                torch.isfinite(value.float()).all()
+            ):  # float64 beyond float32 too
                 raise VideotuneError(f"{path}: {key} holds NaN or infinite weights")
 
     def object_in(self, key: str) -> dict[str, Any]:
         """The JSON object under a key of the header; {} where there is none."""
-        return parse_object(self.header[key], f"{self.path}: its header's {key!r}") if key in self.header else {}
+        return (
+            parse_object(self.header[key], f"{self.path}: its header's {key!r}")
+            if key in self.header
+            else {}
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -84,23 +100,37 @@ class AdapterFile:
         diffusers has them in the header, finetrainers under another key, PEFT in a file beside the weights. Alpha alone is
         used: modules and ranks are those of the tensors.
         """
-        for key, place in (("lora_adapter_metadata", "header"), ("lora_config", "lora_config"), (CONFIG, "header")):
+        for key, place in (
+            ("lora_adapter_metadata", "header"),
+            ("lora_config", "lora_config"),
+            (CONFIG, "header"),
+        ):
             if key in self.header:
                 own = self.object_in(key)
-                return {name.removeprefix("transformer."): value for name, value in own.items()}, place
+                return {
+                    name.removeprefix("transformer."): value for name, value in own.items()
+                }, place
         beside = self.path.with_name("adapter_config.json")
-        found = read_config(beside) if self.path.stem.endswith("adapter_model") and beside.is_file() else {}
+        found = (
+            read_config(beside)
+            if self.path.stem.endswith("adapter_model") and beside.is_file()
+            else {}
+        )
         return found, "folder" if found else ""
 
     def number(self, key: str, exceptions: str, place: str) -> float | None:
         """What PEFT's settings say of a module, by exact names alone: a pattern may never come to an end."""
         patterns, where = self.settings[0].get(exceptions) or {}, f"{self.path}: {place}"
-        if not isinstance(patterns, dict) or not all(_NAME.fullmatch(name) for name in patterns):
+        if not isinstance(patterns, dict) or not all(
+            _NAME.fullmatch(name) for name in patterns
+        ):
             why = f"{exceptions} must give modules by their exact names, not {str(patterns)[:60]!r}"
             raise VideotuneError(f"{where}: {why}")
         own = [value for name, value in patterns.items() if f".{place}".endswith(f".{name}")]
         value = own[0] if own else self.settings[0].get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | float)
+        ):
             raise VideotuneError(f"{where}: {key} is {str(value)[:40]!r}, no number")
         return None if value is None else float(value)
 
@@ -108,7 +138,9 @@ class AdapterFile:
 def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneError:
     """The error for a file that is no LoRA of this model: the keys found, and the forms that are read."""
     found = f"it has the keys {some(sorted(keys))}" if keys else "it has no tensors"
-    return VideotuneError(f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}")
+    return VideotuneError(
+        f"{path} is no LoRA of {family.spec.title}: {why}; {found}. Read are: {READS}"
+    )
 
 
 def warn_of_other_base(family: Family, file: AdapterFile) -> None:
@@ -118,4 +150,6 @@ def warn_of_other_base(family: Family, file: AdapterFile) -> None:
     made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
     if made is not None and made != family.fingerprints().get(part):
         name = base.get("name")  # type: ignore[union-attr]
-        note(f"warning: {file.path.name} was trained on {name}, whose {part} is not this base model's")
+        note(
+            f"warning: {file.path.name} was trained on {name}, whose {part} is not this base model's"
+        )

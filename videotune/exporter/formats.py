@@ -43,7 +43,12 @@ class Exported:
     def to_json(self, run: Path) -> dict[str, Any]:
         """A line of the run's ``exports.json``."""
         verified = {"max_error": self.max_error, "modules": self.modules, "reader": self.reader}
-        return {"format": self.format, "path": path_from(run, self.path), "use": self.use, "verified": verified}
+        return {
+            "format": self.format,
+            "path": path_from(run, self.path),
+            "use": self.use,
+            "verified": verified,
+        }
 
 
 def write_verified(
@@ -59,12 +64,18 @@ def write_verified(
 
     ``verify`` reads the file back before it takes its name, and answers with the largest error and the reader.
     """
-    own = json.dumps({**facts, "digest": digest_of(tensors)})  # ASCII: a file's name may hold what is no letter
+    own = json.dumps(
+        {**facts, "digest": digest_of(tensors)}
+    )  # ASCII: a file's name may hold what is no letter
     found: list[tuple[float, str]] = []
 
     def write(aside: Path) -> None:
         with system_errors(path):
-            save_file(dict(tensors), aside, metadata={"format": "pt", "videotune": own, **(header or {})})
+            save_file(
+                dict(tensors),
+                aside,
+                metadata={"format": "pt", "videotune": own, **(header or {})},
+            )
         found.append(verify(aside))
 
     write_whole(path, write)
@@ -82,16 +93,23 @@ def check_finite(what: str, *states: Mapping[str, Tensor]) -> None:
         raise VideotuneError(f"the {what} holds NaN or infinite weights: it is not exported")
 
 
-def refuse_overflow(before: Mapping[str, Tensor], after: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+def refuse_overflow(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], dtype: torch.dtype
+) -> None:
     """Raise VideotuneError where finite weights are infinite in the dtype of a file."""
     for name, value in after.items():
         if not bool(value.isfinite().all()) and bool(before[name].isfinite().all()):
             most = f"{dtype} holds numbers up to {torch.finfo(dtype).max:g}, and {name} has larger ones"
-            raise VideotuneError(f"output_dtype: {most}: set it to BFLOAT_16; nothing was exported")
+            raise VideotuneError(
+                f"output_dtype: {most}: set it to BFLOAT_16; nothing was exported"
+            )
 
 
 def check_same(
-    wanted: Mapping[str, Tensor], found: Iterable[tuple[str, Tensor]], path: Path, needed: Collection[str] | None = None
+    wanted: Mapping[str, Tensor],
+    found: Iterable[tuple[str, Tensor]],
+    path: Path,
+    needed: Collection[str] | None = None,
 ) -> None:
     """Raise VideotuneError where a tensor that was found is not the wanted one, or a needed one (None: any) is missing."""
     seen = set()
@@ -105,7 +123,10 @@ def check_same(
 
 
 def check_updates(
-    wanted: Mapping[str, Callable[[], Tensor]], found: Mapping[str, Callable[[], Tensor]], path: Path, reader: str
+    wanted: Mapping[str, Callable[[], Tensor]],
+    found: Mapping[str, Callable[[], Tensor]],
+    path: Path,
+    reader: str,
 ) -> float:
     """The largest difference of ΔW over the modules, each relative to its own largest entry; one at a time in memory.
 
@@ -115,29 +136,42 @@ def check_updates(
     # where a format joins modules, a reader finds updates of nothing in those that have none
     spare = [name for name in sorted(set(found) - set(wanted)) if bool(found[name]().any())]
     if odd := sorted(set(wanted) - set(found)) or spare:
-        raise failed(path, f"{reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}")
+        raise failed(
+            path,
+            f"{reader} reads {len(found)} of {len(wanted)} modules; the first odd one is {odd[0]}",
+        )
     worst = 0.0
     for name, calculate in wanted.items():
         update = calculate()
         off = float((found[name]() - update).abs().max())
         worst = max(worst, off / float(update.abs().max()) if bool(update.any()) else off)
     if worst > TOLERANCE:
-        raise failed(path, f"through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})")
+        raise failed(
+            path, f"through {reader}, ΔW differs by {worst:.1e} (allowed: {TOLERANCE:.0e})"
+        )
     return worst
 
 
 def failed(path: Path, what: str) -> VideotuneError:
     """The error of a file that does not read back as it was written."""
-    return VideotuneError(f"Verification of {path} failed: after re-reading the file, {what}. Nothing was exported.")
+    return VideotuneError(
+        f"Verification of {path} failed: after re-reading the file, {what}. Nothing was exported."
+    )
 
 
 CONFIG = "adapter_config"
 """The key of a file's header under which PEFT's settings stand, as JSON; only kinds that diffusers does not read have it."""
 
 WHY_NOT = {
-    ("DORA", "comfyui"): "ComfyUI divides DoRA's weights by another norm than it was trained with",
+    (
+        "DORA",
+        "comfyui",
+    ): "ComfyUI divides DoRA's weights by another norm than it was trained with",
     ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
-} | {(kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone" for kind in ("LOHA", "LOKR", "OFT")}
+} | {
+    (kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone"
+    for kind in ("LOHA", "LOKR", "OFT")
+}
 JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
 
 
@@ -146,7 +180,9 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     known = family.lora_formats()
     if kind in ("LORA", "DORA"):
         return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
-    apart = "comfyui" in known and "comfyui" not in family.spec.fused  # products of factors cannot be joined
+    apart = (
+        "comfyui" in known and "comfyui" not in family.spec.fused
+    )  # products of factors cannot be joined
     return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
 
 
@@ -156,9 +192,13 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     if name in known:
         return
     what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
-    reason = WHY_NOT.get((kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else "")
+    reason = WHY_NOT.get(
+        (kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else ""
+    )
     why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
-    raise VideotuneError(f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}")
+    raise VideotuneError(
+        f"output_model_format: {what} has {', '.join(known)}, not {name!r}{why}"
+    )
 
 
 def check_formats(config: Config, family: Family) -> None:
@@ -166,7 +206,9 @@ def check_formats(config: Config, family: Family) -> None:
     method, title = config.training_method, family.spec.title
     for name in named_formats(config):
         if method == "FINE_TUNE" and name != "diffusers":
-            raise VideotuneError(f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}")
+            raise VideotuneError(
+                f"output_model_format: a fine-tuned model is a diffusers folder, not {name!r}"
+            )
         if method == "EMBEDDING" and name not in family.embedding_keys():
             known = ", ".join(sorted(family.embedding_keys()))
             raise VideotuneError(f"output_model_format: {title} has {known}, not {name!r}")
@@ -182,4 +224,8 @@ def named_formats(config: Config) -> list[str]:
 
 def changes_nothing(state: Mapping[str, Tensor]) -> bool:
     """Whether an adapter is as it was before its first step."""
-    return not any(bool(value.any()) for name, value in state.items() if (place := split(name)) and place[1] in ZERO)
+    return not any(
+        bool(value.any())
+        for name, value in state.items()
+        if (place := split(name)) and place[1] in ZERO
+    )

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from videotune.adapters import effect, kinds
 from videotune.errors import VideotuneError
-from videotune.exporter.formats import Exported, check_finite, check_same, digest_of, failed, refuse_overflow
+from videotune.exporter.formats import (
+    Exported,
+    check_finite,
+    check_same,
+    digest_of,
+    failed,
+    refuse_overflow,
+)
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
 from videotune.types import Family
@@ -50,27 +57,39 @@ def export_full(
         if state:
             shell: Any = family.skeleton(expert)
             weights = rounded(shell, dtype or family.dtype, state, base / part)
-            refuse_overflow(state, {name: weights[name] for name in state}, dtype or family.dtype)
+            refuse_overflow(
+                state, {name: weights[name] for name in state}, dtype or family.dtype
+            )
             shell.load_state_dict(weights, assign=True)
             with system_errors(folder):
                 shell.save_pretrained(aside / part)
             check_same(weights, tensors_in(aside / part), folder)
         for name, own in text.items():
             with system_errors(folder):
-                write_text_encoder(family, name, own, base / name, aside / name, dtype or family.dtype)
+                write_text_encoder(
+                    family, name, own, base / name, aside / name, dtype or family.dtype
+                )
     count = len(state) + sum(len(own) for own in text.values())
-    return Exported("diffusers", folder, count, 0.0, "diffusers from_pretrained", facts.get("use", ""))
+    return Exported(
+        "diffusers", folder, count, 0.0, "diffusers from_pretrained", facts.get("use", "")
+    )
 
 
 @contextmanager
-def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]) -> Iterator[Path]:
+def model_folder(
+    base: Path, folder: Path, parts: Collection[str], facts: Mapping[str, Any]
+) -> Iterator[Path]:
     """A folder that takes its place at the block's end: the base's files but ``parts`` and hidden ones, and our facts.
 
     What the block adds are these parts. The others are linked where the disk allows it, so that they take no room twice.
     """
 
     def left_out(place: str, names: list[str]) -> list[str]:
-        return [name for name in names if name.startswith(".") or (Path(place) == base and name in parts)]
+        return [
+            name
+            for name in names
+            if name.startswith(".") or (Path(place) == base and name in parts)
+        ]
 
     with whole_folder(folder) as aside:
         shutil.copytree(base, aside, copy_function=link, ignore=left_out, dirs_exist_ok=True)
@@ -78,26 +97,36 @@ def model_folder(base: Path, folder: Path, parts: Collection[str], facts: Mappin
         write_json(aside / "videotune.json", dict(facts))
 
 
-def write_text_encoder(family: Family, name: str, state: State, base: Path, folder: Path, dtype: torch.dtype) -> None:
+def write_text_encoder(
+    family: Family, name: str, state: State, base: Path, folder: Path, dtype: torch.dtype
+) -> None:
     """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
     Raises VideotuneError where the weights read back are not the ones written.
     """
-    encoder: Any = loading.load_model(type(family.text_skeletons()[name]), base, dtype, torch.device("cpu"))
+    encoder: Any = loading.load_model(
+        type(family.text_skeletons()[name]), base, dtype, torch.device("cpu")
+    )
     encoder.load_state_dict(state, strict=False)
     held = encoder.state_dict()
     refuse_overflow(state, {key: held[key] for key in state}, dtype)
     with loading.quietly():
         encoder.save_pretrained(folder)
-    check_same(held, tensors_in(folder), folder, needed=state)  # tied weights are in the file once
+    check_same(
+        held, tensors_in(folder), folder, needed=state
+    )  # tied weights are in the file once
 
 
 def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
-    stored = (item for one in loading.read_states(type(shell), base, shell) for item in one.items())
+    stored = (
+        item for one in loading.read_states(type(shell), base, shell) for item in one.items()
+    )
     whole = {name: value for name, value in stored if name not in state} | dict(state)
     dtypes = {name: loading.dtype_of(name, type(shell), dtype) for name in shell.state_dict()}
-    return {name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()}
+    return {
+        name: whole[name].detach().to("cpu", own).contiguous() for name, own in dtypes.items()
+    }
 
 
 def tensors_in(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -117,7 +146,12 @@ def link(source: str, target: str) -> str:
 
 
 def export_merged(
-    family: Family, adapters: Mapping[str, State], scale: float, base: Path, folder: Path, facts: Mapping[str, Any]
+    family: Family,
+    adapters: Mapping[str, State],
+    scale: float,
+    base: Path,
+    folder: Path,
+    facts: Mapping[str, Any],
 ) -> Exported:
     """Write the model with the adapter of each expert in its weights, all else as in ``base``, and read them back.
 
@@ -128,12 +162,20 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with model_folder(base, folder, names, facts) as aside:
-        nets, dtype = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}, family.dtype
-        count = sum(_merge_part(nets[part], dtype, base / part, names[part], scale, aside / part) for part in nets)
+        nets, dtype = (
+            {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters},
+            family.dtype,
+        )
+        count = sum(
+            _merge_part(nets[part], dtype, base / part, names[part], scale, aside / part)
+            for part in nets
+        )
     return Exported("merged", folder, count, 0.0, "safetensors", facts.get("use", ""))
 
 
-def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, folder: Path) -> int:
+def _merge_part(
+    net: Any, dtype: Any, base: Path, state: State, scale: float, folder: Path
+) -> int:
     """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
@@ -141,13 +183,17 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, fo
     modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
     files, sources = model_files.weight_files(base), loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
-        raise VideotuneError(f"{base} has no weight called {absent[0]}: the adapter is one of another model")
+        raise VideotuneError(
+            f"{base} has no weight called {absent[0]}: the adapter is one of another model"
+        )
     if not single_file.in_diffusers_layout(sources):
         whole = {}
         for name, value in single_file.tensors(sources):
             new = effect.new_weight(value, modules[name], scale) if name in modules else value
             eight = sources[name].stored.dtype in single_file.FP8
-            whole[name] = new.to(loading.dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True)
+            whole[name] = new.to(
+                loading.dtype_of(name, type(net), dtype) if eight else value.dtype, copy=True
+            )
         check_finite("merged model", whole)
         net.load_state_dict(whole, assign=True)
         with system_errors(folder):
@@ -157,8 +203,12 @@ def _merge_part(net: Any, dtype: Any, base: Path, state: State, scale: float, fo
     folder.mkdir(parents=True)
     for entry in sorted(base.iterdir()):
         if entry.is_file() and not entry.name.startswith("."):
-            changed = entry in files and not set(modules).isdisjoint(model_files.headers([entry]))
-            (shutil.copyfile if changed else link)(os.path.realpath(entry), str(folder / entry.name))
+            changed = entry in files and not set(modules).isdisjoint(
+                model_files.headers([entry])
+            )
+            (shutil.copyfile if changed else link)(
+                os.path.realpath(entry), str(folder / entry.name)
+            )
     for file in files:
         _merge_file(file, modules, scale, folder / file.name)
     return len(modules)
@@ -175,7 +225,9 @@ def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: 
             own = old.get_tensor(name)
             weight = effect.new_weight(own, modules[name], scale).to(own.dtype).contiguous()
             if not bool(weight.isfinite().all()):
-                raise VideotuneError(f"{name} is too large for the base's {own.dtype} after merging: not exported")
+                raise VideotuneError(
+                    f"{name} is too large for the base's {own.dtype} after merging: not exported"
+                )
             new.seek(spans[name][0])
             new.write(weight.flatten().view(torch.uint8).numpy().data)
             digests[name] = digest_of({name: weight})

@@ -14,7 +14,9 @@ SMALL, SPARE, TURNS = 1024, 16, 4
 
 def factors(module: Module, weight: float = 1.0) -> Factors:
     """The factors of a LoRA's ΔW times ``weight``, the scale in B."""
-    return module.parts["lora_B"].double() * (module.scale * weight), module.parts["lora_A"].double()
+    return module.parts["lora_B"].double() * (module.scale * weight), module.parts[
+        "lora_A"
+    ].double()
 
 
 def total(*many: Factors) -> Factors:
@@ -42,7 +44,9 @@ def cut(svd: tuple[Tensor, Tensor, Tensor], rank: int) -> Factors:
 
 def rank_for(sigma: Tensor, error: float) -> int:
     """The lowest rank, at least 1, at which the part of ‖ΔW‖ that is lost is no more than ``error``."""
-    lost = sigma.square().flip(0).cumsum(0).flip(0)  # what is lost without the k-th and all below
+    lost = (
+        sigma.square().flip(0).cumsum(0).flip(0)
+    )  # what is lost without the k-th and all below
     return max(1, int((lost > error**2 * lost[0]).sum()))
 
 
@@ -71,5 +75,7 @@ def difference(one: Module, other: Module) -> float:
     else:
         off = float((one.delta - other.delta).norm())
     whole = norm(one)
-    mine, theirs = (own.parts.get("lora_magnitude_vector", torch.ones(1)).double() for own in (one, other))
+    mine, theirs = (
+        own.parts.get("lora_magnitude_vector", torch.ones(1)).double() for own in (one, other)
+    )
     return max(off / whole if whole else off, float((mine - theirs).norm() / mine.norm()))

@@ -27,7 +27,9 @@ within a sample; ``held`` of a sample's frames that repeat the clip's last one; 
 """
 
 
-def outcomes(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None) -> Iterator[Outcome]:
+def outcomes(
+    rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None
+) -> Iterator[Outcome]:
     """What a dataset's rules make of a clip (a row of ``videotune check --json``), one for each count of frames.
 
     ``model_fps`` None: the model is told the clip's own rate.
@@ -40,8 +42,13 @@ def outcomes(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | No
         return
     seen = {i for sample in found for i in range(sample[0], sample[-1] + 1)}
     for count, samples in sorted(Counter(map(len, found)).items()):
-        first, (width, height) = next(one for one in found if len(one) == count), rules.size(source, count)
-        moving = next(i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2])  # without a held end
+        first, (width, height) = (
+            next(one for one in found if len(one) == count),
+            rules.size(source, count),
+        )
+        moving = next(
+            i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2]
+        )  # without a held end
         step = (first[moving - 1] - first[0]) / (moving - 1) if moving > 1 else 1.0
         yield {
             "dataset": rules.name, "dropped": None, "samples": samples, "shape": f"{count}x{height}x{width}",
@@ -55,9 +62,16 @@ def outcomes(rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | No
 def steps_of(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
     """Optimizer steps of one epoch, from each clip's outcomes. Where the rest is dropped, datasets share their buckets."""
     rules, counts = {one.name: one for one in applied.datasets}, Counter[tuple[str, str]]()
-    for one in (outcome for outcomes in found.values() for outcome in outcomes if outcome["dropped"] is None):
+    for one in (
+        outcome
+        for outcomes in found.values()
+        for outcome in outcomes
+        if outcome["dropped"] is None
+    ):
         own = rules[one["dataset"]]
-        counts["" if own.drops_rest else own.name, one["shape"]] += int(one["samples"] * own.repeats)
+        counts["" if own.drops_rest else own.name, one["shape"]] += int(
+            one["samples"] * own.repeats
+        )
     batches = 0
     for (name, _), count in counts.items():
         own = rules.get(name, applied.datasets[0])
@@ -76,12 +90,21 @@ def build_autopsy(
     """
     clips = [clip for clip in account["clips"] if (clip.get("source_frames") or 0) > 1]
     rate = None if TRAINER_FACTS[trainer].get("tells_fps") else spec.rules.fps
-    found = {clip["path"]: [found for one in applied.datasets for found in outcomes(one, clip, rate)] for clip in clips}
+    found = {
+        clip["path"]: [found for one in applied.datasets for found in outcomes(one, clip, rate)]
+        for clip in clips
+    }
     shapes: Counter[str] = Counter()
-    for outcome in (outcome for own in found.values() for outcome in own if outcome["dropped"] is None):
+    for outcome in (
+        outcome for own in found.values() for outcome in own if outcome["dropped"] is None
+    ):
         shapes[outcome["shape"]] += outcome["samples"]
     used = sum(any(outcome["dropped"] is None for outcome in own) for own in found.values())
-    common = shapes.most_common(1)[0][0] if shapes else "x".join(["1", *[str(spec.default_resolution)] * 2])
+    common = (
+        shapes.most_common(1)[0][0]
+        if shapes
+        else "x".join(["1", *[str(spec.default_resolution)] * 2])
+    )
     frames, height, width = map(int, common.split("x"))
     noise = applied.noise((frames, height, width))
     theirs = {
@@ -98,36 +121,82 @@ def build_autopsy(
         for clip in clips
     ]  # fmt: skip
     buckets = {bucket["shape"]: bucket["windows"] for bucket in account["buckets"]}
-    mine = {"used": account["used"] + account["held_out"], "dropped": account["skipped"], "buckets": buckets, **ours}
+    mine = {
+        "used": account["used"] + account["held_out"],
+        "dropped": account["skipped"],
+        "buckets": buckets,
+        **ours,
+    }
     facts = {key: TRAINER_FACTS[trainer][key] for key in ("repository", "commit", "sources")}
     named = [{"kind": kind, "text": text} for kind, text in findings(rows, theirs, mine, rate)]
-    return {"trainer": trainer, **facts, "clips": rows, "theirs": theirs, "ours": mine, "findings": named}
+    return {
+        "trainer": trainer,
+        **facts,
+        "clips": rows,
+        "theirs": theirs,
+        "ours": mine,
+        "findings": named,
+    }
 
 
 def findings(
-    rows: Sequence[Mapping[str, Any]], theirs: Mapping[str, Any], ours: Mapping[str, Any], rate: float | None
+    rows: Sequence[Mapping[str, Any]],
+    theirs: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    rate: float | None,
 ) -> Iterator[tuple[str, str]]:
     """The differences that change what is learnt, each a kind and a sentence; what costs most comes first."""
-    kept = [(row, outcome) for row in rows for outcome in row["theirs"] if outcome["dropped"] is None]
-    if lost := [row for row in rows if row["theirs"] and all(outcome["dropped"] for outcome in row["theirs"])]:
-        used, why = sum(row["ours"]["used"] for row in lost), f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}"
-        yield "dropped", f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them."
+    kept = [
+        (row, outcome)
+        for row in rows
+        for outcome in row["theirs"]
+        if outcome["dropped"] is None
+    ]
+    if lost := [
+        row
+        for row in rows
+        if row["theirs"] and all(outcome["dropped"] for outcome in row["theirs"])
+    ]:
+        used, why = (
+            sum(row["ours"]["used"] for row in lost),
+            f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}",
+        )
+        yield (
+            "dropped",
+            f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them.",
+        )
     if off := [(row, outcome) for row, outcome in kept if abs(outcome["speed"] - 1) > OFF]:
         row, outcome = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
         own = f"{row['source']['fps']:g} fps" + (f", the model's are {rate:g}" if rate else "")
         clips = f"{len({row['path'] for row, _ in off})} of {len(rows)} clips at another speed"
-        yield "speed", f"{clips}: {row['path']} plays at {outcome['speed']:.2f} x ({own}); in videotune at 1 x."
-    for kind, what in (("held", "a sample's frames repeat the clip's last one"), ("cut", "the picture is cut off")):
+        yield (
+            "speed",
+            f"{clips}: {row['path']} plays at {outcome['speed']:.2f} x ({own}); in videotune at 1 x.",
+        )
+    for kind, what in (
+        ("held", "a sample's frames repeat the clip's last one"),
+        ("cut", "the picture is cut off"),
+    ):
         if (share := max((outcome[kind] for _, outcome in kept), default=0.0)) > OFF:
             yield kind, f"Up to {share:.0%} of {what}."
-    if (stretch := max((abs(math.log(outcome["stretch"])) for _, outcome in kept), default=0.0)) > OFF:
-        yield "stretch", f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops."
-    seen = {row["path"]: max(outcome["seen"] for own, outcome in kept if own is row) for row, _ in kept}
+    if (
+        stretch := max((abs(math.log(outcome["stretch"])) for _, outcome in kept), default=0.0)
+    ) > OFF:
+        yield (
+            "stretch",
+            f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops.",
+        )
+    seen = {
+        row["path"]: max(outcome["seen"] for own, outcome in kept if own is row)
+        for row, _ in kept
+    }
     if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > OFF:
         yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
     scale, read = theirs["scale"], theirs["read_scale"]
     if abs(read / scale - 1) > OFF:
-        told = f"The LoRA trains at a scale of {scale:g}; programs read the saved file at {read:g}"
+        told = (
+            f"The LoRA trains at a scale of {scale:g}; programs read the saved file at {read:g}"
+        )
         yield "scale", f"{told}, {read / scale:g} x as strong."
     if abs(scale / (ours["scale"] or scale) - 1) > OFF:
         yield "alpha", f"alpha / rank is {scale:g} there and {ours['scale']:g} here."
@@ -135,4 +204,9 @@ def findings(
         yield "noise", f"Noise levels: {theirs['noise']}."
     elif abs(theirs["noise"][2] - ours["noise"][2]) > OFF:
         halves = theirs["noise"][2], ours["noise"][2]
-        yield "noise", "Half of the noise levels lie below {:.2f} there and below {:.2f} here.".format(*halves)
+        yield (
+            "noise",
+            "Half of the noise levels lie below {:.2f} there and below {:.2f} here.".format(
+                *halves
+            ),
+        )

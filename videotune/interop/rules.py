@@ -66,23 +66,38 @@ def kept_at_rate(n: int, fps: float, target: float, end: int | None) -> list[int
     return kept
 
 
-def windows(mode: str, n: int, counts: Sequence[int], step: int, stride: int, samples: int, most: int) -> list[Size]:
+def windows(
+    mode: str, n: int, counts: Sequence[int], step: int, stride: int, samples: int, most: int
+) -> list[Size]:
     """(start, frames) of each sample by a frame extraction: head, chunk, slide, uniform or full."""
     fitting = [count for count in counts if count <= n]
     match mode:
         case "head":
             return [(0, count) for count in fitting]
         case "chunk":
-            return [(start, count) for count in fitting for start in range(0, n - count + 1, count)]
+            return [
+                (start, count) for count in fitting for start in range(0, n - count + 1, count)
+            ]
         case "slide":
-            return [(start, count) for count in fitting for start in range(0, n - count + 1, stride)]
+            return [
+                (start, count) for count in fitting for start in range(0, n - count + 1, stride)
+            ]
         case "uniform":
-            return [(int(i), count) for count in fitting for i in np.linspace(0, n - count, samples, dtype=int)]
+            return [
+                (int(i), count)
+                for count in fitting
+                for i in np.linspace(0, n - count, samples, dtype=int)
+            ]
     return [(0, step_rounded(min(n, most), step))]
 
 
 def extracted(
-    mode: str, counts: list[int], step: int, rates: tuple[float, float] | None, how: tuple[int, int, int], clip: Source
+    mode: str,
+    counts: list[int],
+    step: int,
+    rates: tuple[float, float] | None,
+    how: tuple[int, int, int],
+    clip: Source,
 ) -> Samples:
     """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
 
@@ -97,7 +112,9 @@ def extracted(
     return [kept[start : start + count] for start, count in found] or why
 
 
-def resampled(mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float, clip: Source) -> Samples:
+def resampled(
+    mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float, clip: Source
+) -> Samples:
     """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
     ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is taken, of several the longest.
@@ -109,13 +126,18 @@ def resampled(mode: str, buckets: Sequence[tuple[int, float | None]], step: int,
         smallest = min((count for count, _ in moving), default=0)
         short = f"the smallest bucket has {smallest}" if smallest else "no bucket is for clips"
         return f"{length} frames at {rate:g} fps; {short}"
-    nearest = min(fitting, key=lambda bucket: (abs(math.log(clip.ratio / (bucket[1] or clip.ratio))), -bucket[0]))
+    nearest = min(
+        fitting,
+        key=lambda bucket: (abs(math.log(clip.ratio / (bucket[1] or clip.ratio))), -bucket[0]),
+    )
     count = step_rounded(nearest[0], step)
     start = 0 if mode == "single_beginning" else int((length - count) / 2)
     return [evenly(clip.frames, length)[start : start + count]]
 
 
-def stretched(count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: Source) -> Samples:
+def stretched(
+    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: Source
+) -> Samples:
     """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
     wanted = count
     if auto:
@@ -133,14 +155,18 @@ def stretched(count: int, rate: float, shrink: bool, auto: bool, trim: bool, ste
 
 def spread(buckets: Sequence[Bucket], clip: Source) -> Samples:
     """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
-    count = max((bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames)
+    count = max(
+        (bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames
+    )
     return [evenly(clip.frames, count)]
 
 
 def first(counts: Sequence[int], why: str, clip: Source) -> Samples:
     """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
     fitting = [count for count in counts if count <= clip.frames]
-    return [list(range(max(fitting)))] if fitting else f"{clip.frames} frames; {why} {min(counts)}"
+    return (
+        [list(range(max(fitting)))] if fitting else f"{clip.frames} frames; {why} {min(counts)}"
+    )
 
 
 def bounded(count: int, least: int, most: float, step: int, clip: Source) -> Samples:
@@ -175,7 +201,9 @@ def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: 
     return min(sizes, key=lambda size: abs(size[0] / size[1] - clip.ratio))
 
 
-def ratio_buckets(resolution: float, ratios: Sequence[float], multiple: int, clip: Source, count: int) -> Size:
+def ratio_buckets(
+    resolution: float, ratios: Sequence[float], multiple: int, clip: Source, count: int
+) -> Size:
     """The nearest of the ratios by its logarithm, at the area of the resolution squared."""
     known = np.array(sorted(ratios))
     ratio = float(known[np.argmin(np.abs(math.log(clip.ratio) - np.log(known)))])
@@ -189,7 +217,11 @@ def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Si
     target = min(clip.width * clip.height, most)
     scale = math.sqrt(target / (clip.width * clip.height)) / multiple
     w, h = clip.width * scale, clip.height * scale
-    sides = [(x * multiple, y * multiple) for x in (int(w), math.ceil(w)) for y in (int(h), math.ceil(h))]
+    sides = [
+        (x * multiple, y * multiple)
+        for x in (int(w), math.ceil(w))
+        for y in (int(h), math.ceil(h))
+    ]
     fitting = [size for size in sides if 0 < size[0] * size[1] <= most]
     floor = (max(1, int(w)) * multiple, max(1, int(h)) * multiple)
     return min(fitting or [floor], key=lambda size: abs(size[0] * size[1] - target))
@@ -199,26 +231,36 @@ def bucket_by_ratio(buckets: Sequence[Bucket], clip: Source, count: int) -> Size
     """Of the buckets that are nearest to these frames the one of the nearest ratio of width to height; of two the larger."""
     frames = min(buckets, key=lambda bucket: abs(bucket[0] - count))[0]
     among = [bucket for bucket in buckets if bucket[0] == frames]
-    _, height, width = min(among, key=lambda own: (abs(own[2] / own[1] - clip.ratio), -own[1], -own[2]))
+    _, height, width = min(
+        among, key=lambda own: (abs(own[2] / own[1] - clip.ratio), -own[1], -own[2])
+    )
     return width, height
 
 
 def bucket_by_sides(buckets: Sequence[Bucket], clip: Source, count: int) -> Size:
     """The bucket of the nearest sides, whatever its frames."""
-    _, height, width = min(buckets, key=lambda own: abs(own[1] - clip.height) + abs(own[2] - clip.width))
+    _, height, width = min(
+        buckets, key=lambda own: abs(own[1] - clip.height) + abs(own[2] - clip.width)
+    )
     return width, height
 
 
-def own_ratio(side: float, multiple: int, square: bool, edge: bool, clip: Source, count: int) -> Size:
+def own_ratio(
+    side: float, multiple: int, square: bool, edge: bool, clip: Source, count: int
+) -> Size:
     """The clip's own ratio, or a square, at an area of ``side`` squared (``edge``: whose shorter side it is)."""
     ratio = 1.0 if square else round(clip.ratio, 2)
     sides: tuple[float, float]
     if edge:
-        sides = (side, int(side / ratio)) if clip.width < clip.height else (int(side * ratio), side)
+        sides = (
+            (side, int(side / ratio)) if clip.width < clip.height else (int(side * ratio), side)
+        )
     else:
         root = max(multiple, nearest_multiple(int(side), multiple))
         sides = (root * math.sqrt(ratio), root / math.sqrt(ratio))
-    return max(multiple, nearest_multiple(sides[0], multiple)), max(multiple, nearest_multiple(sides[1], multiple))
+    return max(multiple, nearest_multiple(sides[0], multiple)), max(
+        multiple, nearest_multiple(sides[1], multiple)
+    )
 
 
 ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
@@ -226,7 +268,9 @@ ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 def listed_aspects(resolution: int, multiple: int, clip: Source, count: int) -> Size:
     """One of nine ratios and their inverses at the area of the resolution squared; the nearest by height over width."""
-    long = [(resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS]
+    long = [
+        (resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS
+    ]
     sides = [(nearest_multiple(a, multiple), nearest_multiple(b, multiple)) for a, b in long]
     sizes = sorted({size for a, b in sides for size in ((a, b), (b, a))})
     high, wide = min(sizes, key=lambda size: abs(size[0] / size[1] - 1 / clip.ratio))
@@ -246,7 +290,10 @@ class Noise:
 
     def quantiles(self, *shares: float) -> list[float]:
         """The noise levels below which these shares of the draws lie."""
-        return [self.low + (self.high - self.low) * float(level) for level in self.timesteps.at(shares)]
+        return [
+            self.low + (self.high - self.low) * float(level)
+            for level in self.timesteps.at(shares)
+        ]
 
 
 def shift_of_area(tokens: float) -> float:

@@ -45,24 +45,36 @@ def read_theirs(paths: Sequence[Path]) -> Theirs:
     parts = {kind["part"]: leaves for _, leaves, kind in given if "part" in kind}
     mains = [one for one in given if "part" not in one[2]]
     if len(trainers) != 1 or len(parts) + len(mains) < len(given):
-        raise VideotuneError(f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run")
+        raise VideotuneError(
+            f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run"
+        )
     values: dict[str, Any] = {}
     files, missing = [path for path, _, _ in given], list[tuple[str, str]]()
-    for path, leaves, kind in sorted(mains, key=lambda one: "script" in one[1]):  # a command line is above a file
+    for path, leaves, kind in sorted(
+        mains, key=lambda one: "script" in one[1]
+    ):  # a command line is above a file
         values |= leaves
         for key, name in _references(leaves, kind.get("refers", ())):
-            found = None if key in parts or len(files) >= MOST_FILES else _found(name, path.parent)
+            found = (
+                None if key in parts or len(files) >= MOST_FILES else _found(name, path.parent)
+            )
             if found is not None:
                 inner = flat_leaves(parsed_file(found))
                 whole = key in kind.get("whole", ())
-                values = {**inner, **values} if whole else values | {f"{key}.{one}": inner[one] for one in inner}
+                values = (
+                    {**inner, **values}
+                    if whole
+                    else values | {f"{key}.{one}": inner[one] for one in inner}
+                )
                 files.append(found)
             elif key not in parts:
                 missing.append((key, name))
     for key, leaves in parts.items():
         values |= {f"{key}.{name}": value for name, value in leaves.items()}
     if len(values) > MOST_KEYS:
-        raise VideotuneError(f"{paths[0]} has {len(values):,} keys; at most {MOST_KEYS:,} are read")
+        raise VideotuneError(
+            f"{paths[0]} has {len(values):,} keys; at most {MOST_KEYS:,} are read"
+        )
     return Theirs(trainers[0], values, tuple(files), tuple(missing))
 
 
@@ -72,7 +84,10 @@ def parsed_file(path: Path) -> Any:
     Raises VideotuneError with one sentence.
     """
     text = config_text(path)
-    known = path.suffix.lower() in (".json", ".yaml", ".yml", ".toml") or text.lstrip()[:1] in ("{", "[")
+    known = path.suffix.lower() in (".json", ".yaml", ".yml", ".toml") or text.lstrip()[:1] in (
+        "{",
+        "[",
+    )
     value = parsed(text, path) if known else options_of(text, path)
     refuse_unreadable(value, str(path))
     return value
@@ -80,16 +95,24 @@ def parsed_file(path: Path) -> Any:
 
 def _known(path: Path) -> tuple[Path, dict[str, Any], Mapping[str, Any]]:
     """A file, its leaves without leading dashes, and what kind of config it is."""
-    leaves = {re.sub("^-+", "", key): value for key, value in flat_leaves(parsed_file(path)).items()}
+    leaves = {
+        re.sub("^-+", "", key): value for key, value in flat_leaves(parsed_file(path)).items()
+    }
     if (kind := other_trainer(leaves)) is None:
-        raise VideotuneError(f"{path} is no config that videotune import reads: docs/interop.md lists the trainers")
+        raise VideotuneError(
+            f"{path} is no config that videotune import reads: docs/interop.md lists the trainers"
+        )
     return path, leaves, kind
 
 
 def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Key and path of each file that a config refers to; of a list of paths each has its index."""
     for key, value in ((key, leaves[key]) for key in leaves if plain(key) in refers):
-        names = [(f"{key}.{i}", one) for i, one in enumerate(value)] if isinstance(value, list) else [(key, value)]
+        names = (
+            [(f"{key}.{i}", one) for i, one in enumerate(value)]
+            if isinstance(value, list)
+            else [(key, value)]
+        )
         yield from ((key, one) for key, one in names if isinstance(one, str) and one)
 
 
@@ -105,7 +128,8 @@ _BEFORE = (
     (r"(?m)^[ \t]*\$(?:env:)?(\w+)[ \t]*=[ \t]*", r"\1="),  # PowerShell's assignments
 )
 _TOKEN = re.compile(
-    r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""", re.DOTALL
+    r"""[ \t\r]*(?:(\#[^\n]*)|(\n|[();|&<>]+)|((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|[^\s"'();|&<>\\])+)|$|(.))""",
+    re.DOTALL,
 )
 _PIECE = re.compile(r""""((?:\\.|[^"\\])*)"|'([^']*)'|((?:\\.|[^"'\\])+)""", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?\}|\$(\w+)|%(\w+)%")
@@ -125,9 +149,14 @@ def options_of(text: str, path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     commands = list(_commands(text, path))
-    for command in [some for some in commands if any(word.endswith(".py") for word in some)] or commands:
+    for command in [
+        some for some in commands if any(word.endswith(".py") for word in some)
+    ] or commands:
         place = next((i for i, word in enumerate(command) if word.endswith(".py")), -1)
-        found |= {f"launcher.{name}": value for name, value in _options(command[: max(place, 0)]).items()}
+        found |= {
+            f"launcher.{name}": value
+            for name, value in _options(command[: max(place, 0)]).items()
+        }
         found |= _options(command[place + 1 :])
         if place >= 0 and ("script" not in found or "train" in Path(command[place]).name):
             found["script"] = re.split(r"[/\\]", command[place])[-1]
@@ -144,7 +173,10 @@ def _options(words: list[str]) -> dict[str, Any]:
         elif name:
             found[name].append(word)
     several = {name: [typed(word) for word in words] for name, words in found.items() if name}
-    return {name: True if not some else some[0] if len(some) == 1 else some for name, some in several.items()}
+    return {
+        name: True if not some else some[0] if len(some) == 1 else some
+        for name, some in several.items()
+    }
 
 
 def typed(text: str) -> Any:
@@ -162,7 +194,11 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
     array: list[str] | None = None
     name, opened = "", False
     for mark, word in _tokens(text, path):
-        assigned = re.fullmatch(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", word, re.DOTALL) if not command else None
+        assigned = (
+            re.fullmatch(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", word, re.DOTALL)
+            if not command
+            else None
+        )
         if array is not None:
             array.extend(_expanded(word, variables, path))
             array = None if ")" in mark or len(array) > MOST else array
@@ -186,13 +222,22 @@ def _expanded(word: str, variables: dict[str, list[str]], path: Path) -> list[st
     known = variables.get(whole[whole.lastindex or 0]) if whole else None
     if known is not None and ("[" in word or not word.startswith('"')):
         inner = [one for text in known for _, one in _tokens(text, path)]
-        return known if "[" in word else [part for one in inner for part in _expanded(one, {}, path)]
+        return (
+            known
+            if "[" in word
+            else [part for one in inner for part in _expanded(one, {}, path)]
+        )
 
     def value(found: re.Match[str]) -> str:
         return " ".join(variables.get(found[found.lastindex or 0], [found[0]]))
 
-    parts = [(single, _VARIABLE.sub(value, double or plain)) for double, single, plain in _PIECE.findall(word)]
-    text = "".join(single or re.sub(r"\\(.)", r"\1", rest, flags=re.DOTALL) for single, rest in parts)
+    parts = [
+        (single, _VARIABLE.sub(value, double or plain))
+        for double, single, plain in _PIECE.findall(word)
+    ]
+    text = "".join(
+        single or re.sub(r"\\(.)", r"\1", rest, flags=re.DOTALL) for single, rest in parts
+    )
     if len(text) > MOST:
         raise VideotuneError(f"{path}: a word of a command grows beyond {MOST:,} letters")
     return [text] if word else []
@@ -207,5 +252,7 @@ def _tokens(text: str, path: Path) -> Iterator[tuple[str, str]]:
     for token in _TOKEN.finditer(text):
         if token[4]:
             line = text.count("\n", 0, token.end()) + 1
-            raise VideotuneError(f"{path}: the command in line {line} cannot be read; is a quote not closed?")
+            raise VideotuneError(
+                f"{path}: the command in line {line} cannot be read; is a quote not closed?"
+            )
         yield token[2] or "", token[3] or ""

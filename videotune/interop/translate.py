@@ -63,8 +63,13 @@ def translate(theirs: Theirs) -> Imported:
     values = given | {key: default["value"] for key, default in defaults.items()}
     found = {key: defaults.get(key, {}) | _rule(table, key, values) for key in values}
     base = _base([values[key] for key in found if "base" in found[key]], folder)
-    rows = [replace(_row(key, values, rule, base, folder), given=key in given) for key, rule in found.items()]
-    gone = [Row(key, path, "missing", note="its keys are not read") for key, path in theirs.missing]
+    rows = [
+        replace(_row(key, values, rule, base, folder), given=key in given)
+        for key, rule in found.items()
+    ]
+    gone = [
+        Row(key, path, "missing", note="its keys are not read") for key, path in theirs.missing
+    ]
     return Imported(theirs.trainer, *_accepted([*rows, *gone], base))
 
 
@@ -72,9 +77,17 @@ def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any
     """The leaves, where the KEY=VALUE words of options such as optimizer_args are leaves of their own."""
     out: dict[str, Any] = {}
     for key, value in values.items():
-        words = [str(word).partition("=") for word in (value if isinstance(value, list) else [value])]
-        apart = suggestions.plain(key) in lists and words and all(equals for _, equals, _ in words)
-        out |= {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words} if apart else {key: value}
+        words = [
+            str(word).partition("=") for word in (value if isinstance(value, list) else [value])
+        ]
+        apart = (
+            suggestions.plain(key) in lists and words and all(equals for _, equals, _ in words)
+        )
+        out |= (
+            {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words}
+            if apart
+            else {key: value}
+        )
     return out
 
 
@@ -93,9 +106,19 @@ def _defaults(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, 
 def _rule(table: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The rule for a key, by its name or the first pattern that fits; of a list the first whose conditions hold."""
     name = suggestions.plain(key)
-    notes = {pattern: {"note": note} for note, patterns in table.get("none", {}).items() for pattern in patterns}
-    known = {pattern: rule for pattern, rule in (notes | table["rules"]).items() if fnmatchcase(name, pattern)}
-    fits: Any = table["rules"].get(name) or next(iter(known.values()), {"unknown": 1, "note": "no rule knows this key"})
+    notes = {
+        pattern: {"note": note}
+        for note, patterns in table.get("none", {}).items()
+        for pattern in patterns
+    }
+    known = {
+        pattern: rule
+        for pattern, rule in (notes | table["rules"]).items()
+        if fnmatchcase(name, pattern)
+    }
+    fits: Any = table["rules"].get(name) or next(
+        iter(known.values()), {"unknown": 1, "note": "no rule knows this key"}
+    )
     for rule in fits if isinstance(fits, list) else [fits]:
         if isinstance(rule, str) or _holds(rule.get("when", {}), key, values):
             return {"to": rule} if isinstance(rule, str) else dict(rule)
@@ -109,49 +132,83 @@ def _indices(key: str) -> list[str]:
 def _beside(pattern: str, key: str, values: Mapping[str, Any]) -> Any:
     """The value of another key; N in its name stands for the index that ``key`` has there."""
     numbers = iter(_indices(key))
-    return values.get(".".join(next(numbers, "0") if part == "N" else part for part in pattern.split(".")))
+    return values.get(
+        ".".join(next(numbers, "0") if part == "N" else part for part in pattern.split("."))
+    )
 
 
 def _holds(conditions: Mapping[str, str], key: str, values: Mapping[str, Any]) -> bool:
     """Whether other keys of theirs have such values: patterns apart by |, where nothing stands for no value."""
     found = ((pattern, _beside(pattern, key, values)) for pattern in conditions)
     texts = {pattern: "" if value is None else str(value).lower() for pattern, value in found}
-    return all(any(fnmatchcase(texts[key], one) for one in conditions[key].split("|")) for key in texts)
+    return all(
+        any(fnmatchcase(texts[key], one) for one in conditions[key].split("|")) for key in texts
+    )
 
 
-def _row(key: str, values: Mapping[str, Any], rule: Mapping[str, Any], base: Mapping[str, str], folder: Path) -> Row:
+def _row(
+    key: str,
+    values: Mapping[str, Any],
+    rule: Mapping[str, Any],
+    base: Mapping[str, str],
+    folder: Path,
+) -> Row:
     value, notes, ours = values[key], [rule.get("differs", rule.get("note", ""))], {}
     if "to" in rule and (value not in (None, "", [], {}) or "empty" in rule):
         try:
             over = _beside(rule["over"], key, values) if "over" in rule else None
             ours = _placed(key, -(-value // over) if over else value, rule, folder)
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
-            notes.append(str(error) if isinstance(error, VideotuneError) else f"videotune has no {value!r} for it")
+            notes.append(
+                str(error)
+                if isinstance(error, VideotuneError)
+                else f"videotune has no {value!r} for it"
+            )
     if "base" in rule:
         ours |= base
-        notes.append("" if base else "it names no base model that videotune trains: set base_model_name")
-    same = all(name.split(".")[-1] == key.split(".")[-1] and one == value for name, one in ours.items())
-    verdict = next((word for word in ("differs", "unknown") if word in rule), "same" if same else "translated")
+        notes.append(
+            "" if base else "it names no base model that videotune trains: set base_model_name"
+        )
+    same = all(
+        name.split(".")[-1] == key.split(".")[-1] and one == value for name, one in ours.items()
+    )
+    verdict = next(
+        (word for word in ("differs", "unknown") if word in rule),
+        "same" if same else "translated",
+    )
     verdict = verdict if ours or verdict in rule else "none"
-    return Row(key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", ""))
+    return Row(
+        key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", "")
+    )
 
 
 def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Our keys with their values; those of a dataset have the indices of theirs: ``datasets.0_2.path``."""
     how, names = rule.get("as"), rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
     word = str(value).lower()
-    value = how[word if word in how else "*"] if isinstance(how, dict) else _CONVERSIONS[how](value, folder)
+    value = (
+        how[word if word in how else "*"]
+        if isinstance(how, dict)
+        else _CONVERSIONS[how](value, folder)
+    )
     several = [] if value is None else value if len(names) > 1 else [value]
-    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in several]
+    whole = [
+        int(one) if isinstance(one, float) and one.is_integer() else one for one in several
+    ]
     start = f"datasets.{'_'.join(_indices(key))}."
-    return {name.replace("datasets.", start): one for name, one in zip(names, whole, strict=False)}
+    return {
+        name.replace("datasets.", start): one for name, one in zip(names, whole, strict=False)
+    }
 
 
 def _size(value: Any, _: Path) -> Any:
     """One size or a list of sizes, width before height, as videotune writes them: R, or "HxW"."""
     if isinstance(value, str) and "," in value:
         return [_size(one, _) for one in value.split(",")]
-    sides = [int(one) for one in (value if isinstance(value, list) else re.findall(r"\d+", str(value)))]
+    sides = [
+        int(one)
+        for one in (value if isinstance(value, list) else re.findall(r"\d+", str(value)))
+    ]
     return sides[0] if len(sides) == 1 else f"{sides[1]}x{sides[0]}"
 
 
@@ -174,19 +231,31 @@ def _buckets(value: Any, _: Path) -> list[Any]:
 _CONVERSIONS: dict[Any, Any] = {
     None: lambda value, _: typed(value) if isinstance(value, str) else value,
     "size": _size,
-    "area": lambda value, _: round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value),
+    "area": lambda value, _: (
+        round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value)
+    ),
     "megapixels": lambda value, _: round(math.sqrt(value * 1e6)),
     "buckets": _buckets,
     "path": lambda value, folder: str((folder / value).absolute()),
-    "path or id": lambda value, folder: str((folder / value).absolute()) if (folder / value).exists() else value,
-    "weights": lambda value, folder: str((folder / value).absolute()) if _is_weights(folder / value) else None,
-    "sides": lambda value, _: [round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value],
-    "sizes with frames": lambda value, _: _buckets([one[::-1] for one in _listed(value)], _)[::-1],
+    "path or id": lambda value, folder: (
+        str((folder / value).absolute()) if (folder / value).exists() else value
+    ),
+    "weights": lambda value, folder: (
+        str((folder / value).absolute()) if _is_weights(folder / value) else None
+    ),
+    "sides": lambda value, _: [
+        round(math.sqrt(one[0] * one[1])) if isinstance(one, list) else one for one in value
+    ],
+    "sizes with frames": lambda value, _: _buckets([one[::-1] for one in _listed(value)], _)[
+        ::-1
+    ],
     "one more": lambda value, _: value + 1,
     "thousandths": lambda value, _: value / 1000,
     "numbers": lambda value, _: [float(one) for one in re.findall(r"[\d.eE+-]+", str(value))],
     "most": lambda value, _: max(value) if isinstance(value, list) else value,
-    "word": lambda value, _: suggestions.others()["values"].get(str(value).upper(), str(value).upper()),
+    "word": lambda value, _: suggestions.others()["values"].get(
+        str(value).upper(), str(value).upper()
+    ),
 }
 
 
@@ -197,16 +266,22 @@ def _base(names: list[Any], folder: Path) -> dict[str, str]:
             return {"base_model_name": str((folder / name).absolute())}
     text = re.sub(r"[-_ /\\]", "", " ".join(str(name) for name in names).lower())
     for one in rules("bases")["bases"]:
-        if all(word in text for word in one["words"]) and not any(word in text for word in one.get("not", ())):
+        if all(word in text for word in one["words"]) and not any(
+            word in text for word in one.get("not", ())
+        ):
             return dict(one["ours"])
     return {}
 
 
-def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any], tuple[Row, ...]]:
+def _accepted(
+    rows: list[Row], base: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[Row, ...]]:
     """The config of what videotune takes, and the rows as they came out; of two values for a key the first is taken."""
     wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
     spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
-    inner = sorted((key for key in wanted if key not in spread), key=lambda key: (len(key), key))
+    inner = sorted(
+        (key for key in wanted if key not in spread), key=lambda key: (len(key), key)
+    )
     paths = [key for key in reversed(inner) if key.endswith(".path")]
     folders = {str(wanted[key]): key.split(".")[1] for key in paths}  # each folder once
     for path in sorted(folders.values(), key=lambda place: (len(place), place)):
@@ -216,10 +291,25 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
                 spread[f"datasets.{path}.{name}"] = key
     name = base.get("base_model_name", "")
     folder = published(name)  # what is known of the base model without asking for it
-    spec = spec_for(base["family"], BasePlace(name, folder) if folder else None) if "family" in base else None
-    taken, why = dict[str, Any](), dict.fromkeys(inner, "no folder of clips goes with it, or one named before")
-    singles = sorted(([key] for key in spread), key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0)
-    for group in [list(spread), *singles, *singles, *singles]:  # more than once: a key may need another one
+    spec = (
+        spec_for(base["family"], BasePlace(name, folder) if folder else None)
+        if "family" in base
+        else None
+    )
+    taken, why = (
+        dict[str, Any](),
+        dict.fromkeys(inner, "no folder of clips goes with it, or one named before"),
+    )
+    singles = sorted(
+        ([key] for key in spread),
+        key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0,
+    )
+    for group in [
+        list(spread),
+        *singles,
+        *singles,
+        *singles,
+    ]:  # more than once: a key may need another one
         new = taken | {key: wanted[spread[key]] for key in group}
         if len(new) == len(taken):
             continue
@@ -227,18 +317,32 @@ def _accepted(rows: list[Row], base: Mapping[str, str]) -> tuple[dict[str, Any],
             resolve(_nested(new), {}, spec)
             taken = new
         except VideotuneError as error:
-            why |= {spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}" for key in group}
-    why = {key: text for key, text in why.items() if not any(spread[one] == key for one in taken)}
+            why |= {
+                spread[key]: f"videotune refuses it: {str(error).splitlines()[0]}"
+                for key in group
+            }
+    why = {
+        key: text for key, text in why.items() if not any(spread[one] == key for one in taken)
+    }
     return _nested(taken), tuple(_settled(row, wanted, why) for row in rows)
 
 
 def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row:
     """A row without what was not taken, and with the reason."""
-    lost = {key: f"videotune has one: {wanted[key]!r}" for key, value in row.ours.items() if wanted[key] != value}
+    lost = {
+        key: f"videotune has one: {wanted[key]!r}"
+        for key, value in row.ours.items()
+        if wanted[key] != value
+    }
     lost |= {key: why[key] for key in row.ours if key in why}
     ours = {key: value for key, value in row.ours.items() if key not in lost}
     verdict = row.verdict if ours or not lost or row.verdict == "differs" else "none"
-    return replace(row, ours=ours, verdict=verdict, note="; ".join(filter(None, [row.note, *lost.values()])))
+    return replace(
+        row,
+        ours=ours,
+        verdict=verdict,
+        note="; ".join(filter(None, [row.note, *lost.values()])),
+    )
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:

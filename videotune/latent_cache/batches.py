@@ -48,7 +48,12 @@ class StepBatch:
 
     def pinned(self) -> "StepBatch":
         """The same in pinned memory, which a CUDA device reads while the host goes on."""
-        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=self.batch and self.batch.map(_pin))
+        return replace(
+            self,
+            t=_pin(self.t),
+            noise=_pin(self.noise),
+            batch=self.batch and self.batch.map(_pin),
+        )
 
 
 def _pin(x: Tensor) -> Tensor:
@@ -95,7 +100,9 @@ class Source:
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
-    _blocks: dict[int, list[StepDraws]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _blocks: dict[int, list[StepDraws]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
@@ -118,7 +125,9 @@ class Source:
         moments = self._moments(window, variant)
         if moments.logvar is None:
             return moments
-        noise = draws(self.keys.seed, "posterior", *name).standard_normal(moments.mean.shape, "float32")
+        noise = draws(self.keys.seed, "posterior", *name).standard_normal(
+            moments.mean.shape, "float32"
+        )
         drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
         return replace(moments, mean=drawn, logvar=None)
 
@@ -178,10 +187,14 @@ class Source:
 
     def _moments(self, window: Window, variant: int) -> Moments:
         if self.variants == 0 and variant != PLAIN and self.varies(window):
-            assert self.encode is not None, "without variants in the store, somebody must encode"
+            assert self.encode is not None, (
+                "without variants in the store, somebody must encode"
+            )
             with self._one_at_a_time:
                 return self.encode(window, variant)
-        key = self.names.get((window, variant)) or self.keys.latents(self.keys.sample(window, variant))
+        key = self.names.get((window, variant)) or self.keys.latents(
+            self.keys.sample(window, variant)
+        )
         own = dict(self.store.get("latents", key))
         return Moments(own.pop("mean"), own.pop("logvar", None), own)
 
@@ -201,11 +214,18 @@ def draws_of(source: Source, step: int) -> StepDraws:
     """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
     seed = source.keys.seed
     bucket, places = picks(source.schedule, step)
-    samples = tuple((source.buckets[bucket][place], source.variant(bucket, place, epoch)) for place, epoch in places)
+    samples = tuple(
+        (source.buckets[bucket][place], source.variant(bucket, place, epoch))
+        for place, epoch in places
+    )
     captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
-    t = source.timesteps_of(step).draw(uniforms(seed, step, len(samples), source.config.timestep_stratified))
+    t = source.timesteps_of(step).draw(
+        uniforms(seed, step, len(samples), source.config.timestep_stratified)
+    )
     share = source.config.first_frame_probability or 0.0
-    first_frame = tuple(draws(seed, "first frame", step, i).random() < share for i in range(len(samples)))
+    first_frame = tuple(
+        draws(seed, "first frame", step, i).random() < share for i in range(len(samples))
+    )
     return StepDraws(samples, captions, first_frame, t)
 
 
@@ -222,11 +242,16 @@ def assemble(
     """
     x0 = torch.stack([moments.mean for moments in clips])
     given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    if source.spec.given == "replace" and x0.shape[2] > 1:  # of a still nothing would be left to learn
+    if (
+        source.spec.given == "replace" and x0.shape[2] > 1
+    ):  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
     told = zip(clips, first_frame, strict=True)
-    extras = [{name: value * shown for name, value in moments.extras.items()} for moments, shown in told]
+    extras = [
+        {name: value * shown for name, value in moments.extras.items()}
+        for moments, shown in told
+    ]
     return Batch.of(
         x0,
         _condition(source, captions, extras),
@@ -241,12 +266,20 @@ def assemble(
     )
 
 
-def _condition(source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]) -> Condition:
+def _condition(
+    source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
+) -> Condition:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
     if source.text_in_step:
         names = extras[0] if extras else ()
-        return Condition(torch.empty(len(extras), 0, 0), None, {n: torch.stack([e[n] for e in extras]) for n in names})
-    return source.condition([source.text(caption) | more for caption, more in zip(captions, extras, strict=True)])
+        return Condition(
+            torch.empty(len(extras), 0, 0),
+            None,
+            {n: torch.stack([e[n] for e in extras]) for n in names},
+        )
+    return source.condition(
+        [source.text(caption) | more for caption, more in zip(captions, extras, strict=True)]
+    )
 
 
 def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Tensor:
@@ -261,7 +294,9 @@ def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Te
     for mask, window in zip(masks, windows, strict=True):
         if window.resize == "pad":
             shape = window.shape
-            top, left, high, wide = padded_box(*source.sizes[window.clip_id], (shape.height, shape.width))
+            top, left, high, wide = padded_box(
+                *source.sizes[window.clip_id], (shape.height, shape.width)
+            )
             mask[:, :, ~_touched(top, high, rows, shape.height // rows)] = 0
             mask[..., ~_touched(left, wide, columns, shape.width // columns)] = 0
     return masks
@@ -279,7 +314,9 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
     return i * samples // n, (i + 1) * samples // n
 
 
-def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False) -> StepBatch:
+def prepare(
+    source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
+) -> StepBatch:
     """What step ``step`` (from 1) trains on.
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
@@ -295,11 +332,21 @@ def prepare(source: Source, step: int, part: tuple[int, int] = (0, 1), spares: b
     batch, noise = None, torch.empty(0)
     if lo < hi:
         encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
-        batch = assemble(source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi])
+        batch = assemble(
+            source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi]
+        )
         shape = tuple(batch.x0.shape[1:])
-        drawn_noise = [draws(seed, "noise", step, i).standard_normal(shape, "float32") for i in range(lo, hi)]
-        batch, noise = _with_dropped_frames(source, batch, step, lo), torch.stack([*map(torch.from_numpy, drawn_noise)])
-    made = StepBatch(step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare)
+        drawn_noise = [
+            draws(seed, "noise", step, i).standard_normal(shape, "float32")
+            for i in range(lo, hi)
+        ]
+        batch, noise = (
+            _with_dropped_frames(source, batch, step, lo),
+            torch.stack([*map(torch.from_numpy, drawn_noise)]),
+        )
+    made = StepBatch(
+        step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare
+    )
     return made.pinned() if source.pin else made
 
 
@@ -309,7 +356,9 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
     ``stratified``: sample i takes part π(i) of [0, 1) cut into ``count`` equal ones, π a permutation drawn for the step, so
     that the step as a whole covers the distribution evenly.
     """
-    u = torch.tensor([draws(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64)
+    u = torch.tensor(
+        [draws(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64
+    )
     if not stratified:
         return u
     order = torch.from_numpy(draws(seed, "t order", step).permutation(count))
@@ -318,13 +367,19 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
 
 def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
     """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
-    share, frames, each = source.config.video_config.frame_dropout_probability, batch.x0.shape[2], source.spec.patch[0]
+    share, frames, each = (
+        source.config.video_config.frame_dropout_probability,
+        batch.x0.shape[2],
+        source.spec.patch[0],
+    )
     if share == 0:
         return batch
     group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
-        u = draws(source.keys.seed, "frame dropout", step, first + i).random(frames)  # one for each group is enough
+        u = draws(source.keys.seed, "frame dropout", step, first + i).random(
+            frames
+        )  # one for each group is enough
         dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < share) & (group > 0)
     dropped &= ~batch.given
     return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
@@ -338,7 +393,9 @@ def _caption(source: Source, window: Window, step: int, index: int) -> str:
     weights = clip.caption_weights[: len(clip.captions)]
     if not sum(weights):
         return clip.captions[int(random.integers(len(clip.captions)))]
-    return clip.captions[int(random.choice(len(weights), p=[weight / sum(weights) for weight in weights]))]
+    return clip.captions[
+        int(random.choice(len(weights), p=[weight / sum(weights) for weight in weights]))
+    ]
 
 
 def quiet_pool(threads: int) -> ThreadPoolExecutor:
@@ -364,7 +421,12 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def stream(
-    source: Source, first: int, last: int, threads: int, part: tuple[int, int] = (0, 1), spares: bool = False
+    source: Source,
+    first: int,
+    last: int,
+    threads: int,
+    part: tuple[int, int] = (0, 1),
+    spares: bool = False,
 ) -> Iterator[StepBatch]:
     """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
 

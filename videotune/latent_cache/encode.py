@@ -53,20 +53,27 @@ class CacheItems:
 
 def entries_of(keys: CacheKeys, items: CacheItems) -> dict[Name, str | tuple[Window, int]]:
     """The names of all entries that these are read from, each with the first caption or sample that asks for it."""
-    found: dict[Name, str | tuple[Window, int]] = {("text", keys.text(text)): text for text in items.captions}
+    found: dict[Name, str | tuple[Window, int]] = {
+        ("text", keys.text(text)): text for text in items.captions
+    }
     for pair in items.samples:
         found.setdefault(("latents", keys.latents(keys.sample(*pair))), pair)
     return found
 
 
-def missing(store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambda entry, shape: True) -> CacheItems:
+def missing(
+    store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambda entry, shape: True
+) -> CacheItems:
     """Which captions and samples have no entry, in order; each entry once, whatever asks for it.
 
     An entry that is not ``fits`` to stand for its window or caption counts as missing; so does one that is damaged, among
     those that stay in memory and are therefore read now.
     """
     found = entries_of(keys, items)
-    store.examine({name: None if isinstance(one, str) else one[0].shape for name, one in found.items()}, fits)
+    store.examine(
+        {name: None if isinstance(one, str) else one[0].shape for name, one in found.items()},
+        fits,
+    )
     lacking = [one for name, one in found.items() if not store.has(*name)]
     captions = tuple(one for one in lacking if isinstance(one, str))
     return CacheItems(captions, tuple(one for one in lacking if not isinstance(one, str)))
@@ -100,7 +107,12 @@ def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, .
     """Whether (dtype, shape) is that of the whole one, or of a shorter caption's: fewer rows, as wide."""
     (dtype, size), (own, rows) = whole, one
     short = all(a <= b for a, b in zip(rows, size, strict=False))
-    return own == dtype and len(rows) == len(size) and short and (len(rows) < 2 or rows[-1] == size[-1])
+    return (
+        own == dtype
+        and len(rows) == len(size)
+        and short
+        and (len(rows) < 2 or rows[-1] == size[-1])
+    )
 
 
 def fill(
@@ -124,7 +136,11 @@ def fill(
     keys = CacheKeys.of(family, seed)
     with nullcontext() if helps else store.filling():
         _fill_captions(family, store, keys, todo.captions, progress)
-        left = [pair for pair in todo.samples if not store.has("latents", keys.latents(keys.sample(*pair)))]
+        left = [
+            pair
+            for pair in todo.samples
+            if not store.has("latents", keys.latents(keys.sample(*pair)))
+        ]
         begun, waited = time.monotonic(), 0.0
         try:
             lazily = (keys.sample(*pair) for pair in left)  # all of them would take much memory
@@ -134,7 +150,9 @@ def fill(
                 # a path that any JSON can hold, also where its bytes are no UTF-8
                 path = os.fsencode(clip.path).decode("utf-8", "replace")
                 about = {"clip": path, "window": window.id, "variant": sample.variant}
-                store.put("latents", keys.latents(sample), tensors, about | {"encoder": keys.vae})
+                store.put(
+                    "latents", keys.latents(sample), tensors, about | {"encoder": keys.vae}
+                )
                 waited += wait
                 progress(_rate("windows", done, begun), done, len(left))
         finally:
@@ -160,10 +178,14 @@ def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
 
 
 def _pixels(pairs: Iterable[tuple[Window, int]]) -> int:
-    return sum(window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs)
+    return sum(
+        window.shape.frames * window.shape.height * window.shape.width for window, _ in pairs
+    )
 
 
-def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress) -> None:
+def _fill_captions(
+    family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress
+) -> None:
     """Encode those that no other process has made since ``missing`` looked."""
     left = [(text, key) for text in captions if not store.has("text", key := keys.text(text))]
     begun = time.monotonic()
@@ -171,7 +193,12 @@ def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequ
         for done, (caption, key) in enumerate(left, 1):
             length = family.text_length(caption)
             cut = max(0, length - keys.tokens)
-            about = {"caption": caption, "length": length, "cut": cut, "encoder": keys.text_encoder}
+            about = {
+                "caption": caption,
+                "length": length,
+                "cut": cut,
+                "encoder": keys.text_encoder,
+            }
             with _named(f"the caption {caption[:60]!r}", "Shorten it, or free memory."):
                 states = _finite(family.encode_text([caption])[0])
             store.put("text", key, states, about)
@@ -180,7 +207,9 @@ def _fill_captions(family: Family, store: Store, keys: CacheKeys, captions: Sequ
         family.free("text_encoder")
 
 
-def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]) -> Moments:
+def encode_sample(
+    family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]
+) -> Moments:
     """A sample's latents, decoded in this process and encoded now.
 
     Raises VideotuneError that names the clip.
@@ -189,18 +218,27 @@ def encode_sample(family: Family, keys: CacheKeys, sample: Take, media: Mapping[
     return _encoded(family, keys, sample, _frames_of([sample], clip, None), clip)
 
 
-def _encoded(family: Family, keys: CacheKeys, sample: Take, frames: np.ndarray, clip: MediaInfo) -> Moments:
+def _encoded(
+    family: Family, keys: CacheKeys, sample: Take, frames: np.ndarray, clip: MediaInfo
+) -> Moments:
     noise = keys.noise(sample)
-    with _named(f"{clip.path}: window {sample.window.id}", "Fewer frames or a lower resolution need less memory."):
+    with _named(
+        f"{clip.path}: window {sample.window.id}",
+        "Fewer frames or a lower resolution need less memory.",
+    ):
         pixels = to_model(frames)
-        moments = family.encode_video(pixels) if noise is None else family.encode_video(pixels, noise)
+        moments = (
+            family.encode_video(pixels) if noise is None else family.encode_video(pixels, noise)
+        )
         _finite(tensors_of(moments))
     return moments
 
 
 def tensors_of(moments: Moments) -> dict[str, Tensor]:
     """What an entry of the cache holds of a sample: its moments, and beside them what else its pixels tell."""
-    own = {"mean": moments.mean} | ({} if moments.logvar is None else {"logvar": moments.logvar})
+    own = {"mean": moments.mean} | (
+        {} if moments.logvar is None else {"logvar": moments.logvar}
+    )
     assert not own.keys() & moments.extras.keys(), "an extra is named as the moments are"
     return own | dict(moments.extras)
 
@@ -216,8 +254,14 @@ def _named(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in str(error)
-        reason = f"there is not enough memory to encode it. {remedy}" if short else f"it cannot be encoded: {error}"
+        short = isinstance(error, torch.OutOfMemoryError | MemoryError) or "memory" in str(
+            error
+        )
+        reason = (
+            f"there is not enough memory to encode it. {remedy}"
+            if short
+            else f"it cannot be encoded: {error}"
+        )
         raise VideotuneError(f"{what}: {reason}\nWhat was encoded before is kept.") from error
 
 
@@ -244,7 +288,13 @@ def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
     """Arguments of a worker's task "decode" for samples that share a picture."""
     first, times = group[0], tuple(time for sample in group for time in sample.times)
     size = {"height": first.window.shape.height, "width": first.window.shape.width}
-    return {"info": media, "times": times, **size, "resize": first.window.resize, "place": first.place}
+    return {
+        "info": media,
+        "times": times,
+        **size,
+        "resize": first.window.resize,
+        "place": first.place,
+    }
 
 
 def _decoded(
@@ -258,8 +308,14 @@ def _decoded(
     ahead: deque[tuple[list[Take], MediaInfo, Future[Any] | None]] = deque()
     most, held = 4 * workers.count if workers else 1, 0
     try:
-        for following in chain(_groups(samples), [[]]):  # what comes last is nothing, for which all others are waited
-            while ahead and (not following or len(ahead) >= most or held + _frame_bytes(following) > AHEAD_BYTES):
+        for following in chain(
+            _groups(samples), [[]]
+        ):  # what comes last is nothing, for which all others are waited
+            while ahead and (
+                not following
+                or len(ahead) >= most
+                or held + _frame_bytes(following) > AHEAD_BYTES
+            ):
                 group, clip, future = ahead.popleft()
                 begun = time.monotonic()
                 frames = _frames_of(group, clip, future)
@@ -270,9 +326,16 @@ def _decoded(
                 held -= _frame_bytes(group)
                 del future, frames  # before more are asked for
             if following:
-                clip, last = media[following[0].window.clip_id], max(max(sample.times) for sample in following)
+                clip, last = (
+                    media[following[0].window.clip_id],
+                    max(max(sample.times) for sample in following),
+                )
                 asked = decode_arguments(following, clip)
-                coming = workers.submit("decode", asked, workers.limit + SLOWEST_DECODER * last) if workers else None
+                coming = (
+                    workers.submit("decode", asked, workers.limit + SLOWEST_DECODER * last)
+                    if workers
+                    else None
+                )
                 ahead.append((following, clip, coming))
                 held += _frame_bytes(following)
     finally:
@@ -285,7 +348,10 @@ def _groups(samples: Iterable[Take]) -> Iterator[list[Take]]:
     """Neighbouring samples of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
     group: list[Take] = []
     for sample in samples:
-        if group and (_picture(group[0]) != _picture(sample) or _frame_bytes([*group, sample]) > GROUP_BYTES):
+        if group and (
+            _picture(group[0]) != _picture(sample)
+            or _frame_bytes([*group, sample]) > GROUP_BYTES
+        ):
             yield group
             group = []
         group.append(sample)
@@ -299,7 +365,9 @@ def _picture(sample: Take) -> tuple[Any, ...]:
     return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
 
 
-def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | None) -> np.ndarray:
+def _frames_of(
+    group: Sequence[Take], clip: MediaInfo, future: Future[Any] | None
+) -> np.ndarray:
     """The frames of all samples of a group, uint8 (T,H,W,3), one take after the other; None: decoded now, here.
 
     Raises VideotuneError that names the clip.
@@ -310,7 +378,9 @@ def _frames_of(group: Sequence[Take], clip: MediaInfo, future: Future[Any] | Non
         remedy = "Its frames were counted but cannot be decoded: the file is damaged. Repair it or take it out."
         if isinstance(problem, DecoderCrash):
             remedy = "It may go well next time: start again. If it does not, take the clip out of the dataset."
-        raise VideotuneError(f"{clip.path}: {problem}\n{remedy} What was encoded before is kept.") from problem
+        raise VideotuneError(
+            f"{clip.path}: {problem}\n{remedy} What was encoded before is kept."
+        ) from problem
 
 
 def _frame_bytes(group: Sequence[Take]) -> int:

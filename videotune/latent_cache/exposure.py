@@ -36,7 +36,10 @@ class Exposure:
 
     def to_json(self, learning_rate: float) -> dict[str, Any]:
         """The plan's ``views``; ranges, band and advice are those of the training windows alone."""
-        out = self._ranges() | {"clips": dict(self.clips), "advice": advice(most(self), learning_rate)}
+        out = self._ranges() | {
+            "clips": dict(self.clips),
+            "advice": advice(most(self), learning_rate),
+        }
         aside = [views for name, views in self.windows.items() if name in self.regularization]
         return out | {"regularization": _range(aside)} if aside else out
 
@@ -82,7 +85,9 @@ def _range(values: Collection[int]) -> dict[str, Any]:
 
 
 def exposure(
-    views: Sequence[Sequence[int]], buckets: Sequence[Sequence[Window]], regularization: Collection[str] = ()
+    views: Sequence[Sequence[int]],
+    buckets: Sequence[Sequence[Window]],
+    regularization: Collection[str] = (),
 ) -> Exposure:
     """Draws of each entry by the schedule -> views by window (over all its entries) and by clip.
 

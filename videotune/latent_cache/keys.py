@@ -35,7 +35,9 @@ class CacheKeys:
     def of(cls, family: Family, seed: int) -> "CacheKeys":
         """The names of what a family encodes in a run with this seed."""
         prints, spec = family.fingerprints(), family.spec
-        return cls(prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise)
+        return cls(
+            prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise
+        )
 
     def sample(self, window: Window, variant: int) -> Take:
         """Variant ``variant`` of a window; with image noise its number decides the noise too."""
@@ -44,7 +46,14 @@ class CacheKeys:
 
     def text(self, caption: str) -> str:
         """Names a caption's states: the text, the encoder and how many tokens it may have."""
-        return digest({"schema": SCHEMA, "text": caption, "encoder": self.text_encoder, "tokens": self.tokens})
+        return digest(
+            {
+                "schema": SCHEMA,
+                "text": caption,
+                "encoder": self.text_encoder,
+                "tokens": self.tokens,
+            }
+        )
 
     def latents(self, sample: Take) -> str:
         """Names a sample's latents: the clip's bytes, the frames sampled and how they get their size, the VAE, the noise.
@@ -55,14 +64,20 @@ class CacheKeys:
         if self._has_noise(sample):
             vae = f"{vae} image noise {self.seed} {window.id} {sample.variant}"
         crops = window.resize in ("center", "random")
-        resize: list[Any] = ["crop", *(round(at, 9) for at in sample.place)] if crops else [window.resize]
+        resize: list[Any] = (
+            ["crop", *(round(at, 9) for at in sample.place)] if crops else [window.resize]
+        )
         times = " ".join(str(round(at * 1e6)) for at in sample.times)
         what = [window.clip_id, times, shape.height, shape.width, resize]
         return digest({"schema": SCHEMA, "decode": DECODE, "take": what, "vae": vae})
 
     def noise(self, sample: Take) -> np.random.Generator | None:
         """The draws of a sample's image noise; None where there are none: the family's, or the plain sample's."""
-        return draws(self.seed, "image noise", sample.window.id, sample.variant) if self._has_noise(sample) else None
+        return (
+            draws(self.seed, "image noise", sample.window.id, sample.variant)
+            if self._has_noise(sample)
+            else None
+        )
 
     def _has_noise(self, sample: Take) -> bool:
         return self.image_noise and sample.variant != PLAIN

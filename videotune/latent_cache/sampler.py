@@ -38,7 +38,9 @@ class Schedule:
                 f"There is nothing to train on: the buckets hold {list(self.sizes)} windows, and each needs at least one. "
                 "`videotune check` says why clips were not used."
             )
-        assert len(self.batches) == len(self.sizes), f"{len(self.batches)} batches for {len(self.sizes)} buckets"
+        assert len(self.batches) == len(self.sizes), (
+            f"{len(self.batches)} batches for {len(self.sizes)} buckets"
+        )
         if min(self.batches) < 1:
             raise VideotuneError(
                 f"The samples of a step are {list(self.batches)}, bucket by bucket; batch_size must be at least 1."
@@ -47,7 +49,10 @@ class Schedule:
 
 def steps_per_epoch(schedule: Schedule) -> Fraction:
     """How many steps show every window once on average: Σ n_j / b_j."""
-    return sum((Fraction(n, b) for n, b in zip(schedule.sizes, schedule.batches, strict=True)), Fraction(0))
+    return sum(
+        (Fraction(n, b) for n, b in zip(schedule.sizes, schedule.batches, strict=True)),
+        Fraction(0),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -64,7 +69,12 @@ def turns(schedule: Schedule, steps: int) -> tuple[int, ...]:
     while sum(counts) < steps:
         counts[min(range(len(counts)), key=lambda j: due(j, counts[j]))] += 1
     while sum(counts) > steps:
-        counts[max((j for j in range(len(counts)) if counts[j]), key=lambda j: due(j, counts[j] - 1))] -= 1
+        counts[
+            max(
+                (j for j in range(len(counts)) if counts[j]),
+                key=lambda j: due(j, counts[j] - 1),
+            )
+        ] -= 1
     return tuple(counts)
 
 
@@ -81,7 +91,9 @@ def picks(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ..
     num, batch = schedule.sizes[bucket], schedule.batches[bucket]
     first = turns(schedule, step - 1)[bucket] * batch
     samples = (divmod(sample, num) for sample in range(first, first + batch))
-    return bucket, tuple((int(order(schedule, bucket, epoch)[place]), epoch) for epoch, place in samples)
+    return bucket, tuple(
+        (int(order(schedule, bucket, epoch)[place]), epoch) for epoch, place in samples
+    )
 
 
 def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
@@ -90,7 +102,9 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     for bucket, done in enumerate(turns(schedule, steps)):
         num = schedule.sizes[bucket]
         full, rest = divmod(done * schedule.batches[bucket], num)
-        counts.append((full + np.bincount(order(schedule, bucket, full)[:rest], minlength=num)).tolist())
+        counts.append(
+            (full + np.bincount(order(schedule, bucket, full)[:rest], minlength=num)).tolist()
+        )
     return counts
 
 
@@ -105,7 +119,9 @@ def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
 def _spacing(schedule: Schedule) -> tuple[tuple[int, ...], Fraction]:
     """(half the time between two steps of each bucket, in units in which all are integers; the time of one step of all)."""
     whole = lcm(*schedule.sizes)
-    spacing = tuple(b * (whole // n) for n, b in zip(schedule.sizes, schedule.batches, strict=True))
+    spacing = tuple(
+        b * (whole // n) for n, b in zip(schedule.sizes, schedule.batches, strict=True)
+    )
     return spacing, 2 * whole / steps_per_epoch(schedule)
 
 
@@ -138,7 +154,9 @@ class ExpertSchedule:
         if len(self.names) == 1:
             return step if name == self.names[0] else 0
         runs, rest = divmod(step, self.period)
-        first = self._runs(runs) * self.period + (rest if rest and self.at(step) == self.names[0] else 0)
+        first = self._runs(runs) * self.period + (
+            rest if rest and self.at(step) == self.names[0] else 0
+        )
         return first if name == self.names[0] else step - first
 
     def _runs(self, count: int) -> int:

@@ -40,7 +40,15 @@ SUFFIX = ".safetensors"
 LABEL = "videotune"
 """The one key of our metadata; with a single key the order in the file is settled, and so are its bytes."""
 
-UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+)
 """What reading a damaged file can raise: safetensors and torch each have their own; deep JSON is a RuntimeError."""
 
 Name = tuple[str, str]
@@ -101,15 +109,32 @@ def file_of(kind: str, key: str) -> str:
     return f"{kind}/{key}{SUFFIX}"
 
 
-def describe(kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Entry:
+def describe(
+    kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> Entry:
     """The entry of these tensors (on the CPU, contiguous), not yet in a file."""
-    size, made = sum(x.nbytes for x in tensors.values()), datetime.now().astimezone().isoformat(timespec="seconds")
-    return Entry(kind, key, form_of(tensors), size, hash_of(tensors), cast(About, dict(about)), made, versions())
+    size, made = (
+        sum(x.nbytes for x in tensors.values()),
+        datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+    return Entry(
+        kind,
+        key,
+        form_of(tensors),
+        size,
+        hash_of(tensors),
+        cast(About, dict(about)),
+        made,
+        versions(),
+    )
 
 
 def form_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (dtype, shape)."""
-    return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in tensors.items()}
+    return {
+        name: (str(x.dtype).removeprefix("torch."), tuple(x.shape))
+        for name, x in tensors.items()
+    }
 
 
 def hash_of(tensors: Mapping[str, Tensor]) -> str:
@@ -125,7 +150,9 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 @cache
 def versions() -> dict[str, str]:
     """What makes an entry: the libraries whose versions may change its bits."""
-    return {"videotune": __version__} | {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
+    return {"videotune": __version__} | {
+        name: version(name) for name in ("torch", "diffusers", "transformers", "av")
+    }
 
 
 def read_entry(folder: Path, kind: str, key: str) -> Entry:
@@ -194,10 +221,14 @@ class Store:
             refuse_links(folder)
             strays = self.strays()
         except OSError as error:
-            raise VideotuneError(f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere.") from error
+            raise VideotuneError(
+                f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere."
+            ) from error
         if (folder / EARLIER).is_file():
             old = "was made by an earlier version: what a run needs is encoded anew"
-            self.notes.append(f"the cache {folder} {old}. `videotune cache prune` removes the old files")
+            self.notes.append(
+                f"the cache {folder} {old}. `videotune cache prune` removes the old files"
+            )
         elif strays:
             such = f"{len(strays)} files of the cache {folder} are none of its entries, such as {min(strays)}"
             self.notes.append(f"{such}; pruning removes them")
@@ -209,7 +240,11 @@ class Store:
     def names(self) -> list[Name]:
         """The names of all files that look like entries."""
         found = [(kind, name) for kind in KINDS for name in self._files(kind)]
-        whole = [(kind, name) for kind, name in found if name.endswith(SUFFIX) and not name.startswith(PART)]
+        whole = [
+            (kind, name)
+            for kind, name in found
+            if name.endswith(SUFFIX) and not name.startswith(PART)
+        ]
         return [(kind, name.removesuffix(SUFFIX)) for kind, name in whole]
 
     def entries(self) -> list[Entry]:
@@ -218,13 +253,26 @@ class Store:
 
     def strays(self) -> set[str]:
         """Files below the folders of entries that are none and are not being written, and those of an earlier version."""
-        found = {f"{kind}/{name}" for kind in KINDS for name in self._files(kind) if not name.startswith(PART)}
+        found = {
+            f"{kind}/{name}"
+            for kind in KINDS
+            for name in self._files(kind)
+            if not name.startswith(PART)
+        }
         old = {EARLIER} if (self.folder / EARLIER).is_file() else set()
-        return found - {file_of(*name) for name in self.names() if self.entry(*name) is not None} | old
+        return (
+            found - {file_of(*name) for name in self.names() if self.entry(*name) is not None}
+            | old
+        )
 
     def parts(self) -> set[str]:
         """Files that are being written, or that killed writers have left behind."""
-        return {f"{kind}/{name}" for kind in KINDS for name in self._files(kind) if name.startswith(PART)}
+        return {
+            f"{kind}/{name}"
+            for kind in KINDS
+            for name in self._files(kind)
+            if name.startswith(PART)
+        }
 
     def path(self, kind: str, key: str) -> Path:
         """The file in which the entry lies, or would lie."""
@@ -243,7 +291,9 @@ class Store:
         there = (kind, key) not in self._damaged and self.path(kind, key).is_file()
         return there and self.entry(kind, key) is not None
 
-    def put(self, kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    def put(
+        self, kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+    ) -> None:
         """Write an entry, whole or not at all. Raises VideotuneError where the folder cannot be written."""
         own = {name: alone(tensor) for name, tensor in tensors.items()}
         entry = describe(kind, key, own, about)
@@ -279,7 +329,11 @@ class Store:
             try:
                 lock.acquire(timeout=0)
             except Timeout as error:
-                holder = owner.read_text(encoding="utf-8", errors="replace").strip() if owner.is_file() else ""
+                holder = (
+                    owner.read_text(encoding="utf-8", errors="replace").strip()
+                    if owner.is_file()
+                    else ""
+                )
                 raise VideotuneError(
                     f"the cache {self.folder} is being written by {holder or 'another process'}. Wait until that is done, "
                     "or set cache_dir elsewhere."
@@ -290,7 +344,10 @@ class Store:
         try:
             with self._writing():
                 since = datetime.now().astimezone().isoformat(timespec="seconds")
-                owner.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n", encoding="utf-8")
+                owner.write_text(
+                    f"process {os.getpid()} on {socket.gethostname()} since {since}\n",
+                    encoding="utf-8",
+                )
                 began = owner.stat().st_mtime  # by the clock of the disk's owner
                 for path in (self.folder / file for file in self.parts()):
                     if path.is_file() and path.stat().st_mtime < began:
@@ -307,11 +364,17 @@ class Store:
                 self._forget(name)
             for file in files:
                 if (self.folder / file).is_dir():
-                    self.notes.append(f"{self.folder / file} is a folder, which pruning leaves alone")
+                    self.notes.append(
+                        f"{self.folder / file} is a folder, which pruning leaves alone"
+                    )
                 else:
                     (self.folder / file).unlink(missing_ok=True)
 
-    def examine(self, asked: Mapping[Name, ClipShape | None], fits: Callable[[Entry, ClipShape | None], bool]) -> None:
+    def examine(
+        self,
+        asked: Mapping[Name, ClipShape | None],
+        fits: Callable[[Entry, ClipShape | None], bool],
+    ) -> None:
         """Entries that are damaged, or not ``fits`` their shape, count as missing from now on.
 
         Those that stay in memory are read now; one that would not is read in its step.
@@ -330,7 +393,9 @@ class Store:
             lost += 1
             self._damaged.add(name)
         if lost:
-            self.notes.append(f"{lost} entries of the cache are damaged or not of this model, and are made anew")
+            self.notes.append(
+                f"{lost} entries of the cache are damaged or not of this model, and are made anew"
+            )
 
     def get(self, kind: str, key: str) -> dict[str, Tensor]:
         """Read an entry; its tensors are shared with whoever asks again and must not be written to.
@@ -418,7 +483,11 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
                 entry = read_entry(store.folder, kind, key)
                 read_tensors(store.folder, entry)
             except UNREADABLE as error:
-                found.append(Damaged(kind, key, file, entry.of if entry else "", f"cannot be read ({error})"))
+                found.append(
+                    Damaged(
+                        kind, key, file, entry.of if entry else "", f"cannot be read ({error})"
+                    )
+                )
         progress(len(names), len(names), "")
         store.drop((row.kind, row.key) for row in found)
     return found
@@ -445,7 +514,20 @@ def listing(store: Store) -> list[dict[str, Any]]:
     """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
     rows = []
     for entry in store.entries():
-        tensors = {name: f"{kind} {'x'.join(map(str, size))}".strip() for name, (kind, size) in entry.tensors.items()}
-        row = {name: getattr(entry, name) for name in ("kind", "key", "of", "bytes", "made", "versions", "file")}
-        rows.append(row | {"clip": entry.about.get("clip"), "encoder": entry.about.get("encoder"), "tensors": tensors})
+        tensors = {
+            name: f"{kind} {'x'.join(map(str, size))}".strip()
+            for name, (kind, size) in entry.tensors.items()
+        }
+        row = {
+            name: getattr(entry, name)
+            for name in ("kind", "key", "of", "bytes", "made", "versions", "file")
+        }
+        rows.append(
+            row
+            | {
+                "clip": entry.about.get("clip"),
+                "encoder": entry.about.get("encoder"),
+                "tensors": tensors,
+            }
+        )
     return sorted(rows, key=lambda row: (row["kind"], row["clip"] or "", row["of"], row["key"]))

@@ -17,7 +17,11 @@ MPS computes in the host's memory. There weights and inputs are copied as on the
 def local_device() -> torch.device:
     """This process's accelerator where there is one, else the CPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0)))
+    return (
+        torch.device("cpu")
+        if found is None
+        else torch.device(found.type, int(os.environ.get("LOCAL_RANK", 0)))
+    )
 
 
 def overlaps(device: torch.device) -> bool:
@@ -35,7 +39,9 @@ def has_bf16(device: torch.device) -> bool:
     if not overlaps(device):
         return False
     with torch.accelerator.device_index(device.index):
-        return bool(torch.get_device_module(device).is_bf16_supported(including_emulation=False))
+        return bool(
+            torch.get_device_module(device).is_bf16_supported(including_emulation=False)
+        )
 
 
 def empty_cache() -> None:

@@ -23,7 +23,9 @@ def checkpoint_text(encoder: Any, mode: str) -> None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if mode == ON:
-        encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        encoder.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     else:
         encoder.gradient_checkpointing_disable()
     for layer in encoder.modules():

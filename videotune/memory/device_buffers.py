@@ -22,7 +22,9 @@ TORCH = ("2.11", "2.13")
 def refuse_other_torch(version: str) -> None:
     """Raises VideotuneError for a version that was not checked, where a step might silently be another."""
     if version.rsplit(".", 1)[0] not in TORCH:
-        raise VideotuneError(f"torch {version}: videotune takes {' or '.join(TORCH)}: pip install 'torch==2.13.*'")
+        raise VideotuneError(
+            f"torch {version}: videotune takes {' or '.join(TORCH)}: pip install 'torch==2.13.*'"
+        )
 
 
 refuse_other_torch(torch.__version__.partition("+")[0])
@@ -53,17 +55,26 @@ class DeviceBuffers:
     at its end.
     """
 
-    def __init__(self, host_weights: HostWeights, tensors: Sequence[Sequence[Tensor]], device: torch.device) -> None:
+    def __init__(
+        self,
+        host_weights: HostWeights,
+        tensors: Sequence[Sequence[Tensor]],
+        device: torch.device,
+    ) -> None:
         self.host_weights, self.tensors, self.device = host_weights, tensors, device
         self.loads = 0
         self.gradient_release = GradientRelease(device)
-        self._bound: dict[int, list[int]] = {}  # block -> versions of its tensors when its window began
+        self._bound: dict[
+            int, list[int]
+        ] = {}  # block -> versions of its tensors when its window began
         self._open: int | None = None
         self._nothing: dict[torch.dtype, Tensor] = {}
         self._stream = copy_stream(device)
         size = max(end - begin for begin, end in host_weights.spans)
         count = min(SLOTS, len(host_weights.spans))
-        self.slots = [Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)]
+        self.slots = [
+            Slot(torch.empty(size, dtype=torch.uint8, device=device)) for _ in range(count)
+        ]
         if self._stream is not None:
             # its memory may have been another's until now
             self._stream.wait_stream(torch.accelerator.current_stream(device))
@@ -87,7 +98,9 @@ class DeviceBuffers:
         """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
         count = len(self.tensors)
         ahead, ends = range(block, block + len(self.slots)), turns or self.host_weights.trains
-        self._bind(block, [i for i in ahead if i < count] if ends else [i % count for i in ahead])
+        self._bind(
+            block, [i for i in ahead if i < count] if ends else [i % count for i in ahead]
+        )
         try:
             yield
         finally:
@@ -135,7 +148,10 @@ class DeviceBuffers:
         """Start a block's way to the device, unless it is there, or every slot has something that is wanted sooner."""
         if any(slot.holds == block for slot in self.slots):
             return
-        slot = next((s for s in self.slots if s.holds not in self._bound and s.holds not in wanted), None)
+        slot = next(
+            (s for s in self.slots if s.holds not in self._bound and s.holds not in wanted),
+            None,
+        )
         if slot is None:
             return
         slot.holds = block
@@ -151,7 +167,9 @@ class DeviceBuffers:
     def _copy(self, block: int, slot: Slot) -> None:
         begin, end = self.host_weights.spans[block]
         parts = self.host_weights.parts(begin, end)
-        for part, values in zip(parts, slot.flat[: end - begin].split([len(part) for part in parts]), strict=True):
+        for part, values in zip(
+            parts, slot.flat[: end - begin].split([len(part) for part in parts]), strict=True
+        ):
             values.copy_(part, non_blocking=self._stream is not None)
 
     def _release(self, block: int) -> None:

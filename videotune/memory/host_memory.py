@@ -23,7 +23,9 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(M_MMAP_THRESHOLD, _BLOCK)) and bool(mallopt(M_TRIM_THRESHOLD, 2 * _BLOCK - 1))
+    return bool(mallopt(M_MMAP_THRESHOLD, _BLOCK)) and bool(
+        mallopt(M_TRIM_THRESHOLD, 2 * _BLOCK - 1)
+    )
 
 
 def refuse_if_short(needed: int, what: str) -> None:

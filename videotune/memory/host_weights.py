@@ -43,7 +43,9 @@ class HostSlot:
 
     def view(self, flat: Tensor, begin: int) -> Tensor:
         """The tensor that lies in the bytes ``flat`` from ``begin`` on."""
-        return flat[begin : begin + self.size].view(self.dtype).as_strided(self.shape, self.stride)
+        return (
+            flat[begin : begin + self.size].view(self.dtype).as_strided(self.shape, self.stride)
+        )
 
 
 class HostWeights:
@@ -53,7 +55,9 @@ class HostWeights:
     outlive their network: another one of the same shape can be streamed from them.
     """
 
-    def __init__(self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, echo: Callable[[str], None]) -> None:
+    def __init__(
+        self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, echo: Callable[[str], None]
+    ) -> None:
         self.piece, self._pin, self._echo = PIECE, pin, echo
         self.slots: list[list[HostSlot]] = []
         self.spans: list[tuple[int, int]] = []
@@ -66,7 +70,10 @@ class HostWeights:
                 end = _up(entries[-1].begin + entries[-1].size)
             self.slots.append(entries)
             self.spans.append((begin, end))
-        self.size, self.trains = end, any(entry.trains for entries in self.slots for entry in entries)
+        self.size, self.trains = (
+            end,
+            any(entry.trains for entries in self.slots for entry in entries),
+        )
         self._pieces: dict[int, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()
@@ -77,9 +84,15 @@ class HostWeights:
 
     def store(self, entry: HostSlot, tensor: Tensor) -> None:
         """Copy a tensor's bytes in. Pieces are allocated as they fill, so that whoever gives weights up keeps no copy."""
-        source = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset()).view(torch.uint8)
+        source = (
+            tensor.detach()
+            .as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+            .view(torch.uint8)
+        )
         parts = self.parts(entry.begin, entry.begin + entry.size)
-        for part, values in zip(parts, source.split([len(part) for part in parts]), strict=True):
+        for part, values in zip(
+            parts, source.split([len(part) for part in parts]), strict=True
+        ):
             part.copy_(values)
         self._taken.add(entry.name)
         if entry.trains:
@@ -108,16 +121,22 @@ class HostWeights:
             except RuntimeError as error:  # the driver, or the limit of locked memory, says no
                 self._pin = False
                 what = f"host memory cannot be pinned any further ({str(error).splitlines()[0][:120]})"
-                self._echo(f"warning: {what}: the rest is pageable, and steps wait for it longer")
+                self._echo(
+                    f"warning: {what}: the rest is pageable, and steps wait for it longer"
+                )
         return torch.empty(size, dtype=torch.uint8)
 
 
 def _entry(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
     size, trains = tensor.numel() * tensor.element_size(), tensor.requires_grad
     if trains and begin // piece != (begin + size - 1) // piece:
-        begin = _up(begin, piece)  # a parameter is one tensor, so it must not lie across two pieces
+        begin = _up(
+            begin, piece
+        )  # a parameter is one tensor, so it must not lie across two pieces
         assert size <= piece, name
-    return HostSlot(name, begin, size, tuple(tensor.shape), tensor.stride(), tensor.dtype, trains)
+    return HostSlot(
+        name, begin, size, tuple(tensor.shape), tensor.stride(), tensor.dtype, trains
+    )
 
 
 def _up(place: int, step: int = ALIGNED) -> int:

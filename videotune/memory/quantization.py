@@ -41,7 +41,10 @@ def form(kind: str, shape: tuple[int, int]) -> Form:
         return {"packed": (shape, _PLAIN[kind])}
     if kind in _KEPT:
         blocks = -(-count // BLOCK)
-        return {"packed": ((blocks, BLOCK), _KEPT[kind]), "scales": ((blocks, 1), torch.float32)}
+        return {
+            "packed": ((blocks, BLOCK), _KEPT[kind]),
+            "scales": ((blocks, 1), torch.float32),
+        }
     blocks = -(-count // NF4_BLOCK)
     return {
         "packed": ((blocks * NF4_BLOCK // 2, 1), torch.uint8),
@@ -62,7 +65,9 @@ def pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
         flat = torch.cat([flat, flat.new_zeros(-len(flat) % size)])
     rows = flat.view(-1, size)
     if kind not in _KEPT:
-        packed, state = bitsandbytes().quantize_4bit(rows, blocksize=size, compress_statistics=True, quant_type="nf4")
+        packed, state = bitsandbytes().quantize_4bit(
+            rows, blocksize=size, compress_statistics=True, quant_type="nf4"
+        )
         assert state.state2.blocksize == NF4_SCALES
         return {
             "packed": packed,
@@ -73,27 +78,38 @@ def pack(weight: Tensor, kind: str) -> dict[str, Tensor]:
         }
     scales = rows.abs().amax(1, keepdim=True) / _LARGEST[kind]
     scaled = rows / torch.where(scales > 0, scales, 1.0)
-    return {"packed": (scaled.round() if kind == "INT_8" else scaled).to(_KEPT[kind]), "scales": scales}
+    return {
+        "packed": (scaled.round() if kind == "INT_8" else scaled).to(_KEPT[kind]),
+        "scales": scales,
+    }
 
 
-def unpack(kept: Mapping[str, Tensor], kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def unpack(
+    kept: Mapping[str, Tensor], kind: str, shape: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
     """The weight (out, in) in ``dtype``: each number is its scale times what was kept, in float32, rounded once."""
     packed = kept["packed"]
     if kind in _PLAIN:
         return packed.to(dtype)
     if kind in _KEPT:
         rows = torch.empty(packed.shape, dtype=dtype, device=packed.device)
-        exact = packed if kind == "INT_8" else packed.to(dtype)  # eight bits fit any dtype; torch multiplies no float8
+        exact = (
+            packed if kind == "INT_8" else packed.to(dtype)
+        )  # eight bits fit any dtype; torch multiplies no float8
         torch.mul(exact, kept["scales"], out=rows)
     else:
         functions = bitsandbytes()
         # of a streamed block that is away there is one number for all; the kernels read as if all were there
         solid = {name: tensor.contiguous() for name, tensor in kept.items()}
         absmax, code = solid["scales_of_scales"], solid["code"]
-        inner = functions.QuantState(absmax, blocksize=NF4_SCALES, code=code, dtype=torch.float32)
+        inner = functions.QuantState(
+            absmax, blocksize=NF4_SCALES, code=code, dtype=torch.float32
+        )
         scales = functions.dequantize_blockwise(solid["scales"], inner) + solid["offset"]
         size = (len(scales), NF4_BLOCK)
-        state = functions.QuantState(scales, size, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4")
+        state = functions.QuantState(
+            scales, size, dtype=dtype, blocksize=NF4_BLOCK, quant_type="nf4"
+        )
         rows = functions.dequantize_4bit(solid["packed"], state)
     count = shape[0] * shape[1]
     flat = rows.view(-1)
@@ -117,11 +133,18 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bias: Tensor | None, layer: tuple[Any, ...], names: tuple[str, ...], *kept: Tensor
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        layer: tuple[Any, ...],
+        names: tuple[str, ...],
+        *kept: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(*kept)
         ctx.layer, ctx.names = layer, names
-        return nn.functional.linear(x, unpack(dict(zip(names, kept, strict=True)), *layer), bias)
+        return nn.functional.linear(
+            x, unpack(dict(zip(names, kept, strict=True)), *layer), bias
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -139,7 +162,9 @@ class QuantizedLinear(nn.Linear):
     and is NaN throughout, so that who wants its numbers finds out; ``dequantize`` gives them.
     """
 
-    def __init__(self, linear: nn.Linear, kind: str, dtype: torch.dtype, codes: Codes | None = None) -> None:
+    def __init__(
+        self, linear: nn.Linear, kind: str, dtype: torch.dtype, codes: Codes | None = None
+    ) -> None:
         """``codes``: those of the network's layers so far."""
         nn.Module.__init__(self)  # a Linear's own would make a weight
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -160,7 +185,9 @@ class QuantizedLinear(nn.Linear):
         """NaN in the weight's shape and dtype, on its device."""
         packed = self._parameters["packed"]
         assert packed is not None
-        return torch.full((1,), float("nan"), dtype=self.dtype, device=packed.device).expand(self.shape)
+        return torch.full((1,), float("nan"), dtype=self.dtype, device=packed.device).expand(
+            self.shape
+        )
 
     @property
     def W_q(self) -> Tensor:
@@ -187,7 +214,9 @@ class QuantizedLinear(nn.Linear):
     def _keep(self, name: str, tensor: Tensor) -> None:
         if name == "code":  # the same constants in every layer
             # a copy: bitsandbytes keeps its own, and streaming moves this one
-            self.register_buffer(name, self._codes.setdefault(tensor.device, tensor.clone()), persistent=False)
+            self.register_buffer(
+                name, self._codes.setdefault(tensor.device, tensor.clone()), persistent=False
+            )
         else:
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
 
@@ -199,12 +228,20 @@ class QuantizedLinear(nn.Linear):
 
 def longest_list(net: nn.Module) -> str:
     """The path of a network's longest list of modules: a text encoder's blocks."""
-    lists = {path: module for path, module in net.named_modules() if isinstance(module, nn.ModuleList)}
+    lists = {
+        path: module
+        for path, module in net.named_modules()
+        if isinstance(module, nn.ModuleList)
+    }
     return max(lists, key=lambda path: len(lists[path]))
 
 
 def pack_linears(
-    net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype, kept: Collection[str] = ()
+    net: nn.Module,
+    blocks: Sequence[str],
+    kind: str,
+    dtype: torch.dtype,
+    kept: Collection[str] = (),
 ) -> dict[str, QuantizedLinear]:
     """Put packed layers in the place of the Linears inside lists of blocks, without weights yet; they, by their paths.
 
@@ -213,7 +250,11 @@ def pack_linears(
     """
     inside, found, codes = tuple(f"{path}." for path in blocks), {}, Codes()
     for path, module in list(net.named_modules()):
-        if type(module) is nn.Linear and path.startswith(inside) and set(kept).isdisjoint(path.split(".")):
+        if (
+            type(module) is nn.Linear
+            and path.startswith(inside)
+            and set(kept).isdisjoint(path.split("."))
+        ):
             found[path] = QuantizedLinear(module, kind, dtype, codes)
             net.set_submodule(path, found[path])
     return found
@@ -224,7 +265,10 @@ def packed_note(net: nn.Module, what: str, kind: str) -> str:
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
     others = [parameter for parameter in net.parameters() if id(parameter) not in own]
-    packed, rest = sum(math.prod(layer.shape) for layer in layers), sum(parameter.nbytes for parameter in others)
+    packed, rest = (
+        sum(math.prod(layer.shape) for layer in layers),
+        sum(parameter.nbytes for parameter in others),
+    )
     plain = rest + sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
     there = sum(parameter.nbytes for parameter in net.parameters())
     share = packed / (packed + sum(parameter.numel() for parameter in others))
@@ -234,4 +278,11 @@ def packed_note(net: nn.Module, what: str, kind: str) -> str:
 def bytes_a_number(kind: str) -> float:
     """Bytes that a number of a large weight takes."""
     parts = form(kind, (4096, 4096)).items()
-    return sum(math.prod(shape) * dtype.itemsize for name, (shape, dtype) in parts if name != "code") / 4096**2
+    return (
+        sum(
+            math.prod(shape) * dtype.itemsize
+            for name, (shape, dtype) in parts
+            if name != "code"
+        )
+        / 4096**2
+    )

@@ -42,7 +42,13 @@ class Shards:
         self.rows: dict[str, Shard] = {}
         self._cut: dict[str, Any] = {}
 
-    def bind(self, net: nn.Module, paths: Sequence[str], mesh: DeviceMesh, alone: Collection[nn.Parameter]) -> None:
+    def bind(
+        self,
+        net: nn.Module,
+        paths: Sequence[str],
+        mesh: DeviceMesh,
+        alone: Collection[nn.Parameter],
+    ) -> None:
         """Cut the network's blocks, each a group of its own, and what is beside them, over the processes of ``mesh``.
 
         ``net`` lies on the CPU, mapped from its files at best: each block in turn comes to the device and is cut there, so
@@ -58,16 +64,30 @@ class Shards:
         kept = {parameter for parameter in net.parameters() if id(parameter) in whole}
         for tensor in (*kept, *net.buffers()):
             tensor.data = tensor.data.to(device)
-        names = {name: p for name, p in net.named_parameters() if p.requires_grad and id(p) not in whole}
+        names = {
+            name: p
+            for name, p in net.named_parameters()
+            if p.requires_grad and id(p) not in whole
+        }
         shapes = {name: tuple(parameter.shape) for name, parameter in names.items()}
         blocks = [block for path in paths for block in net.get_submodule(path).children()]
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for module in (*blocks, net):
             # the root too lets its weights go: a reading between two updates must not see old ones
-            cut = fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=kept)
-            cut.set_gradient_divide_factor(1.0)  # summed: each process has divided by the samples of the whole step
+            cut = fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=True,
+                mp_policy=policy,
+                ignored_params=kept,
+            )
+            cut.set_gradient_divide_factor(
+                1.0
+            )  # summed: each process has divided by the samples of the whole step
             cut.set_force_sum_reduction_for_comms(True)
-        self._cut = {name: parameter for name, parameter in net.named_parameters() if name in shapes}
+        self._cut = {
+            name: parameter for name, parameter in net.named_parameters() if name in shapes
+        }
         for name, shape in shapes.items():
             self._hold(name, shape, mesh)
 
@@ -76,7 +96,9 @@ class Shards:
         """Let the plain parameter of a name be this process's rows of the network that is bound now."""
         part: Tensor = self._cut[name].to_local()
         each = -(-shape[0] // mesh.size())  # as torch.chunk cuts
-        self.rows[name] = Shard(shape, min(each * mesh.get_local_rank(), shape[0]), part.shape[0])
+        self.rows[name] = Shard(
+            shape, min(each * mesh.get_local_rank(), shape[0]), part.shape[0]
+        )
         if part.shape[0] == 0:
             return
         before = self.local.get(name)
@@ -91,7 +113,9 @@ class Shards:
         """After backward: this process's rows of each summed gradient, zeros where no sample of the step used a weight."""
         for name, parameter in self.local.items():
             held = self._cut[name]
-            parameter.grad = torch.zeros_like(parameter) if held.grad is None else held.grad.to_local()
+            parameter.grad = (
+                torch.zeros_like(parameter) if held.grad is None else held.grad.to_local()
+            )
             held.grad = None
 
 
@@ -101,9 +125,17 @@ def _odd(net: nn.Module) -> set[int]:
     for parameter in net.parameters():
         count[parameter.dtype] += parameter.numel()
     usual = count.most_common(1)[0][0]
-    return {id(parameter) for parameter in net.parameters() if parameter.dtype != usual or parameter.ndim == 0}
+    return {
+        id(parameter)
+        for parameter in net.parameters()
+        if parameter.dtype != usual or parameter.ndim == 0
+    }
 
 
 def _device_of(mesh: DeviceMesh) -> torch.device:
     own = mesh.device_type
-    return torch.device(own) if own == "cpu" else torch.device(own, torch.accelerator.current_device_index())
+    return (
+        torch.device(own)
+        if own == "cpu"
+        else torch.device(own, torch.accelerator.current_device_index())
+    )

@@ -68,7 +68,10 @@ class Streams:
                     own,
                     *given.args,
                     use_reentrant=False,
-                    context_fn=lambda: (self._window(place, turns=True), self._window(place, again=True)),
+                    context_fn=lambda: (
+                        self._window(place, turns=True),
+                        self._window(place, again=True),
+                    ),
                     **given.kwargs,
                 )
             if offload is not None:
@@ -77,7 +80,9 @@ class Streams:
 
         block.forward = forward
 
-    def _window(self, place: int | None, turns: bool = False, again: bool = False) -> AbstractContextManager[None]:
+    def _window(
+        self, place: int | None, turns: bool = False, again: bool = False
+    ) -> AbstractContextManager[None]:
         if place is None or self.buffers is None:
             return nullcontext()
         return self.buffers.backward(place) if again else self.buffers.forward(place, turns)
@@ -103,7 +108,11 @@ def stream_blocks(
 
     Raises VideotuneError where the host has no room, or a block cannot be streamed.
     """
-    blocks = [(f"{path}.{name}", block) for path in paths for name, block in net.get_submodule(path).named_children()]
+    blocks = [
+        (f"{path}.{name}", block)
+        for path in paths
+        for name, block in net.get_submodule(path).named_children()
+    ]
     chosen = spread(len(blocks), fraction)
     streams = Streams(net, device, chosen)
     if checkpointing == CPU_OFFLOADED:
@@ -116,7 +125,11 @@ def stream_blocks(
             what = f"layer_offload_fraction: {len(chosen)} of {len(blocks)} blocks on the host"
             refuse_if_short(host_weights.size, what)
         _move_in(streams, host_weights, named)
-    streamed = {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors} if streams.buffers else set()
+    streamed = (
+        {id(tensor) for tensors in streams.buffers.tensors for tensor in tensors}
+        if streams.buffers
+        else set()
+    )
     for tensor in (*net.parameters(), *net.buffers()):
         if id(tensor) not in streamed:
             tensor.data = tensor.data.to(device)
@@ -138,7 +151,11 @@ def spread(count: int, fraction: float) -> list[int]:
 def _alone(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
     """The tensors, by identity, that stand in one place of the network and may leave the device."""
     kept = {id(parameter) for parameter in resident}
-    places = (x for module in net.modules() for x in (*module._parameters.values(), *module._buffers.values()))
+    places = (
+        x
+        for module in net.modules()
+        for x in (*module._parameters.values(), *module._buffers.values())
+    )
     seen = Counter(id(tensor) for tensor in places if tensor is not None)
     return {name for name, times in seen.items() if times == 1 and name not in kept}
 
@@ -155,14 +172,20 @@ def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str
                 )
             found[f"{path}.{name}"] = tensor
     if not found:
-        raise VideotuneError(f"layer_offload_fraction: {path} has no weights of its own to stream: set it to 0")
+        raise VideotuneError(
+            f"layer_offload_fraction: {path} has no weights of its own to stream: set it to 0"
+        )
     return found
 
 
-def _move_in(streams: Streams, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]) -> None:
+def _move_in(
+    streams: Streams, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]
+) -> None:
     """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
     found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]
-    wanted = [[(name, tuple(tensor.shape)) for name, tensor in block.items()] for block in named]
+    wanted = [
+        [(name, tuple(tensor.shape)) for name, tensor in block.items()] for block in named
+    ]
     assert found == wanted, "weights of another network"
     tensors = [list(block.values()) for block in named]
     streams.host_weights = host_weights
@@ -236,7 +259,11 @@ class ActivationOffload:
 
     def returned(self, out: Any) -> None:
         """A block has returned this."""
-        self._returned = [ref(x) for x in (out if isinstance(out, Sequence) else [out]) if isinstance(x, Tensor)]
+        self._returned = [
+            ref(x)
+            for x in (out if isinstance(out, Sequence) else [out])
+            if isinstance(x, Tensor)
+        ]
 
     def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
         """While a checkpoint saves these arguments of a block, those that go from block to block are offloaded."""
@@ -246,9 +273,13 @@ class ActivationOffload:
         goes = {
             _bytes_of(x)
             for i, x in enumerate(tensors)
-            if (i == 0 or any(known() is x for known in self._returned)) and x.is_floating_point() and dense(x)
+            if (i == 0 or any(known() is x for known in self._returned))
+            and x.is_floating_point()
+            and dense(x)
         }  # by what they are: a checkpoint may save other tensors too, in any order
-        return saved_tensors_hooks(lambda x: self._offload(x, blocks) if _bytes_of(x) in goes else x, self._fetch)
+        return saved_tensors_hooks(
+            lambda x: self._offload(x, blocks) if _bytes_of(x) in goes else x, self._fetch
+        )
 
     def _let_go(self, block: int) -> None:
         """Keep no tensor of the blocks before this one any longer; computation waits until their copies are done."""
@@ -295,7 +326,10 @@ class ActivationOffload:
         self._let_go(len(waiting.blocks))
         if waiting.device is None:
             self._start(waiting)
-        for known in (*waiting.blocks[waiting.block], *waiting.blocks[max(waiting.block - AHEAD + 1, 0)]):
+        for known in (
+            *waiting.blocks[waiting.block],
+            *waiting.blocks[max(waiting.block - AHEAD + 1, 0)],
+        ):
             other = known()
             if other is not None and other.back is None:
                 self._start(other)
@@ -310,10 +344,14 @@ class ActivationOffload:
         """Start a tensor back to the device."""
         assert self._in is not None
         host = waiting.host
-        waiting.device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=self.device)
+        waiting.device = torch.empty_strided(
+            host.shape, host.stride(), dtype=host.dtype, device=self.device
+        )
         # kept until the copy is done, also where the graph is deleted before
         self._coming.append(waiting.device)
-        self._in.wait_stream(torch.accelerator.current_stream(self.device))  # its memory may be in use until then
+        self._in.wait_stream(
+            torch.accelerator.current_stream(self.device)
+        )  # its memory may be in use until then
         self._in.wait_event(waiting.sent)
         with self._in:
             waiting.device.copy_(host, non_blocking=True)

@@ -19,7 +19,14 @@ from videotune.lazy import diffusers, torch, transformers
 from videotune.memory.accelerator import empty_cache
 from videotune.models.loading import count_tokens, load_model, on_meta, read_tokenizer
 from videotune.models.model_files import fingerprint, read_config
-from videotune.models.pipelines import bare_pipeline, in_tiles, isolate, joined, own_scheduler, stand_in
+from videotune.models.pipelines import (
+    bare_pipeline,
+    in_tiles,
+    isolate,
+    joined,
+    own_scheduler,
+    stand_in,
+)
 from videotune.models.registry import facts, register
 from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
@@ -80,7 +87,11 @@ class DiffusersModel(Family):
             register(cls)
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, weights: WeightDtypes = PLAIN_WEIGHTS
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        weights: WeightDtypes = PLAIN_WEIGHTS,
     ) -> None:
         self.spec = self.read_spec(folder)
         self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
@@ -98,12 +109,21 @@ class DiffusersModel(Family):
         ``image_channels``: how many channels it then reads, from the VAE's config. Raises VideotuneError for a checkpoint
         of another kind.
         """
-        net, vae = (read_config(folder / part / "config.json") for part in ("transformer", "vae"))
-        channels, latent = net["in_channels"], vae["z_dim" if "z_dim" in vae else "latent_channels"]
+        net, vae = (
+            read_config(folder / part / "config.json") for part in ("transformer", "vae")
+        )
+        channels, latent = (
+            net["in_channels"],
+            vae["z_dim" if "z_dim" in vae else "latent_channels"],
+        )
         from_image = image_channels is not None and channels == image_channels(vae)
         if not from_image and channels != latent:
-            fault = f"its transformer reads {channels} channels, its VAE's latents have {latent}"
-            raise VideotuneError(f"{folder}: {fault}. Take both parts from one {cls.spec.name} checkpoint.")
+            fault = (
+                f"its transformer reads {channels} channels, its VAE's latents have {latent}"
+            )
+            raise VideotuneError(
+                f"{folder}: {fault}. Take both parts from one {cls.spec.name} checkpoint."
+            )
         return net, vae, latent, from_image
 
     # parts
@@ -124,7 +144,11 @@ class DiffusersModel(Family):
         """The network of "text_encoder" or "vae", loaded for this call."""
         if name == "text_encoder":
             encoders = {part: self._text_encoder(part, fill) for part in self.text_encoders}
-            return encoders[name] if len(encoders) == 1 else joined(encoders, self.main_encoder, self.all_layers)
+            return (
+                encoders[name]
+                if len(encoders) == 1
+                else joined(encoders, self.main_encoder, self.all_layers)
+            )
         cls = getattr(diffusers, self.vae_class)
         return load_model(cls, self.folder / name, torch.float32, self.device, fill=fill)
 
@@ -132,19 +156,32 @@ class DiffusersModel(Family):
         """The VAE in float32. It is not tiled unless asked: tiles give other latents and frames than the pipeline's."""
         return self._part("vae", lambda: self.part("vae"))
 
-    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
+    def denoiser(
+        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+    ) -> nn.Module:
         """The transformer, frozen; modules that diffusers keeps in float32 stay so."""
-        cls, folder = getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert)
+        cls, folder = (
+            getattr(diffusers, self.transformer_class),
+            self.folder / self.spec.part_of(expert),
+        )
         packed, blocks = self.weights.transformer, self.spec.blocks
-        return load_model(cls, folder, self.dtype, self.device, packed, blocks, stay=device, fill=fill)
+        return load_model(
+            cls, folder, self.dtype, self.device, packed, blocks, stay=device, fill=fill
+        )
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
         """The transformer on the meta device."""
-        return on_meta(getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert))
+        return on_meta(
+            getattr(diffusers, self.transformer_class), self.folder / self.spec.part_of(expert)
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Names of the bytes that caches and checkpoints depend on."""
-        text = [fingerprint(self.folder / name) for part in self.text_encoders for name in (part, tokenizer_of(part))]
+        text = [
+            fingerprint(self.folder / name)
+            for part in self.text_encoders
+            for name in (part, tokenizer_of(part))
+        ]
         nets = [self.spec.part_of(expert.name) for expert in self.spec.experts]
         own = {name: fingerprint(self.folder / name) for name in ("vae", *nets)}
         return {"text_encoder": "-".join([*text, self.weights.of_text(self.dtype)]), **own}
@@ -154,7 +191,9 @@ class DiffusersModel(Family):
     def _text_encoder(self, part: str, fill: Fill = None) -> nn.Module:
         cls = getattr(transformers, self.text_encoders[part])
         packed, stream = self.weights.text_encoder, self.stream_text
-        return load_model(cls, self.folder / part, self.dtype, self.device, packed, fill=fill, stream=stream)
+        return load_model(
+            cls, self.folder / part, self.dtype, self.device, packed, fill=fill, stream=stream
+        )
 
     def text_pipeline(self) -> Any:
         """A diffusers pipeline of tokenizers and text encoders alone, for its own prompt handling."""
@@ -178,17 +217,26 @@ class DiffusersModel(Family):
         What is done to them (rows laid over a table, weights that train) is done to all that is encoded meanwhile.
         """
         pipe = self.text_pipeline()
-        return {part: TextPart(getattr(pipe, tokenizer_of(part)), getattr(pipe, part)) for part in self.text_encoders}
+        return {
+            part: TextPart(getattr(pipe, tokenizer_of(part)), getattr(pipe, part))
+            for part in self.text_encoders
+        }
 
     def tokenizers(self) -> Mapping[str, Any]:
         """A fresh tokenizer of each text encoder."""
         folder = self.folder
-        return {part: read_tokenizer(folder / tokenizer_of(part), folder / part) for part in self.text_encoders}
+        return {
+            part: read_tokenizer(folder / tokenizer_of(part), folder / part)
+            for part in self.text_encoders
+        }
 
     def text_skeletons(self) -> Mapping[str, nn.Module]:
         """The text encoders on the meta device."""
         parts = self.text_encoders.items()
-        return {part: on_meta(getattr(transformers, name), self.folder / part) for part, name in parts}
+        return {
+            part: on_meta(getattr(transformers, name), self.folder / part)
+            for part, name in parts
+        }
 
     @classmethod
     def clean(cls, caption: str) -> str:
@@ -198,7 +246,9 @@ class DiffusersModel(Family):
     @classmethod
     def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
         """How many tokens each caption has, marks included, without torch; None without a tokenizer.json."""
-        counts = count_tokens(folder / "tokenizer", [cls.clean(caption) for caption in captions])
+        counts = count_tokens(
+            folder / "tokenizer", [cls.clean(caption) for caption in captions]
+        )
         return None if counts is None else [count - cls.tokens_in_front for count in counts]
 
     def text_length(self, caption: str) -> int:
@@ -209,7 +259,9 @@ class DiffusersModel(Family):
     def encode_prompt(self, caption: str, **words: Any) -> Any:
         """The pipeline's own answer for a caption in full length."""
         tokens = self.spec.text_tokens
-        return self.text_pipeline().encode_prompt(caption, max_sequence_length=tokens, device=self.device, **words)
+        return self.text_pipeline().encode_prompt(
+            caption, max_sequence_length=tokens, device=self.device, **words
+        )
 
     def encode(self, caption: str) -> dict[str, Tensor]:
         """The pipeline's own states of a caption in full length, in the form of ``condition``.
@@ -227,7 +279,10 @@ class DiffusersModel(Family):
         """The states of each caption that ``condition`` needs, on the CPU."""
         with torch.no_grad():
             found = (self.trimmed(caption, self.encode(caption)) for caption in captions)
-            return [{name: value.cpu().clone() for name, value in states.items()} for states in found]
+            return [
+                {name: value.cpu().clone() for name, value in states.items()}
+                for states in found
+            ]
 
     def encode_in_loop(self, captions: Sequence[str]) -> Condition:
         """``condition`` of captions encoded now, each by itself and once, so that no neighbour moves a bit."""
@@ -237,17 +292,27 @@ class DiffusersModel(Family):
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Text (B,L,D), zeros after what was kept of it; "mask" (B,L) is the text's, and all else is stacked in extras."""
         tokens, pad = self.spec.text_tokens, torch.nn.functional.pad
-        text = torch.stack([pad(state["text"], (0, 0, 0, tokens - len(state["text"]))) for state in states])
-        extras = {name: torch.stack([state[name] for state in states]) for name in states[0] if name != "text"}
+        text = torch.stack(
+            [pad(state["text"], (0, 0, 0, tokens - len(state["text"]))) for state in states]
+        )
+        extras = {
+            name: torch.stack([state[name] for state in states])
+            for name in states[0]
+            if name != "text"
+        }
         return Condition(text, extras.pop("mask", None), extras)
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Zeros in the form of what ``condition`` is given; of the caption alone, unless a family adds more."""
-        return {"text": torch.zeros(self.spec.text_tokens, self.spec.text_width, dtype=self.dtype)}
+        return {
+            "text": torch.zeros(self.spec.text_tokens, self.spec.text_width, dtype=self.dtype)
+        }
 
     def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
         """diffusers' form goes by the token; ComfyUI's names the text encoder."""
-        return {"diffusers": {}} | ({"comfyui": self.embedding_names} if self.embedding_names else {})
+        return {"diffusers": {}} | (
+            {"comfyui": self.embedding_names} if self.embedding_names else {}
+        )
 
     # latents
 
@@ -257,10 +322,16 @@ class DiffusersModel(Family):
     def latent_statistics(self) -> tuple[Tensor, Tensor] | None:
         """The mean and deviation of the VAE's latents, (C,1,1,1) each; None: its config has a scale for all channels."""
         vae = self.vae()
-        found = [vae._buffers.get(name, vae.config.get(name)) for name in ("latents_mean", "latents_std")]
+        found = [
+            vae._buffers.get(name, vae.config.get(name))
+            for name in ("latents_mean", "latents_std")
+        ]
         if any(values is None for values in found):
             return None
-        mean, std = (torch.as_tensor(values, device=self.device).float().view(-1, 1, 1, 1) for values in found)
+        mean, std = (
+            torch.as_tensor(values, device=self.device).float().view(-1, 1, 1, 1)
+            for values in found
+        )
         return mean, std / (vae.config.get("scaling_factor") or 1.0)
 
     def _normalised(self, mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
@@ -277,11 +348,15 @@ class DiffusersModel(Family):
             return latents * statistics[1] + statistics[0]
         return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
 
-    def image_states(self, frames: Tensor, random: np.random.Generator | None) -> dict[str, Tensor]:
+    def image_states(
+        self, frames: Tensor, random: np.random.Generator | None
+    ) -> dict[str, Tensor]:
         """What the denoiser is told of an image, here the first frame (3,T,H,W), for ``condition``."""
         return {}
 
-    def encode_video(self, frames: Tensor, random: np.random.Generator | None = None) -> Moments:
+    def encode_video(
+        self, frames: Tensor, random: np.random.Generator | None = None
+    ) -> Moments:
         """Frames (3,T,H,W) in [-1,1] -> normalised moments, the mean alone where the authors train on it.
 
         ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
@@ -291,7 +366,11 @@ class DiffusersModel(Family):
             latent = self.vae().encode(frames[None].to(self.device)).latent_dist
             mean, logvar = self._normalised(latent.mean[0], latent.logvar[0])
             extras = self.image_states(frames, random)
-        return Moments(mean.float().cpu(), logvar.float().cpu() if self.spec.keeps_variance else None, extras)
+        return Moments(
+            mean.float().cpu(),
+            logvar.float().cpu() if self.spec.keeps_variance else None,
+            extras,
+        )
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Normalised latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU; ``tiled``: with seams blended over."""
@@ -316,8 +395,16 @@ class DiffusersModel(Family):
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend to their own latent frame and to text alone, until switched off."""
-        blocks = [block for name in self.spec.blocks for block in net.get_submodule(name).children()]
-        isolate(net, [getattr(block, self.attention) for block in blocks], on, self.token_frames, self.text_first)
+        blocks = [
+            block for name in self.spec.blocks for block in net.get_submodule(name).children()
+        ]
+        isolate(
+            net,
+            [getattr(block, self.attention) for block in blocks],
+            on,
+            self.token_frames,
+            self.text_first,
+        )
 
     def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
         """In how many frames the tokens lie, from what the transformer is called with."""
@@ -331,7 +418,9 @@ class DiffusersModel(Family):
         """The checkpoint's own scheduler, at its own shift or at another one."""
         return own_scheduler(self.folder, shift)
 
-    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(
+        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+    ) -> Any:
         """The checkpoint's pipeline over ``nets``, without VAE and text encoders; ``nets`` is asked at each of its steps.
 
         ``cls`` and ``parts``: another class, and further components of it.
@@ -341,7 +430,9 @@ class DiffusersModel(Family):
             config = {**self.config_defaults, **read_config(self.folder / part / "config.json")}
             parts[part] = stand_in(nets, expert.name, config, self.dtype, self.device)
         cls, index = cls or self.pipeline_class(), read_config(self.folder / "model_index.json")
-        settings = {name: index[name] for name in cls._get_signature_keys(cls)[1] if name in index}
+        settings = {
+            name: index[name] for name in cls._get_signature_keys(cls)[1] if name in index
+        }
         pipe = bare_pipeline(cls, **({"scheduler": self.scheduler(shift)} | settings | parts))
         pipe.vae_scale_factor = pipe.vae_scale_factor_spatial = self.spec.rules.spatial_stride
         pipe.vae_scale_factor_temporal = self.spec.rules.temporal_stride
@@ -355,18 +446,31 @@ class DiffusersModel(Family):
             words["prompt_attention_mask"] = cond.text_mask.to(self.device)
         return words
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each.
 
         Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
         """
-        return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request).float()
+        return self.run_pipeline(
+            self.pipeline(nets, request.shift), cond, uncond, request
+        ).float()
 
     def run_pipeline(
-        self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any
+        self,
+        pipe: Any,
+        cond: Condition,
+        uncond: Condition | None,
+        request: SampleRequest,
+        **words: Any,
     ) -> Tensor:
         """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
-        negative = {} if uncond is None else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+        negative = (
+            {}
+            if uncond is None
+            else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+        )
         shape, asked = request.shape, signature(pipe.__call__).parameters
         self.check_shape(shape.frames, shape.height, shape.width)
         video = {"num_frames": shape.frames, "frame_rate": shape.fps}

@@ -45,7 +45,13 @@ def published(name: str) -> Path | None:
     return CONFIGS / known.get(name, name) if name in {*known, *known.values()} else None
 
 
-def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None = None, echo: Say = note) -> BasePlace:
+def place(
+    name: str,
+    *,
+    weights: bool = True,
+    files: Mapping[str, Path] | None = None,
+    echo: Say = note,
+) -> BasePlace:
     """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
 
     What of a Hub model is not here is downloaded; without ``weights`` its configs and tokenizers alone. With ``weights``
@@ -59,8 +65,20 @@ def place(name: str, *, weights: bool = True, files: Mapping[str, Path] | None =
     if weights:
         model_files.complete(name, folder, own=files)
         parts = model_files.model_parts(model_files.read_config(folder / "model_index.json"))
-        nets = {part: library for part, (library, cls) in parts.items() if model_files.has_weights(cls)}
-        verify((file for part in nets if part not in files for file in model_files.weight_files(folder / part)), echo)
+        nets = {
+            part: library
+            for part, (library, cls) in parts.items()
+            if model_files.has_weights(cls)
+        }
+        verify(
+            (
+                file
+                for part in nets
+                if part not in files
+                for file in model_files.weight_files(folder / part)
+            ),
+            echo,
+        )
         folder = with_files(folder, files) if files else folder
         check_base(folder)
     return BasePlace(name, folder)
@@ -75,7 +93,9 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
     if parts is None:
         return place(name, weights=False)
     if not Path(name).expanduser().is_file():
-        raise VideotuneError(f"base_parts: it goes with a .safetensors file as base_model_name; {name} is none")
+        raise VideotuneError(
+            f"base_parts: it goes with a .safetensors file as base_model_name; {name} is none"
+        )
     return replace(place(parts, weights=False), name=name)
 
 
@@ -89,7 +109,9 @@ def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
     name = str(config.base_model_name)
     if config.transformer.file or len(spec.experts) > 1:
         remedy = f"set base_model_name to {config.base_parts}, transformer.file to the list of files, and no base_parts"
-        raise VideotuneError(f"base_model_name: {Path(name).name} is one file, and the model has two: {remedy}")
+        raise VideotuneError(
+            f"base_model_name: {Path(name).name} is one file, and the model has two: {remedy}"
+        )
     return part_files(name, spec, "base_model_name")
 
 
@@ -99,24 +121,34 @@ def check_base(folder: Path) -> None:
     Only the heads of the files are read, so that a wrong file is known before anything is encoded. The VAE is compared where
     it is loaded, which encoding begins with.
     """
-    for part, (library, name) in model_files.model_parts(model_files.read_config(folder / "model_index.json")).items():
+    for part, (library, name) in model_files.model_parts(
+        model_files.read_config(folder / "model_index.json")
+    ).items():
         if library == "diffusers" and model_files.has_weights(name) and part != "vae":
             cls = getattr(diffusers, name, None)
             if cls is None:
-                raise VideotuneError(f"{folder / part}: this diffusers has no {name}: install a newer one")
+                raise VideotuneError(
+                    f"{folder / part}: this diffusers has no {name}: install a newer one"
+                )
             check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
 def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> Path:
     if name.startswith("asset:"):
-        folder = Path(str(resources.files("videotune") / "assets" / name.removeprefix("asset:")))
+        folder = Path(
+            str(resources.files("videotune") / "assets" / name.removeprefix("asset:"))
+        )
         if not (folder / "model_index.json").is_file():
-            raise VideotuneError(f"base_model_name: videotune comes with no model {name!r}; there is asset:toy")
+            raise VideotuneError(
+                f"base_model_name: videotune comes with no model {name!r}; there is asset:toy"
+            )
         return folder
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "model_index.json").is_file():
-            raise VideotuneError(f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json")
+            raise VideotuneError(
+                f"base_model_name: {folder} is not in diffusers layout: it has no model_index.json"
+            )
         return folder
     if folder.is_file():
         remedy = "set base_parts to a folder or Hub id in diffusers layout, which gives the other parts"
@@ -137,7 +169,9 @@ def part_files(
     given = [value] if isinstance(value, str) else list(value or ())
     experts = [expert.name for expert in spec.experts]
     if given and len(given) != len(experts):
-        order = f"{spec.title} takes {len(experts)} ({', '.join(experts)}; null for the base's own)"
+        order = (
+            f"{spec.title} takes {len(experts)} ({', '.join(experts)}; null for the base's own)"
+        )
         raise VideotuneError(f"{key}: {len(given)} given; {order}")
     found: dict[str, Path] = {}
     for expert, text in zip(experts, given, strict=False):
@@ -147,15 +181,27 @@ def part_files(
         if not path.is_file():
             raise VideotuneError(f"{key}: no such file: {path}")
         if path.suffix != ".safetensors":
-            raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
-        others = [name for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()) if name != expert]
+            raise VideotuneError(
+                f"{key}: {path.name} is not read: it must be a .safetensors file"
+            )
+        others = [
+            name
+            for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower())
+            if name != expert
+        ]
         if others:
             fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
-            raise VideotuneError(f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}.")
+            raise VideotuneError(
+                f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}."
+            )
         if path.resolve() in {other.resolve() for other in found.values()}:
-            raise VideotuneError(f"{key}: {path.name} is given for two experts: give a file for each")
+            raise VideotuneError(
+                f"{key}: {path.name} is given for two experts: give a file for each"
+            )
         if what := kind_of(model_files.headers([path]), spec.name):
-            raise VideotuneError(f"{key}: {path} is {what}, not the transformer of a {spec.title}")
+            raise VideotuneError(
+                f"{key}: {path} is {what}, not the transformer of a {spec.title}"
+            )
         found[spec.part_of(expert)] = path.absolute()
     return found
 
@@ -184,7 +230,9 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
         if folder.is_dir():  # another process of the run was quicker
             return folder
         remedy = f"Copy {base}, and put the file into it as {next(iter(files))}/{STEMS[0]}.safetensors."
-        raise VideotuneError(f"transformer.file: {folder} cannot be made of links ({error}). {remedy}") from error
+        raise VideotuneError(
+            f"transformer.file: {folder} cannot be made of links ({error}). {remedy}"
+        ) from error
     return folder
 
 
@@ -196,7 +244,9 @@ def of_base(folder: Path) -> type[Family]:
     name = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
     found = next((FAMILIES[own] for own in names() if name in FAMILIES[own].spec.aliases), None)
     if found is None:
-        raise VideotuneError(f"{folder}: no family reads a {name}. Families: {', '.join(names())}.")
+        raise VideotuneError(
+            f"{folder}: no family reads a {name}. Families: {', '.join(names())}."
+        )
     return found
 
 
@@ -210,7 +260,9 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
         return find(family).spec
     cls = of_base(base.folder)
     if family is not None and find(family) is not cls:
-        raise VideotuneError(f"family: {family!r} does not read {base.name}, which is a {cls.spec.title}")
+        raise VideotuneError(
+            f"family: {family!r} does not read {base.name}, which is a {cls.spec.title}"
+        )
     model_files.check_parts(base.folder)
     with explained(f"{base.folder}: its configs are not those of a {cls.spec.title}"):
         return cls.read_spec(base.folder)
@@ -228,7 +280,10 @@ _SMALL = (".json", ".txt", ".model")
 
 def offline() -> bool:
     """Whether the Hub must not be asked: by ``--offline``, HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE."""
-    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(
+        os.environ.get(name, "").lower() in _TRUE
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
 
 
 def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
@@ -241,25 +296,38 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
     no network.
     """
     if offline():
-        return cached(name, weights=weights, own=own, why="the Hub may not be asked (--offline or HF_HUB_OFFLINE)")
+        return cached(
+            name,
+            weights=weights,
+            own=own,
+            why="the Hub may not be asked (--offline or HF_HUB_OFFLINE)",
+        )
     try:
         info = hub.HfApi().model_info(name)
         listed = {file.rfilename for file in info.siblings or ()}
         if "model_index.json" not in listed:
             raise VideotuneError(_no_layout(name, listed))
         with _bars(False):
-            index = model_files.read_config(Path(hub.hf_hub_download(name, "model_index.json", revision=info.sha)))
+            index = model_files.read_config(
+                Path(hub.hf_hub_download(name, "model_index.json", revision=info.sha))
+            )
             files = wanted(name, index, sorted(listed), weights=weights, own=own)
             patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
             large = weights and _account(name, info, patterns, echo)
         with _bars(large):
-            folder = Path(hub.snapshot_download(name, revision=info.sha, allow_patterns=patterns))
-        write_text(folder.parents[1] / "refs" / "main", str(info.sha))  # where the cache serves without a network
+            folder = Path(
+                hub.snapshot_download(name, revision=info.sha, allow_patterns=patterns)
+            )
+        write_text(
+            folder.parents[1] / "refs" / "main", str(info.sha)
+        )  # where the cache serves without a network
     except VideotuneError:
         raise
     except Exception as error:  # the hub's library raises a dozen kinds; each is explained
         if not _unreached(error):
-            raise VideotuneError(f"base_model_name: {hub_problem(name, error, _near(name))}") from error
+            raise VideotuneError(
+                f"base_model_name: {hub_problem(name, error, _near(name))}"
+            ) from error
         why = "the Hub is not reached: check the network; files that have come are kept"
         folder = cached(name, weights=weights, own=own, why=why)
         echo(f"note: the Hub is not reached; {name} is taken from {folder}")
@@ -267,7 +335,12 @@ def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
 
 
 def wanted(
-    name: str, index: dict[str, Any], listed: Sequence[str], *, weights: bool, own: Collection[str] = ()
+    name: str,
+    index: dict[str, Any],
+    listed: Sequence[str],
+    *,
+    weights: bool,
+    own: Collection[str] = (),
 ) -> list[str]:
     """Of a repository's files those that videotune reads.
 
@@ -280,8 +353,12 @@ def wanted(
         if weights and part not in own and model_files.has_weights(cls):
             found = [file for file in inside if _is_weights(file.partition("/")[2])]
             if not found:
-                said = model_files.without_safetensors(file.partition("/")[2] for file in inside)
-                raise VideotuneError(f"base_model_name: {name}: its {part}/ has no weights{said}")
+                said = model_files.without_safetensors(
+                    file.partition("/")[2] for file in inside
+                )
+                raise VideotuneError(
+                    f"base_model_name: {name}: its {part}/ has no weights{said}"
+                )
             files += found
     return files
 
@@ -306,7 +383,9 @@ def _bars(shown: bool) -> Iterator[None]:
 
 def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Say) -> bool:
     """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
-    files = hub.snapshot_download(name, revision=info.sha, allow_patterns=list(patterns), dry_run=True)
+    files = hub.snapshot_download(
+        name, revision=info.sha, allow_patterns=list(patterns), dry_run=True
+    )
     size = sum(file.file_size or 0 for file in files)
     to_come = sum(file.file_size or 0 for file in files if file.will_download)
     cache = Path(hub.constants.HF_HUB_CACHE)
@@ -317,18 +396,26 @@ def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Say) -> 
         f"{name}: {len(files)} files, {size_text(size)}{here}; {size_text(to_come)} are fetched into {cache}; "
         f"licence: {_licence(info)}"
     )
-    free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+    free = shutil.disk_usage(
+        next(place for place in (cache, *cache.parents) if place.exists())
+    ).free
     if free < to_come:
         room = f"{size_text(to_come)} more, and the disk of {cache} has {size_text(free)} free"
-        raise VideotuneError(f"base_model_name: {name} needs {room}. Free some, or set HF_HOME to another disk.")
+        raise VideotuneError(
+            f"base_model_name: {name} needs {room}. Free some, or set HF_HOME to another disk."
+        )
     return True
 
 
 def _licence(info: ModelInfo) -> str:
     """As the model's card says it."""
     card = info.card_data
-    named = getattr(card, "license_name", None) or getattr(card, "license", None) if card else None
-    tags = [tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")]
+    named = (
+        getattr(card, "license_name", None) or getattr(card, "license", None) if card else None
+    )
+    tags = [
+        tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")
+    ]
     return str(named or (tags[0] if tags else "its card names none"))
 
 
@@ -340,11 +427,15 @@ def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = ""
     try:
         found = hub.try_to_load_from_cache(name, "model_index.json")
     except hub.errors.HFValidationError as error:
-        raise VideotuneError(f"base_model_name: {hub_problem(name, error, _near(name))}") from error
+        raise VideotuneError(
+            f"base_model_name: {hub_problem(name, error, _near(name))}"
+        ) from error
     first = "Fetch it where there is a network, or give a local folder in diffusers layout."
     if not isinstance(found, str):
         cache = hub.constants.HF_HUB_CACHE
-        raise NotHere(f"base_model_name: {name} is not in {cache}, and {why}. {first}{_near(name)}")
+        raise NotHere(
+            f"base_model_name: {name} is not in {cache}, and {why}. {first}{_near(name)}"
+        )
     folder = Path(found).parent
     absent = model_files.missing(folder, weights=weights, own=own)
     if absent:
@@ -371,9 +462,15 @@ def _near(name: str) -> str:
 
 
 def _no_layout(name: str, listed: Collection[str]) -> str:
-    weights = [file for file in sorted(listed) if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))]
+    weights = [
+        file
+        for file in sorted(listed)
+        if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))
+    ]
     holds = f"it holds {model_files.some(weights or sorted(listed))}"
-    remedy = f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
+    remedy = (
+        f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
+    )
     return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
 
 
@@ -390,7 +487,11 @@ def verify(files: Iterable[Path], echo: Say) -> None:
         if not re.fullmatch("[0-9a-f]{64}", blob.name):
             continue
         facts = blob.stat()
-        mark = user_cache() / "verified" / digest([str(blob), facts.st_size, facts.st_mtime_ns, facts.st_ino])
+        mark = (
+            user_cache()
+            / "verified"
+            / digest([str(blob), facts.st_size, facts.st_mtime_ns, facts.st_ino])
+        )
         if mark.exists():
             continue
         if facts.st_size > _LONG:
@@ -399,9 +500,13 @@ def verify(files: Iterable[Path], echo: Say) -> None:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != blob.name:
             fault = f"its sha256 is {found[:12]}…, the Hub's {blob.name[:12]}…"
-            raise VideotuneError(f"base_model_name: {path} is damaged: {fault}. Delete {blob} and start again")
+            raise VideotuneError(
+                f"base_model_name: {path} is damaged: {fault}. Delete {blob} and start again"
+            )
         try:
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:
-            echo(f"note: {path.name} is checked again at the next start: {mark} cannot be written ({error})")
+            echo(
+                f"note: {path.name} is checked again at the next start: {mark} cannot be written ({error})"
+            )

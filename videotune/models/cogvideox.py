@@ -18,13 +18,27 @@ from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.model_files import read_config
-from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Condition,
+    ModelSpec,
+    Nets,
+    SampleRequest,
+    VideoRules,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-SCHEDULE = ("beta_start", "beta_end", "num_train_timesteps", "snr_shift_scale", "rescale_betas_zero_snr")
+SCHEDULE = (
+    "beta_start",
+    "beta_end",
+    "num_train_timesteps",
+    "snr_shift_scale",
+    "rescale_betas_zero_snr",
+)
 """What the noising path is made of; each from the checkpoint, since the schedulers' own defaults are no checkpoint's."""
 
 NEWER_MOST, NEWER_SHAPE = 161, (81, 768, 1360)
@@ -47,28 +61,47 @@ class CogVideoX(DiffusersModel):
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
     pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True
-    comfyui_names, file_names = key_names("cogvideox", "comfyui"), (key_names("cogvideox", "comfyui file"),)
+    comfyui_names, file_names = (
+        key_names("cogvideox", "comfyui"),
+        (key_names("cogvideox", "comfyui file"),),
+    )
     config_defaults = dict.fromkeys(
-        ("patch_size_t", "ofs_embed_dim", "use_rotary_positional_embeddings", "use_learned_positional_embeddings")
+        (
+            "patch_size_t",
+            "ofs_embed_dim",
+            "use_rotary_positional_embeddings",
+            "use_learned_positional_embeddings",
+        )
     )
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
         """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
-        net, vae, latent, image = cls.read_configs(folder, lambda vae: 2 * vae["latent_channels"])
+        net, vae, latent, image = cls.read_configs(
+            folder, lambda vae: 2 * vae["latent_channels"]
+        )
         patch_t, rotary = net.get("patch_size_t"), net.get("use_rotary_positional_embeddings")
-        spatial, temporal = 2 ** (len(vae["block_out_channels"]) - 1), vae["temporal_compression_ratio"]
+        spatial, temporal = (
+            2 ** (len(vae["block_out_channels"]) - 1),
+            vae["temporal_compression_ratio"],
+        )
         size = net["sample_height"] * spatial, net["sample_width"] * spatial
         # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
         # positions fits one length: at another the model would put an untrained one in its place and say nothing.
         learned = bool(net.get("use_learned_positional_embeddings"))
-        step, rest = (0, net["sample_frames"]) if learned else (2 * temporal * (patch_t or 1), 1)
-        rules = VideoRules(step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal)
+        step, rest = (
+            (0, net["sample_frames"]) if learned else (2 * temporal * (patch_t or 1), 1)
+        )
+        rules = VideoRules(
+            step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal
+        )
         if patch_t:  # a sample size is 1.5's largest; that of the older ones is what they were trained on
             rules = replace(rules, most_frames=NEWER_MOST, most_side=min(size))
             shape = NEWER_SHAPE[0], min(NEWER_SHAPE[1], size[0]), min(NEWER_SHAPE[2], size[1])
         else:
-            rules = replace(rules, most_frames=net["sample_frames"], size=size if learned else None)
+            rules = replace(
+                rules, most_frames=net["sample_frames"], size=size if learned else None
+            )
             shape = net["sample_frames"], *size
         return replace(
             cls.spec,
@@ -79,7 +112,9 @@ class CogVideoX(DiffusersModel):
             text_tokens=net["max_text_seq_length"],
             text_width=net["text_embed_dim"],
             given="concat" if image else "none",
-            default_resolution=f"{size[0]}x{size[1]}" if learned else round(math.sqrt(shape[1] * shape[2])),
+            default_resolution=f"{size[0]}x{size[1]}"
+            if learned
+            else round(math.sqrt(shape[1] * shape[2])),
             licence=cls.spec.licence if rotary else "Apache-2.0",
             path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
             first_frame=TOLD if image else None,
@@ -88,7 +123,9 @@ class CogVideoX(DiffusersModel):
             image_channels=(0, latent if image else 0),
         )
 
-    def image_states(self, frames: Tensor, random: np.random.Generator | None) -> dict[str, Tensor]:
+    def image_states(
+        self, frames: Tensor, random: np.random.Generator | None
+    ) -> dict[str, Tensor]:
         """ "image" (C,1,H,W), the latents of the first frame as the pipeline scales them, where the checkpoint takes one.
 
         Noise of a strength of its own is laid on the frame, and a latent drawn, both from ``random``; None: the mean of the
@@ -99,7 +136,9 @@ class CogVideoX(DiffusersModel):
         vae, frame = self.vae(), frames[:, :1]
         if random is not None:
             strength = math.exp(LOG_MEAN + LOG_STD * random.standard_normal())
-            frame = frame + strength * torch.from_numpy(random.standard_normal(tuple(frame.shape), "float32")).to(frame)
+            frame = frame + strength * torch.from_numpy(
+                random.standard_normal(tuple(frame.shape), "float32")
+            ).to(frame)
         dist = vae.encode(frame[None].to(self.device)).latent_dist
         latent = dist.mean[0].float().cpu()
         if random is not None:
@@ -110,7 +149,10 @@ class CogVideoX(DiffusersModel):
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With an image, where the checkpoint takes one."""
-        states, (_, rows, columns) = super().blank_states(shape), self.spec.rules.latent_size(shape)
+        states, (_, rows, columns) = (
+            super().blank_states(shape),
+            self.spec.rules.latent_size(shape),
+        )
         if self.spec.first_frame is not None:
             states["image"] = torch.zeros(self.spec.latent_channels, 1, rows, columns)
         return states
@@ -135,7 +177,9 @@ class CogVideoX(DiffusersModel):
             x_t = torch.cat([clean + _scattered(x_t[:, :, :1] - clean), x_t], dim=2)
         states = x_t.to(self.dtype)
         if self.spec.first_frame is not None:
-            states = torch.cat([states, self._image(batch.cond, frames + front).to(states)], dim=1)
+            states = torch.cat(
+                [states, self._image(batch.cond, frames + front).to(states)], dim=1
+            )
         out = net(
             hidden_states=states.transpose(1, 2),
             encoder_hidden_states=batch.cond.text.to(self.dtype),
@@ -169,7 +213,9 @@ class CogVideoX(DiffusersModel):
             return None
         stride, shell = self.spec.rules.spatial_stride, SimpleNamespace(config=self._net)
         part = SimpleNamespace(vae_scale_factor_spatial=stride, transformer=shell)
-        return self.pipeline_class()._prepare_rotary_positional_embeddings(part, height, width, frames, device)
+        return self.pipeline_class()._prepare_rotary_positional_embeddings(
+            part, height, width, frames, device
+        )
 
     def _image(self, cond: Condition, frames: int) -> Tensor:
         """An image's latents at the first of so many frames, zeros after it, (B,C,F,H,W).
@@ -179,7 +225,9 @@ class CogVideoX(DiffusersModel):
         if "image" not in cond.extras:
             raise VideotuneError(f"{self.spec.title} continues an image, and none was given")
         image = cond.extras["image"]
-        return torch.cat([image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2)
+        return torch.cat(
+            [image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2
+        )
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
         """Some checkpoints have learned the positions of one shape, and 1.5 has a largest."""
@@ -202,10 +250,14 @@ class CogVideoX(DiffusersModel):
     def scheduler(self, shift: float | None) -> Any:
         """Raises VideotuneError for a ``shift``: a schedule of v-prediction is the one that the model was trained on."""
         if shift is not None:
-            raise VideotuneError(f"sample.shift: {self.spec.title} has no shift to set; leave it out")
+            raise VideotuneError(
+                f"sample.shift: {self.spec.title} has no shift to set; leave it out"
+            )
         return super().scheduler(shift)
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
@@ -218,14 +270,21 @@ class CogVideoX(DiffusersModel):
         front = self._front(self.spec.rules.latent_size(shape)[0])
         return latents.transpose(1, 2)[:, :, front:].float()
 
-    def _prepare_latents(self, pipe: Any, cond: Condition) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _prepare_latents(
+        self, pipe: Any, cond: Condition
+    ) -> Callable[..., tuple[Tensor, Tensor]]:
         """What stands in for the image pipeline's ``prepare_latents``: the same noise, and an image encoded before."""
 
         def prepare(
             _: Tensor, num: int, channels: int, frames: int, height: int, width: int, dtype: Any, device: Any,
             generators: Sequence[torch.Generator], latents: None,
         ) -> tuple[Tensor, Tensor]:  # fmt: skip
-            size = channels, 1, height // pipe.vae_scale_factor_spatial, width // pipe.vae_scale_factor_spatial
+            size = (
+                channels,
+                1,
+                height // pipe.vae_scale_factor_spatial,
+                width // pipe.vae_scale_factor_spatial,
+            )
             for generator in generators:  # the pipeline draws the image's latents first
                 torch.randn(size, generator=generator)
             noise = diffusers.CogVideoXPipeline.prepare_latents(
@@ -238,7 +297,11 @@ class CogVideoX(DiffusersModel):
     def fingerprints(self) -> dict[str, str]:
         """The same VAE keeps more of a clip where the checkpoint takes an image."""
         prints = super().fingerprints()
-        return prints if self.spec.first_frame is None else prints | {"vae": f"{prints['vae']}-image"}
+        return (
+            prints
+            if self.spec.first_frame is None
+            else prints | {"vae": f"{prints['vae']}-image"}
+        )
 
 
 def _schedule(path: Path) -> dict[str, float]:
@@ -249,11 +312,19 @@ def _schedule(path: Path) -> dict[str, float]:
     config = read_config(path)
     missing = [name for name in SCHEDULE if config.get(name) is None]
     if missing:
-        raise VideotuneError(f"{path} does not say {', '.join(missing)}; take the file that comes with the checkpoint")
-    wanted = {"prediction_type": "v_prediction", "beta_schedule": "scaled_linear", "trained_betas": None}
+        raise VideotuneError(
+            f"{path} does not say {', '.join(missing)}; take the file that comes with the checkpoint"
+        )
+    wanted = {
+        "prediction_type": "v_prediction",
+        "beta_schedule": "scaled_linear",
+        "trained_betas": None,
+    }
     for name, value in wanted.items():
         if config.get(name) != value:
-            raise VideotuneError(f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}")
+            raise VideotuneError(
+                f"{path}: {name} is {config.get(name)!r}; CogVideoX is trained with {value!r}"
+            )
     return {name: float(config[name]) for name in SCHEDULE}
 
 

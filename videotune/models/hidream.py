@@ -19,7 +19,16 @@ from videotune.memory.accelerator import overlaps
 from videotune.models.base import DiffusersModel, spec_of, tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
-from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest, VideoRules
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Condition,
+    Fill,
+    ModelSpec,
+    Nets,
+    SampleRequest,
+    VideoRules,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,16 +74,29 @@ class HiDream(DiffusersModel):
             )
         net, vae, latent, _ = cls.read_configs(folder)
         scheduler = read_config(folder / "scheduler" / "scheduler_config.json")
-        shift = float(scheduler.get("flow_shift", scheduler.get("shift", cls.spec.timestep_shift)))
+        shift = float(
+            scheduler.get("flow_shift", scheduler.get("shift", cls.spec.timestep_shift))
+        )
         fast, distilled = shift < 4, scheduler.get("_class_name") == DISTILLED
         stride, patch = 2 ** (len(vae["block_out_channels"]) - 1), net["patch_size"]
         tokens, side = math.prod(net["max_resolution"]) // patch**2, stride * patch
         longest = round((tokens * side**2) ** 0.5) // side * side
-        states = (max(net["llama_layers"]) + 1) * cls.spec.text_tokens * net["caption_channels"][1]
+        states = (
+            (max(net["llama_layers"]) + 1) * cls.spec.text_tokens * net["caption_channels"][1]
+        )
         return replace(
             cls.spec,
             title=f"HiDream-I1 {'Full' if not distilled else 'Fast' if fast else 'Dev'}",
-            rules=VideoRules(0, 1, side, cls.spec.rules.fps, stride, 1, most_frames=1, most_area=tokens * side**2),
+            rules=VideoRules(
+                0,
+                1,
+                side,
+                cls.spec.rules.fps,
+                stride,
+                1,
+                most_frames=1,
+                most_area=tokens * side**2,
+            ),
             latent_channels=latent,
             patch=(1, patch, patch),
             text_width=net["caption_channels"][0],
@@ -91,12 +113,17 @@ class HiDream(DiffusersModel):
     def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
         """The most that any of the tokenizers makes of each caption; CLIP's count where they have a tokenizer.json."""
         counts = [
-            count_tokens(folder / tokenizer_of(part), [*map(cls.clean, captions)] if "T5" in name else captions)
+            count_tokens(
+                folder / tokenizer_of(part),
+                [*map(cls.clean, captions)] if "T5" in name else captions,
+            )
             for part, name in cls.text_encoders.items()
         ]
         if None in counts[2:]:
             return None
-        return [max(each) for each in zip(*filter(None, counts), strict=True)] if captions else []
+        return (
+            [max(each) for each in zip(*filter(None, counts), strict=True)] if captions else []
+        )
 
     def text_length(self, caption: str) -> int:
         """The most that any of the tokenizers makes of it."""
@@ -107,7 +134,8 @@ class HiDream(DiffusersModel):
         pipe = super()._load_text()
         # the pipeline asks for maps of attention and never looks at them; fused attention has none, and says so each time
         pipe.text_encoder_4.register_forward_pre_hook(
-            lambda _, words, named: (words, named | {"output_attentions": False}), with_kwargs=True
+            lambda _, words, named: (words, named | {"output_attentions": False}),
+            with_kwargs=True,
         )
         return pipe
 
@@ -116,7 +144,9 @@ class HiDream(DiffusersModel):
 
         No reader of these masks padding, and the states of padding hang on the caption: all of them are told and kept.
         """
-        text, _, llama, _, pooled, _ = self.encode_prompt(caption, do_classifier_free_guidance=False)
+        text, _, llama, _, pooled, _ = self.encode_prompt(
+            caption, do_classifier_free_guidance=False
+        )
         return {"text": text[0], "llama": llama[:, 0], "pooled": pooled[0]}
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -131,7 +161,9 @@ class HiDream(DiffusersModel):
         net = super().part(name, fill)
         return _of_frames(net) if name == "vae" else net
 
-    def denoiser(self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None) -> nn.Module:
+    def denoiser(
+        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+    ) -> nn.Module:
         """Its routed experts carry gradients."""
         return _trainable(super().denoiser(expert, device, fill))
 
@@ -164,9 +196,13 @@ class HiDream(DiffusersModel):
         """Nothing to do: there is one frame. Raises VideotuneError where it is asked for."""
         if on:
             keys = "video_config.use_temporal_attention, sample.use_temporal_attention"
-            raise VideotuneError(f"{keys}: {self.spec.title} generates single frames: leave both at true.")
+            raise VideotuneError(
+                f"{keys}: {self.spec.title} generates single frames: leave both at true."
+            )
 
-    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(
+        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+    ) -> Any:
         """The pipeline asks the network for its places."""
         pipe = super().pipeline(nets, shift, cls, **parts)
         pipe.transformer.max_seq = self.spec.padded_tokens
@@ -181,7 +217,9 @@ class HiDream(DiffusersModel):
         }
         return {word: value.to(self.device, self.dtype) for word, value in words.items()}
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """The pipeline samples every request at one area, 1024² pixels of a published model.
 
         Here that area is the request's own, so that the pipeline's loop samples the size that was trained.
@@ -189,11 +227,17 @@ class HiDream(DiffusersModel):
         shape = request.shape
         pipe = self.pipeline(nets, request.shift)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
-        if "generator" in signature(pipe.scheduler.step).parameters:  # Dev's and Fast's draws noise at every step
+        if (
+            "generator" in signature(pipe.scheduler.step).parameters
+        ):  # Dev's and Fast's draws noise at every step
             pipe.scheduler.step = partial(pipe.scheduler.step, generator=generators)
-        pipe.default_sample_size = math.sqrt(shape.height * shape.width) / pipe.vae_scale_factor * NEARLY
+        pipe.default_sample_size = (
+            math.sqrt(shape.height * shape.width) / pipe.vae_scale_factor * NEARLY
+        )
         latents = self.run_pipeline(pipe, cond, uncond, request, generator=generators)
-        assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], "the pipeline has changed the size"
+        assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], (
+            "the pipeline has changed the size"
+        )
         return latents[:, :, None].float()
 
 
@@ -204,26 +248,41 @@ def _trainable(net: nn.Module) -> nn.Module:
     what goes through them; in ``.train()`` its answer is not unpatchified. Which branch of both runs no longer hangs on the
     mode.
     """
-    from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU  # imports torch
+    from diffusers.models.transformers.transformer_hidream_image import (
+        MOEFeedForwardSwiGLU,
+    )  # imports torch
 
     known: Any = net
     kind: Any = type(net)
-    plain = SimpleNamespace(config=known.config, max_seq=known.max_seq)  # no cycle, so it can be freed
+    plain = SimpleNamespace(
+        config=known.config, max_seq=known.max_seq
+    )  # no cycle, so it can be freed
     known.patchify = partial(_patchify, kind, plain)
-    known.unpatchify = lambda tokens, sizes, _: kind.unpatchify(plain, tokens, sizes, False)  # diffusers' in evaluation
+    known.unpatchify = lambda tokens, sizes, _: kind.unpatchify(
+        plain, tokens, sizes, False
+    )  # diffusers' in evaluation
     for module in net.modules():
         if isinstance(module, MOEFeedForwardSwiGLU):
             module.gate._force_inference_output = True  # no auxiliary loss, which nothing reads
             forward = partialmethod(_routed, bound=next(module.parameters()).is_meta)
-            module.__class__ = type("Routed", (MOEFeedForwardSwiGLU,), {"forward": forward})  # no cycle either
+            module.__class__ = type(
+                "Routed", (MOEFeedForwardSwiGLU,), {"forward": forward}
+            )  # no cycle either
     return net
 
 
-def _patchify(kind: Any, plain: Any, latents: Tensor) -> tuple[Tensor, Tensor | None, list[tuple[int, int]], Tensor]:
+def _patchify(
+    kind: Any, plain: Any, latents: Tensor
+) -> tuple[Tensor, Tensor | None, list[tuple[int, int]], Tensor]:
     """diffusers' own, but sizes are numbers: its tensors would make the host wait for the device at every step."""
     tokens, mask, _, places = kind.patchify(plain, latents)
     patch = plain.config.patch_size
-    return tokens, mask, [(latents.shape[2] // patch, latents.shape[3] // patch)] * len(latents), places
+    return (
+        tokens,
+        mask,
+        [(latents.shape[2] // patch, latents.shape[3] // patch)] * len(latents),
+        places,
+    )
 
 
 def _routed(moe: Any, states: Tensor, bound: bool) -> Tensor:
@@ -236,15 +295,26 @@ def _routed(moe: Any, states: Tensor, bound: bool) -> Tensor:
 
     chosen, weight, _ = moe.gate(states)
     counts = (chosen.view(-1, 1) == torch.arange(len(moe.experts), device=states.device)).sum(0)
-    sizes, arrived = to_host(counts) if overlaps(states.device) and not bound else (counts, None)
+    sizes, arrived = (
+        to_host(counts) if overlaps(states.device) and not bound else (counts, None)
+    )
     shared, order = moe.shared_experts(states), chosen.flatten().argsort(stable=True)
-    rows = states.view(-1, states.shape[-1]).repeat_interleave(moe.num_activated_experts, dim=0)[order]
+    rows = states.view(-1, states.shape[-1]).repeat_interleave(
+        moe.num_activated_experts, dim=0
+    )[order]
     if arrived is not None:
         arrived.synchronize()
     most = [len(rows) // moe.num_activated_experts] * moe.num_activated_experts
     parts = rows.split(most + [0] * (len(moe.experts) - len(most)) if bound else sizes.tolist())
-    mixed = torch.cat([expert(part) for expert, part in zip(moe.experts, parts, strict=True)])[order.argsort()]
-    routed = (mixed.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1).view(states.shape).to(states.dtype)
+    mixed = torch.cat([expert(part) for expert, part in zip(moe.experts, parts, strict=True)])[
+        order.argsort()
+    ]
+    routed = (
+        (mixed.view(*weight.shape, -1) * weight.unsqueeze(-1))
+        .sum(dim=1)
+        .view(states.shape)
+        .to(states.dtype)
+    )
     return routed + shared
 
 
@@ -261,7 +331,9 @@ def _of_frames(vae: Any) -> nn.Module:
 
         def encode(self, frames: Tensor) -> Any:
             latent = vae.encode(frames[:, :, 0]).latent_dist
-            frame = SimpleNamespace(mean=latent.mean[:, :, None], logvar=latent.logvar[:, :, None])
+            frame = SimpleNamespace(
+                mean=latent.mean[:, :, None], logvar=latent.logvar[:, :, None]
+            )
             return SimpleNamespace(latent_dist=frame)
 
         def decode(self, latents: Tensor, return_dict: bool = False) -> tuple[Tensor]:
@@ -277,26 +349,39 @@ def join(base: Path, llama: Path, folder: Path) -> Path:
     """
     index, config = read_config(base / "model_index.json"), read_config(llama / "config.json")
     if index.get("_class_name") != "HiDreamImagePipeline":
-        raise VideotuneError(f"{base} is a {index.get('_class_name')}, not a HiDreamImagePipeline")
+        raise VideotuneError(
+            f"{base} is a {index.get('_class_name')}, not a HiDreamImagePipeline"
+        )
     layers = max(read_config(base / "transformer" / "config.json")["llama_layers"]) + 1
     kind, depth = config.get("model_type"), config.get("num_hidden_layers")
     if kind != "llama" or depth != layers:
-        raise VideotuneError(f"{llama} is a {kind} of {depth} layers; HiDream-I1 reads a llama of {layers}")
+        raise VideotuneError(
+            f"{llama} is a {kind} of {depth} layers; HiDream-I1 reads a llama of {layers}"
+        )
     if not (llama / "tokenizer.json").is_file():
         raise VideotuneError(f"{llama} has no tokenizer.json")
     if folder.exists():
         raise VideotuneError(f"{folder} is there already: name a new folder")
     part = "text_encoder_4"
     tokenizer, encoder = tokenizer_of(part), HiDream.text_encoders[part]
-    links = {entry.name: entry for entry in base.iterdir() if entry.is_dir() and entry.name not in (part, tokenizer)}
+    links = {
+        entry.name: entry
+        for entry in base.iterdir()
+        if entry.is_dir() and entry.name not in (part, tokenizer)
+    }
     for entry in llama.iterdir():
         if entry.is_file():
             links[f"{tokenizer if 'token' in entry.name else part}/{entry.name}"] = entry
     for name, target in links.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(target.absolute())
-    named = {part: ["transformers", encoder], tokenizer: ["transformers", "PreTrainedTokenizerFast"]}
-    (folder / "model_index.json").write_text(json.dumps(index | named, indent=2) + "\n", encoding="utf-8")
+    named = {
+        part: ["transformers", encoder],
+        tokenizer: ["transformers", "PreTrainedTokenizerFast"],
+    }
+    (folder / "model_index.json").write_text(
+        json.dumps(index | named, indent=2) + "\n", encoding="utf-8"
+    )
     return folder
 
 

@@ -12,7 +12,15 @@ from videotune.lazy import torch, transformers
 from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.loading import read_tokenizer
 from videotune.models.registry import facts
-from videotune.types import Batch, ClipShape, Condition, ModelSpec, Nets, SampleRequest, VideoRules
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Condition,
+    ModelSpec,
+    Nets,
+    SampleRequest,
+    VideoRules,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +51,9 @@ class HunyuanVideo(DiffusersModel):
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
     pipelines, attention = ("HunyuanVideoPipeline",), "attn"
     comfyui_names = key_names("hunyuan_video", "comfyui")
-    file_names = tuple(key_names("hunyuan_video", f"{layout} file") for layout in ("original", "comfyui"))
+    file_names = tuple(
+        key_names("hunyuan_video", f"{layout} file") for layout in ("original", "comfyui")
+    )
     tokens_in_front = CROP
 
     @classmethod
@@ -55,14 +65,23 @@ class HunyuanVideo(DiffusersModel):
         """
         net, vae, latent, _ = cls.read_configs(folder)
         if net.get("image_condition_type") is not None:
-            raise VideotuneError(f"{folder}: of HunyuanVideo videotune trains the text-to-video checkpoint alone")
+            raise VideotuneError(
+                f"{folder}: of HunyuanVideo videotune trains the text-to-video checkpoint alone"
+            )
         patch = (net["patch_size_t"], net["patch_size"], net["patch_size"])
         spatial, temporal = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
         width = net["num_attention_heads"] * net["attention_head_dim"]
         return replace(
             cls.spec,
             title=f"HunyuanVideo{SIZES.get((width, net['num_layers'], net['num_single_layers']), '')}",
-            rules=VideoRules(temporal * patch[0], 1, spatial * patch[1], cls.spec.rules.fps, spatial, temporal),
+            rules=VideoRules(
+                temporal * patch[0],
+                1,
+                spatial * patch[1],
+                cls.spec.rules.fps,
+                spatial,
+                temporal,
+            ),
             latent_channels=latent,
             patch=patch,
             text_width=net["text_embed_dim"],
@@ -79,10 +98,18 @@ class HunyuanVideo(DiffusersModel):
         place of what the file says, and give other tokens. Raises VideotuneError where it does not fit the template."""
         folder = self.folder / "tokenizer"
         if not (folder / "tokenizer.json").is_file():
-            raise VideotuneError(f"{folder} has no tokenizer.json; take the file that comes with the checkpoint")
-        llama = read_tokenizer(folder, self.folder / "text_encoder", transformers.PreTrainedTokenizerFast)
-        one, other = (llama(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0"))
-        front = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1)
+            raise VideotuneError(
+                f"{folder} has no tokenizer.json; take the file that comes with the checkpoint"
+            )
+        llama = read_tokenizer(
+            folder, self.folder / "text_encoder", transformers.PreTrainedTokenizerFast
+        )
+        one, other = (
+            llama(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0")
+        )
+        front = next(
+            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1
+        )
         if front != CROP or llama.padding_side != "right":
             fault = f"it pads on the {llama.padding_side} and reads {front} tokens in front of a caption, not {CROP}"
             raise VideotuneError(f"{folder} is not HunyuanVideo's tokenizer: {fault}")
@@ -96,7 +123,11 @@ class HunyuanVideo(DiffusersModel):
         """
         text, pooled, mask = self.encode_prompt(caption)
         shown = mask[0].bool()
-        return {"text": text[0].where(shown[:, None], text.new_zeros(())), "mask": shown, "pooled": pooled[0]}
+        return {
+            "text": text[0].where(shown[:, None], text.new_zeros(())),
+            "mask": shown,
+            "pooled": pooled[0],
+        }
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
         """Less the padding, which is on the right."""
@@ -107,7 +138,9 @@ class HunyuanVideo(DiffusersModel):
         cond, places = super().condition(states), torch.arange(self.spec.text_tokens)
         if cond.text_mask is not None:
             return cond
-        return replace(cond, text_mask=torch.stack([places < len(state["text"]) for state in states]))
+        return replace(
+            cond, text_mask=torch.stack([places < len(state["text"]) for state in states])
+        )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With CLIP's."""
@@ -127,16 +160,21 @@ class HunyuanVideo(DiffusersModel):
             encoder_hidden_states=cond.text.to(self.dtype),
             encoder_attention_mask=cond.text_mask.to(self.dtype),
             pooled_projections=cond.extras["pooled"].to(self.dtype),
-            guidance=torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device) * 1000.0,
+            guidance=torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device)
+            * 1000.0,
             return_dict=False,
         )
         return out[0].float()
 
     def prompt(self, cond: Condition) -> dict[str, Tensor]:
         """With CLIP's."""
-        return super().prompt(cond) | {"pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)}
+        return super().prompt(cond) | {
+            "pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)
+        }
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """Guidance is told to the network, once a step.
 
         ``uncond`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
@@ -144,9 +182,13 @@ class HunyuanVideo(DiffusersModel):
         if self.spec.guidance_embedded:
             return super().sample(nets, cond, None, request)
         words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
-        return self.run_pipeline(self.pipeline(nets, request.shift), cond, uncond, request, **words).float()
+        return self.run_pipeline(
+            self.pipeline(nets, request.shift), cond, uncond, request, **words
+        ).float()
 
     def lora_formats(self) -> tuple[str, ...]:
         """diffusers reads ComfyUI's form of the published width alone, so a file for another could not be proved."""
-        published = self.config["num_attention_heads"] * self.config["attention_head_dim"] == WIDTH
+        published = (
+            self.config["num_attention_heads"] * self.config["attention_head_dim"] == WIDTH
+        )
         return super().lora_formats() if published else ("diffusers",)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
 from videotune.models import single_file
-from videotune.models.model_files import CONFIGS, Header, headers, note, read_config, weight_files
+from videotune.models.model_files import (
+    CONFIGS,
+    Header,
+    headers,
+    note,
+    read_config,
+    weight_files,
+)
 from videotune.models.single_file import DTYPES, FP8, Source
 from videotune.types import Fill, Say
 
@@ -39,10 +46,14 @@ def explained(what: str) -> Iterator[None]:
     except VideotuneError:
         raise
     except Exception as error:  # each library has kinds of its own, tokenizers' has none
-        if isinstance(error, MemoryError) or re.search("out of memory|allocate memory", str(error)):
+        if isinstance(error, MemoryError) or re.search(
+            "out of memory|allocate memory", str(error)
+        ):
             raise
         if "trust_remote_code" in str(error):
-            raise VideotuneError(f"{what}: it names code of its own, which videotune never runs") from error
+            raise VideotuneError(
+                f"{what}: it names code of its own, which videotune never runs"
+            ) from error
         why = " ".join((str(error) or type(error).__name__).split())[:200]
         raise VideotuneError(f"{what}: {why}") from error
 
@@ -54,7 +65,9 @@ def pretrained(cls: Any, place: Path | str, **words: Any) -> Any:
     """
     adapter = Path(place) / "adapter_config.json"
     if adapter.is_file():
-        raise VideotuneError(f"{adapter}: the weights of another model would be read in place of this one's: remove it")
+        raise VideotuneError(
+            f"{adapter}: the weights of another model would be read in place of this one's: remove it"
+        )
     with explained(f"{place} cannot be read by {cls.__name__}"):
         return cls.from_pretrained(place, trust_remote_code=False, **words)
 
@@ -68,18 +81,29 @@ def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
     tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
     with explained(f"{folder} holds no tokenizer that works"):
         most = min(32, tokenizer.model_max_length)
-        one, other = (tokenizer(text, truncation=True, max_length=most, verbose=False).input_ids for text in PROBES)
+        one, other = (
+            tokenizer(text, truncation=True, max_length=most, verbose=False).input_ids
+            for text in PROBES
+        )
         last = max(tokenizer.get_vocab().values())
     if one == other:
-        fault = f"its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens"
+        fault = (
+            f"its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens"
+        )
         raise VideotuneError(f"{folder}: {fault}: fetch the model again, or copy all of it")
     config = read_config(encoder / "config.json")
     # a pipeline pads with the end mark where neither the tokenizer nor its encoder names a token for it, as Llama's
-    if tokenizer.pad_token is None and (tokenizer.eos_token is None or config.get("pad_token_id") is not None):
-        raise VideotuneError(f"{folder} names no token that pads captions: fetch the model again, or copy all of it")
+    if tokenizer.pad_token is None and (
+        tokenizer.eos_token is None or config.get("pad_token_id") is not None
+    ):
+        raise VideotuneError(
+            f"{folder} names no token that pads captions: fetch the model again, or copy all of it"
+        )
     rows = config.get("vocab_size")
     if isinstance(rows, int) and last >= rows:
-        raise VideotuneError(f"{folder} has a token {last}, and {encoder} knows {rows}: take both from one checkpoint")
+        raise VideotuneError(
+            f"{folder} has a token {last}, and {encoder} knows {rows}: take both from one checkpoint"
+        )
     return tokenizer
 
 
@@ -134,7 +158,9 @@ def load_model(
         net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
     else:  # transformers streams by itself, and ties weights that stand in a file once
         if packed is None:
-            net = _load_by_transformers(cls, folder, dtype, torch.device("cpu") if stream else device)
+            net = _load_by_transformers(
+                cls, folder, dtype, torch.device("cpu") if stream else device
+            )
         else:
             net = _load_packed(cls, folder, dtype, device, packed)
         net = _streamed(net, device, stream) if stream else net.to(device)
@@ -160,11 +186,15 @@ def _load_network(
     return net
 
 
-def _pack(cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype) -> dict[str, QuantizedLinear]:
+def _pack(
+    cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype
+) -> dict[str, QuantizedLinear]:
     """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
     from videotune.memory.quantization import longest_list, pack_linears  # imports torch
 
-    return pack_linears(net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype))
+    return pack_linears(
+        net, blocks or [longest_list(net)], kind, dtype, kept_in_float32(cls, dtype)
+    )
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
@@ -187,7 +217,9 @@ def _placed(
         wanted = dtype_of(name, cls, dtype) if tensor.is_floating_point() else tensor.dtype
         there = tensor.to(device).to(wanted).contiguous()
         # a small tensor that stayed a page of the file would keep all of the file mapped
-        placed[name] = there.clone() if there is tensor and (alone or wanted != dtype) else there
+        placed[name] = (
+            there.clone() if there is tensor and (alone or wanted != dtype) else there
+        )
     return placed
 
 
@@ -197,7 +229,11 @@ def quietly() -> Iterator[None]:
     from diffusers.utils import logging as of_diffusers  # imports torch
     from transformers.utils import logging as of_transformers
 
-    shown = [logging for logging in (of_transformers, of_diffusers) if logging.is_progress_bar_enabled()]
+    shown = [
+        logging
+        for logging in (of_transformers, of_diffusers)
+        if logging.is_progress_bar_enabled()
+    ]
     for logging in shown:
         logging.disable_progress_bar()
     try:
@@ -207,19 +243,30 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str) -> nn.Module:
+def _load_packed(
+    cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str
+) -> nn.Module:
     """A network of transformers on the CPU, packed on ``device``."""
     from videotune.memory.quantization import QuantizedLinear, packed_note  # imports torch
 
     found = {header.dtype for header in headers(weight_files(folder)).values()} & set(DTYPES)
-    there = getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype  # then weights are pages, and no memory
+    there = (
+        getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype
+    )  # then weights are pages, and no memory
     net = _load_by_transformers(cls, folder, there, torch.device("cpu"))
     linears = dict(net.named_modules())
     for path, layer in _pack(cls, net, (), packed, dtype).items():
-        linear = linears.pop(path)  # and with it the only weight there is: one after the other goes as it is packed
+        linear = linears.pop(
+            path
+        )  # and with it the only weight there is: one after the other goes as it is packed
         layer.set_weight(linear.weight.detach().to(device), torch.device("cpu"))
         linear.weight = None
-    kept = {id(x) for layer in net.modules() if isinstance(layer, QuantizedLinear) for x in layer.kept.values()}
+    kept = {
+        id(x)
+        for layer in net.modules()
+        if isinstance(layer, QuantizedLinear)
+        for x in layer.kept.values()
+    }
     for name, parameter in net.named_parameters():
         if id(parameter) not in kept:  # a page that stayed would keep the file mapped
             parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)
@@ -227,7 +274,9 @@ def _load_packed(cls: Any, folder: Path, dtype: torch.dtype, device: torch.devic
     return net
 
 
-def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _load_by_transformers(
+    cls: Any, folder: Path, dtype: torch.dtype, device: torch.device
+) -> nn.Module:
     files = weight_files(folder)
     refuse_dtypes(files, headers(files))
     try:
@@ -235,7 +284,9 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
         with quietly():
             net, found = pretrained(cls, folder, dtype=dtype, **how)
     except VideotuneError as error:
-        raise VideotuneError(f"{shown(files)} does not fit {folder / 'config.json'}: {error}") from error
+        raise VideotuneError(
+            f"{shown(files)} does not fit {folder / 'config.json'}: {error}"
+        ) from error
     absent = sorted(found["missing_keys"])
     if absent:  # transformers would fill them with random numbers
         lacks = f"{len(absent)} tensors are missing, as {absent[0]}. Take weights and config of one model"
@@ -243,15 +294,25 @@ def _load_by_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: to
     return net
 
 
-def refuse_dtypes(files: list[Path], found: Mapping[str, Header], known: Collection[str] = tuple(DTYPES)) -> None:
+def refuse_dtypes(
+    files: list[Path], found: Mapping[str, Header], known: Collection[str] = tuple(DTYPES)
+) -> None:
     """Raise VideotuneError for integers, and for dtypes that are not ``known``: what is loaded is a plain network."""
-    odd = [name for name, header in found.items() if header.dtype not in known and not name.endswith("position_ids")]
+    odd = [
+        name
+        for name, header in found.items()
+        if header.dtype not in known and not name.endswith("position_ids")
+    ]
     if odd:
         kind = f"weights of the dtype {found[odd[0]].dtype} ({odd[0]})"
-        raise VideotuneError(f"{shown(files)} holds {kind}: take the file in bfloat16, float16 or float32")
+        raise VideotuneError(
+            f"{shown(files)} holds {kind}: take the file in bfloat16, float16 or float32"
+        )
 
 
-def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> Iterator[dict[str, Tensor]]:
+def read_states(
+    cls: Any, folder: Path, net: nn.Module, echo: Say | None = None
+) -> Iterator[dict[str, Tensor]]:
     """The weights of a part by diffusers' names, file by file as the files' own pages; of a file in another layout tensor
     by tensor. ``net`` is the part's network, of which the shapes count. Raises VideotuneError as ``check_part`` does.
     """
@@ -263,7 +324,9 @@ def read_states(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None)
     return ({name: tensor} for name, tensor in single_file.tensors(sources))
 
 
-def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) -> dict[str, Source]:
+def check_part(
+    cls: Any, folder: Path, net: nn.Module, echo: Say | None = None
+) -> dict[str, Source]:
     """Compare the heads of a part's files with its config's model.
 
     Returns where each tensor of the model lies. ``echo`` is told of weights in 8 bits, and of those that are left out.
@@ -278,24 +341,40 @@ def check_part(cls: Any, folder: Path, net: nn.Module, echo: Say | None = None) 
     if not sources:
         what = f"is {single_file.kind_of(every) or 'of no known kind'}, not a transformer"
         raise VideotuneError(f"{shown(files)} {what}: it has no tensor of a {cls.__name__}")
-    refuse_dtypes(files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8})
+    refuse_dtypes(
+        files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8}
+    )
     found = {name: source.shape for name, source in sources.items()}
-    wrong, spare = [name for name in wanted if found.get(name) != wanted[name]], single_file.left_over(sources, every)
+    wrong, spare = (
+        [name for name in wanted if found.get(name) != wanted[name]],
+        single_file.left_over(sources, every),
+    )
     extra, held = sum(every[name].count for name in spare), sum(map(math.prod, found.values()))
     if wrong or extra > _SPARE * (held + extra):
         name = (wrong or spare)[0]
-        theirs = "x".join(map(str, found.get(name, every[name].shape if name in every else ()))) or "missing"
+        theirs = (
+            "x".join(map(str, found.get(name, every[name].shape if name in every else ())))
+            or "missing"
+        )
         ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
         counts = [held + extra, sum(map(math.prod, wanted.values()))]
-        there, mine = (f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts)
+        there, mine = (
+            f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts
+        )
         fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
         pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
-        raise VideotuneError(f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ: {pair}")
+        raise VideotuneError(
+            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ: {pair}"
+        )
     eight = sum(source.stored.dtype in FP8 for source in sources.values())
     if eight and echo:
-        echo(f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give")
+        echo(
+            f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give"
+        )
     if spare and echo:
-        echo(f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …")
+        echo(
+            f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …"
+        )
     return sources
 
 
@@ -303,7 +382,10 @@ def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
     """Which published model has the shapes of these files, in words."""
     for path in sorted(CONFIGS.glob("*/transformer/config.json")):
         if read_config(path).get("_class_name") == cls.__name__:
-            shapes = {name: tuple(value.shape) for name, value in on_meta(cls, path.parent).state_dict().items()}
+            shapes = {
+                name: tuple(value.shape)
+                for name, value in on_meta(cls, path.parent).state_dict().items()
+            }
             found = single_file.find_sources(cls.__name__, shapes, stored)
             if shapes == {name: source.shape for name, source in found.items()}:
                 return f" Its shapes are those of {path.parents[1].name}."
@@ -312,7 +394,11 @@ def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
 
 def shown(files: list[Path]) -> str:
     """The file as the user knows it: where a link of ours leads."""
-    first = files[0].resolve() if files[0].is_symlink() and "blobs" not in files[0].resolve().parts else files[0]
+    first = (
+        files[0].resolve()
+        if files[0].is_symlink() and "blobs" not in files[0].resolve().parts
+        else files[0]
+    )
     return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"
 
 
@@ -327,7 +413,9 @@ def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
     from accelerate import init_empty_weights  # torch comes with it
 
     if read_config(folder / "config.json").get("quantization_config"):
-        raise VideotuneError(f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16")
+        raise VideotuneError(
+            f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16"
+        )
     # some models make their buffers in torch's default dtype
     with transformers.modeling_utils.local_torch_dtype(dtype), init_empty_weights():
         return built(cls, folder)
@@ -360,11 +448,17 @@ def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
 
 def kept_in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
     """Parts of the paths of modules that a model's authors keep in float32."""
-    if not hasattr(cls, "load_config") and dtype != torch.float16:  # transformers means half precision alone by that
+    if (
+        not hasattr(cls, "load_config") and dtype != torch.float16
+    ):  # transformers means half precision alone by that
         return tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
     return tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
 
 
 def dtype_of(name: str, cls: Any, dtype: torch.dtype) -> torch.dtype:
     """The dtype of a parameter, by its name, of a model that is loaded in ``dtype``."""
-    return torch.float32 if any(part in kept_in_float32(cls, dtype) for part in name.split(".")) else dtype
+    return (
+        torch.float32
+        if any(part in kept_in_float32(cls, dtype) for part in name.split("."))
+        else dtype
+    )

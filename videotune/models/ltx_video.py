@@ -44,7 +44,9 @@ NEWER_TOKENS = 256
 class LTXVideo(DiffusersModel):
     """An LTX-Video checkpoint."""
 
-    spec = spec_of("ltx_video")  # its one shift is that of 2560 tokens, half way between the two that the rule names
+    spec = spec_of(
+        "ltx_video"
+    )  # its one shift is that of 2560 tokens, half way between the two that the rule names
     variants = ("0.9.0", "0.9.1", "0.9.7")
     transformer_class, vae_class = "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"
     embedding_names = {"text_encoder": "t5xxl"}
@@ -61,27 +63,39 @@ class LTXVideo(DiffusersModel):
         """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
         net, vae, latent, _ = cls.read_configs(folder)
         if (net.get("patch_size", 1), net.get("patch_size_t", 1)) != (1, 1):
-            raise VideotuneError(f"{folder}: a token covers more than one latent; no published LTX-Video does that")
-        size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
+            raise VideotuneError(
+                f"{folder}: a token covers more than one latent; no published LTX-Video does that"
+            )
+        size = SIZES.get(
+            (net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), ""
+        )
         spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
         strides: dict[str, Any] = {"spatial_stride": spatial, "temporal_stride": temporal}
         newer = _newer(folder)
-        version = "0.9.5+" if newer else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
+        version = (
+            "0.9.5+" if newer else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
+        )
         newer_licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
         return replace(
             cls.spec,
             title=f"LTX-Video {version} {size}".rstrip(),
-            rules=replace(cls.spec.rules, frame_step=temporal, side_multiple=spatial, **strides),
+            rules=replace(
+                cls.spec.rules, frame_step=temporal, side_multiple=spatial, **strides
+            ),
             latent_channels=latent,
             text_tokens=NEWER_TOKENS if newer else cls.spec.text_tokens,
             text_width=net["caption_channels"],
             licence=newer_licence if newer else cls.spec.licence,
-            shift_by_tokens=_shifts(read_config(folder / "scheduler" / "scheduler_config.json")),
+            shift_by_tokens=_shifts(
+                read_config(folder / "scheduler" / "scheduler_config.json")
+            ),
         )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With the mask of a full caption."""
-        return super().blank_states(shape) | {"mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)}
+        return super().blank_states(shape) | {
+            "mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)
+        }
 
     def part(self, name: str, fill: Fill = None) -> nn.Module:
         """A VAE that is told a timestep is told the usual one."""
@@ -98,7 +112,9 @@ class LTXVideo(DiffusersModel):
         """With a little noise for a VAE that is told a timestep, always the same."""
         raw = super().raw_latents(latents)
         if self.vae().config.timestep_conditioning:
-            noise = torch.from_numpy(draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32"))
+            noise = torch.from_numpy(
+                draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
+            )
             raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
         return raw
 
@@ -134,25 +150,42 @@ class LTXVideo(DiffusersModel):
         if not self.newer:
             seconds = (rules.temporal_stride / fps.float()).view(-1, 1, 1, 1, 1)
             scale = seconds, rules.spatial_stride, rules.spatial_stride
-            return {"num_frames": frames, "height": rows, "width": columns, "rope_interpolation_scale": scale}
+            return {
+                "num_frames": frames,
+                "height": rows,
+                "width": columns,
+                "rope_interpolation_scale": scale,
+            }
         places, key = self._loaded.setdefault("coords", {}), (frames, rows, columns, fps.device)
         coords = places.get(key)
-        if coords is None or type(fps) is not torch.Tensor:  # fake ones are not kept, and meet no real ones
+        if (
+            coords is None or type(fps) is not torch.Tensor
+        ):  # fake ones are not kept, and meet no real ones
             pipeline = diffusers.LTXConditionPipeline
             ids = pipeline._prepare_video_ids(1, frames, rows, columns, device=fps.device)
-            coords = pipeline._scale_video_ids(ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device).float()
+            coords = pipeline._scale_video_ids(
+                ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device
+            ).float()
             if type(coords) is torch.Tensor:
-                places[key] = coords  # the pipeline copies its factors to the device, for which the host would wait
+                places[key] = (
+                    coords  # the pipeline copies its factors to the device, for which the host would wait
+                )
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
         # the count of frames is not read where positions are given, but by isolated frames
         coords = torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1)
         return {"num_frames": frames, "video_coords": coords}
 
     def token_frames(
-        self, hidden_states: Tensor, num_frames: int | None = None, video_coords: Any = None, **_: Any
+        self,
+        hidden_states: Tensor,
+        num_frames: int | None = None,
+        video_coords: Any = None,
+        **_: Any,
     ) -> int:
         """A pipeline that passes positions passes no count: tokens of a frame have the first one's time."""
-        return num_frames or hidden_states.shape[1] // int((video_coords[0, 0] == video_coords[0, 0, 0]).sum())
+        return num_frames or hidden_states.shape[1] // int(
+            (video_coords[0, 0] == video_coords[0, 0, 0]).sum()
+        )
 
     def pipeline_class(self) -> Any:
         """The newer one takes an image or none."""
@@ -161,29 +194,46 @@ class LTXVideo(DiffusersModel):
     def scheduler(self, shift: float | None) -> Any:
         """Raises VideotuneError for a ``shift`` from 0.9.5 on, whose pipeline brings a schedule of its own."""
         if shift is not None and self.newer:
-            raise VideotuneError(f"sample.shift: {self.spec.title} has a schedule of its own; leave it out")
+            raise VideotuneError(
+                f"sample.shift: {self.spec.title} has a schedule of its own; leave it out"
+            )
         return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
-    def pipeline(self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any) -> Any:
+    def pipeline(
+        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+    ) -> Any:
         """With a VAE, which the pipeline asks for its strides."""
         vae = known_latents(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """``request.first`` goes on from clean first frames.
 
         Up to 0.9.1 by the image-to-video pipeline, else by the one that takes conditions, which lays its own noise on them
         while it samples; they come back as they were given.
         """
-        shape, first, size = request.shape, request.first, self.spec.rules.latent_size(request.shape)
+        shape, first, size = (
+            request.shape,
+            request.first,
+            self.spec.rules.latent_size(request.shape),
+        )
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         words: dict[str, Any] = {"generator": generators}
         cls = None
         if first is not None and self.newer:
-            words["image"] = torch.zeros(1, 3, shape.height, shape.width)  # only its size is looked at
+            words["image"] = torch.zeros(
+                1, 3, shape.height, shape.width
+            )  # only its size is looked at
         elif first is not None:
-            cls, words["latents"] = diffusers.LTXImageToVideoPipeline, _tokens(_start(first.float(), size, generators))
-        pipe = self.pipeline(nets, request.shift, cls, vae=known_latents(self.spec, first, self.device))
+            cls, words["latents"] = (
+                diffusers.LTXImageToVideoPipeline,
+                _tokens(_start(first.float(), size, generators)),
+            )
+        pipe = self.pipeline(
+            nets, request.shift, cls, vae=known_latents(self.spec, first, self.device)
+        )
         with _quiet_schedule(pipe.scheduler):
             latents = self.run_pipeline(pipe, cond, uncond, request, **words)
         if not self.newer:  # tokens
@@ -195,7 +245,11 @@ class LTXVideo(DiffusersModel):
     def fingerprints(self) -> dict[str, str]:
         """T5 reads padding otherwise from 0.9.5 on."""
         prints = super().fingerprints()
-        return prints | {"text_encoder": f"{prints['text_encoder']}-masked"} if self.newer else prints
+        return (
+            prints | {"text_encoder": f"{prints['text_encoder']}-masked"}
+            if self.newer
+            else prints
+        )
 
 
 def _newer(folder: Path) -> bool:
@@ -205,7 +259,9 @@ def _newer(folder: Path) -> bool:
     """
     kinds = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
     index = read_config(folder / "model_index.json")
-    return index.get("_class_name") == "LTXConditionPipeline" or any("095" in kind for kind in kinds)
+    return index.get("_class_name") == "LTXConditionPipeline" or any(
+        "095" in kind for kind in kinds
+    )
 
 
 def _stride(vae: Mapping[str, Any], kind: str, patch: int) -> int:
@@ -220,7 +276,9 @@ def _shifts(scheduler: Mapping[str, Any]) -> tuple[float, float, float, float]:
     if not scheduler.get("use_dynamic_shifting"):
         return SHIFTS
     names = ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")
-    first, low, second, high = (float(scheduler.get(name, SHIFTS[i])) for i, name in enumerate(names))
+    first, low, second, high = (
+        float(scheduler.get(name, SHIFTS[i])) for i, name in enumerate(names)
+    )
     return first, low, second, high
 
 
@@ -229,11 +287,15 @@ def _tokens(latents: Tensor) -> Tensor:
     return latents.flatten(2).transpose(1, 2)
 
 
-def _start(first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]) -> Tensor:
+def _start(
+    first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]
+) -> Tensor:
     """What image-to-video begins with: the clean frames (B,C,1,H,W), and the noise that its pipeline would draw."""
     drawn = []
     for frame, generator in zip(first, generators, strict=True):
-        torch.randn(frame[None].shape, generator=generator)  # the pipeline draws the image's latents first
+        torch.randn(
+            frame[None].shape, generator=generator
+        )  # the pipeline draws the image's latents first
         drawn.append(torch.randn((1, frame.shape[0], *size), generator=generator))
     return torch.cat([first, torch.cat(drawn).to(first)[:, :, 1:]], dim=2)
 

@@ -24,7 +24,11 @@ _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_mo
 _AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
 _BOUNDS = (
     (r"num_\w*(layers|blocks|experts)|\w*layers_per_block|block_repeats", 0, 1024),
-    (rf"patch_size(_t)?|num_\w*heads|\w*compression_ratio|scale_factor_\w+|{_AT_LEAST_1}", 1, 1 << 20),
+    (
+        rf"patch_size(_t)?|num_\w*heads|\w*compression_ratio|scale_factor_\w+|{_AT_LEAST_1}",
+        1,
+        1 << 20,
+    ),
     (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
 )
 """Whole numbers, or lists of them, by the key's name: least and most. Models that are published stay far below."""
@@ -40,11 +44,24 @@ STEMS = ("diffusion_pytorch_model", "model")
 """How the weights of a part are called, by diffusers and by transformers."""
 
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
-_NO_WEIGHTS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "ProcessorFast", "FeatureExtractor")
-_VOCABULARIES = (("T5", ("spiece.model",)), ("Llama", ("tokenizer.model",)), ("CLIP", ("vocab.json", "merges.txt")))
+_NO_WEIGHTS = (
+    "Scheduler",
+    "Tokenizer",
+    "TokenizerFast",
+    "Processor",
+    "ProcessorFast",
+    "FeatureExtractor",
+)
+_VOCABULARIES = (
+    ("T5", ("spiece.model",)),
+    ("Llama", ("tokenizer.model",)),
+    ("CLIP", ("vocab.json", "merges.txt")),
+)
 """The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
 
-_SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(Path(__file__).with_name("same_sizes.json"))
+_SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(
+    Path(__file__).with_name("same_sizes.json")
+)
 """What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it is. Either may be silent."""
 
 
@@ -56,7 +73,9 @@ class ConfigFile(dict[str, Any]):
         self.path = path
 
     def __missing__(self, key: str) -> Any:
-        raise VideotuneError(f"{self.path} lacks {key!r}: take the file that comes with the checkpoint")
+        raise VideotuneError(
+            f"{self.path} lacks {key!r}: take the file that comes with the checkpoint"
+        )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -66,12 +85,16 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise VideotuneError(f"{path} has {path.stat().st_size:,} bytes: it is no config of a model")
+            raise VideotuneError(
+                f"{path} has {path.stat().st_size:,} bytes: it is no config of a model"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise VideotuneError(f"the base model is incomplete: {path} is missing") from None
     except UnicodeDecodeError as error:
-        raise VideotuneError(f"{path} is not valid JSON: it is not UTF-8 text. Fetch it again") from error
+        raise VideotuneError(
+            f"{path} is not valid JSON: it is not UTF-8 text. Fetch it again"
+        ) from error
     return ConfigFile(path, parse_object(text, str(path)))
 
 
@@ -80,11 +103,18 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise VideotuneError(f"{where} is not valid JSON: {error.msg} in line {error.lineno}") from error
-    except (RecursionError, ValueError) as error:  # deeper than Python reads, a number of thousands of digits
+        raise VideotuneError(
+            f"{where} is not valid JSON: {error.msg} in line {error.lineno}"
+        ) from error
+    except (
+        RecursionError,
+        ValueError,
+    ) as error:  # deeper than Python reads, a number of thousands of digits
         raise VideotuneError(f"{where} is not valid JSON: {str(error)[:100]}") from error
     if not isinstance(value, dict):
-        raise VideotuneError(f"{where} holds {json.dumps(value)[:40]} where an object {{…}} is expected")
+        raise VideotuneError(
+            f"{where} holds {json.dumps(value)[:40]} where an object {{…}} is expected"
+        )
     _check(value, where)
     return value
 
@@ -94,12 +124,18 @@ def _check(value: Any, where: str) -> None:
     for path, one in walk_json(value):
         key = next((part for part in reversed(path) if isinstance(part, str)), "")
         if len(path) > DEEPEST:
-            raise VideotuneError(f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model")
+            raise VideotuneError(
+                f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model"
+            )
         if isinstance(one, int | float) and not abs(one) <= sys.float_info.max:
             raise VideotuneError(f"{where}: {key} is {str(one)[:40]}, no finite number")
         if isinstance(one, str) and _KERNELS.fullmatch(key) and "/" in one:
-            raise VideotuneError(f"{where}: {key} names code of the Hub ({one[:80]!r}), which videotune never runs")
-        bounds = ((least, most) for pattern, least, most in _BOUNDS if re.fullmatch(pattern, key))
+            raise VideotuneError(
+                f"{where}: {key} names code of the Hub ({one[:80]!r}), which videotune never runs"
+            )
+        bounds = (
+            (least, most) for pattern, least, most in _BOUNDS if re.fullmatch(pattern, key)
+        )
         for least, most in bounds if not (one is None or isinstance(one, dict | list)) else ():
             number = isinstance(one, int) or (isinstance(one, float) and one.is_integer())
             if isinstance(one, bool) or not number or not least <= one <= most:
@@ -138,8 +174,12 @@ def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     parts = {}
     for part, value in index.items():
         if isinstance(value, list) and len(value) == 2 and value[1] is not None:
-            if not re.fullmatch(r"\w+", part) or not all(isinstance(name, str) for name in value):
-                raise VideotuneError(f"model_index.json: {part[:40]!r} must be a library and a class, not {value}")
+            if not re.fullmatch(r"\w+", part) or not all(
+                isinstance(name, str) for name in value
+            ):
+                raise VideotuneError(
+                    f"model_index.json: {part[:40]!r} must be a library and a class, not {value}"
+                )
             parts[part] = (value[0], value[1])
     return parts
 
@@ -157,8 +197,14 @@ def check_parts(folder: Path) -> None:
     parts = model_parts(read_config(folder / "model_index.json"))
     for part in parts:
         if not (folder / part).is_dir():
-            raise VideotuneError(f"{folder} is incomplete: it has no {part}/, which its model_index.json names")
-    configs = {part: read_config(folder / part / "config.json") for part, (_, cls) in parts.items() if has_weights(cls)}
+            raise VideotuneError(
+                f"{folder} is incomplete: it has no {part}/, which its model_index.json names"
+            )
+    configs = {
+        part: read_config(folder / part / "config.json")
+        for part, (_, cls) in parts.items()
+        if has_weights(cls)
+    }
     for part, config in configs.items():
         own, named = config.get("_class_name"), parts[part][1]
         if own is not None and own != named:
@@ -166,10 +212,15 @@ def check_parts(folder: Path) -> None:
             raise VideotuneError(f"{folder / part} {fault}: take all parts from one model")
     for part, keys, other, other_keys, what in _SAME:
         for name in (part, f"{part}_2"):
-            taken, given = _size(configs.get(name, {}), keys), _size(configs.get(other, {}), other_keys)
+            taken, given = (
+                _size(configs.get(name, {}), keys),
+                _size(configs.get(other, {}), other_keys),
+            )
             if taken is not None and given is not None and taken != given:
                 fault = f"its {name} takes {taken} {what}, its {other} gives {given}"
-                raise VideotuneError(f"{folder} mixes two models: {fault}. Take both parts from one checkpoint.")
+                raise VideotuneError(
+                    f"{folder} mixes two models: {fault}. Take both parts from one checkpoint."
+                )
 
 
 def _size(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
@@ -183,9 +234,15 @@ def shards(folder: Path) -> list[str]:
         index = folder / f"{stem}.safetensors.index.json"
         if index.is_file():
             names = read_config(index)["weight_map"]
-            plain = isinstance(names, dict) and names and all(map(_SHARD.fullmatch, map(str, names.values())))
+            plain = (
+                isinstance(names, dict)
+                and names
+                and all(map(_SHARD.fullmatch, map(str, names.values())))
+            )
             if not plain:
-                raise VideotuneError(f"{index}: weight_map must give each tensor the name of a file beside it")
+                raise VideotuneError(
+                    f"{index}: weight_map must give each tensor the name of a file beside it"
+                )
             return sorted(set(names.values()))
         if (folder / f"{stem}.safetensors").is_file():
             return [f"{stem}.safetensors"]
@@ -199,11 +256,15 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = shards(folder)
     if not names:
-        raise VideotuneError(f"{folder} has no weights{without_safetensors(p.name for p in folder.glob('*'))}")
+        raise VideotuneError(
+            f"{folder} has no weights{without_safetensors(p.name for p in folder.glob('*'))}"
+        )
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         count = f"{len(absent)} of {len(names)} files of weights"
-        raise VideotuneError(f"{folder} lacks {some(absent)}: {count}. Fetch the model again, or copy all of it.")
+        raise VideotuneError(
+            f"{folder} lacks {some(absent)}: {count}. Fetch the model again, or copy all of it."
+        )
     return [folder / name for name in names]
 
 
@@ -213,8 +274,14 @@ def without_safetensors(names: Iterable[str]) -> str:
     variants = [name for name in names if name.endswith(".safetensors")]
     pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
     if variants:
-        return f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
-    return f" in safetensors; {some(pickled)} can run code when it is read, and is not" if pickled else ""
+        return (
+            f" called {STEMS[0]}.safetensors or {STEMS[1]}.safetensors; it has {some(variants)}"
+        )
+    return (
+        f" in safetensors; {some(pickled)} can run code when it is read, and is not"
+        if pickled
+        else ""
+    )
 
 
 def some(names: Sequence[str]) -> str:
@@ -249,19 +316,25 @@ def _lacks_of_vocabulary(here: Path, cls: str) -> list[str]:
     """The files that a tokenizer's folder lacks of its vocabulary: transformers would make an empty one without a word."""
     forms = [("tokenizer.json",), *(files for kind, files in _VOCABULARIES if kind in cls)]
     absent = [[name for name in files if not (here / name).is_file()] for files in forms]
-    begun = [lacks for lacks, files in zip(absent, forms, strict=True) if len(lacks) < len(files)]
+    begun = [
+        lacks for lacks, files in zip(absent, forms, strict=True) if len(lacks) < len(files)
+    ]
     return [] if [] in absent else begun[0] if begun else absent[0]
 
 
 def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
     """Raise VideotuneError that lists what the folder of the base model ``name`` lacks, weights included."""
     absent = missing(folder, weights=True, own=own)
-    for part in sorted({path.partition("/")[0] for path in absent if path.endswith(".safetensors")}):
+    for part in sorted(
+        {path.partition("/")[0] for path in absent if path.endswith(".safetensors")}
+    ):
         instead = without_safetensors(p.name for p in (folder / part).glob("*"))
         if instead and not shards(folder / part):
             raise VideotuneError(f"base_model_name: {folder / part} has no weights{instead}")
     if absent:
-        raise VideotuneError(f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Fetch all of it.")
+        raise VideotuneError(
+            f"base_model_name: {name} is incomplete: {folder} lacks {some(absent)}. Fetch all of it."
+        )
 
 
 def headers(files: Sequence[Path]) -> dict[str, Header]:
@@ -288,14 +361,22 @@ def spans_of(path: Path) -> dict[str, tuple[int, int]]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         head: dict[str, Any] = json.loads(file.read(length))
-    offsets = {name: tensor["data_offsets"] for name, tensor in head.items() if "data_offsets" in tensor}
-    return {name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()}
+    offsets = {
+        name: tensor["data_offsets"]
+        for name, tensor in head.items()
+        if "data_offsets" in tensor
+    }
+    return {
+        name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()
+    }
 
 
 def _damage(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
         if file.read(24).startswith(b"version https://git-lfs"):
-            return "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
+            return (
+                "it is a pointer of git-lfs, not the weights: run `git lfs pull` in that folder"
+            )
     size = path.stat().st_size
     return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."
 
@@ -311,7 +392,9 @@ def fingerprint(folder: Path) -> str:
     its middle: so a tensor that was changed is seen, wherever it lies in the file. A few numbers in its depth may not be.
     """
     name = hashlib.blake2b(digest_size=8)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")):
+    for path in sorted(
+        p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")
+    ):
         size = path.stat().st_size
         name.update(f"{path.relative_to(folder).as_posix()}:{size}".encode())
         with path.open("rb") as file:

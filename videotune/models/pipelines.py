@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 
 def bare_pipeline(cls: Any, **parts: Any) -> Any:
     """A pipeline of these components; others that its class asks for are None."""
-    needed = [name for name, one in signature(cls).parameters.items() if one.default is Parameter.empty]
+    needed = [
+        name
+        for name, one in signature(cls).parameters.items()
+        if one.default is Parameter.empty
+    ]
     return cls(**(dict.fromkeys(needed) | parts))
 
 
-def stand_in(nets: Nets, name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+def stand_in(
+    nets: Nets, name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> Any:
     """What a pipeline holds in place of a network: its facts, and its answers from ``nets[name]``.
 
     ``nets`` is asked at each call and never before the first, so it may load a network when its steps come, and let
@@ -41,7 +47,11 @@ def stand_in(nets: Nets, name: str, config: Mapping[str, Any], dtype: torch.dtyp
 
         def __init__(self) -> None:
             super().__init__()
-            self.config, self.dtype, self.device = diffusers.configuration_utils.FrozenDict(config), dtype, device
+            self.config, self.dtype, self.device = (
+                diffusers.configuration_utils.FrozenDict(config),
+                dtype,
+                device,
+            )
 
         def forward(self, *words: Any, **named: Any) -> Any:
             return nets[name](*words, **named)
@@ -79,21 +89,29 @@ def known_latents(spec: ModelSpec, latents: Tensor | None, device: torch.device)
             self.temporal_compression_ratio = spec.rules.temporal_stride
 
         def encode(self, pixels: Tensor) -> Any:
-            return SimpleNamespace(latent_dist=SimpleNamespace(mode=lambda: latents, sample=draw))
+            return SimpleNamespace(
+                latent_dist=SimpleNamespace(mode=lambda: latents, sample=draw)
+            )
 
     return Known()
 
 
 def own_scheduler(folder: Path, shift: float | None = None, **beside: Any) -> Any:
     """The checkpoint's own scheduler; a ``shift`` in the place of what its config says, and what is set ``beside`` it."""
-    name = model_files.model_parts(model_files.read_config(folder / "model_index.json")).get("scheduler", ("", ""))[1]
+    name = model_files.model_parts(model_files.read_config(folder / "model_index.json")).get(
+        "scheduler", ("", "")
+    )[1]
     cls = getattr(diffusers, name, None) if name.endswith("Scheduler") else None
     if cls is None:
-        raise VideotuneError(f"{folder / 'model_index.json'}: diffusers has no scheduler {name!r}")
+        raise VideotuneError(
+            f"{folder / 'model_index.json'}: diffusers has no scheduler {name!r}"
+        )
     config = dict(model_files.read_config(folder / "scheduler" / "scheduler_config.json"))
     if shift is not None:
         config |= {"flow_shift" if "flow_shift" in config else "shift": shift} | beside
-    with loading.explained(f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"):
+    with loading.explained(
+        f"{folder / 'scheduler' / 'scheduler_config.json'} describes no {name}"
+    ):
         return cls.from_config(config)
 
 
@@ -130,7 +148,11 @@ def in_tiles(vae: Any, tiled: bool) -> Iterator[None]:
 
 
 def isolate(
-    net: nn.Module, attentions: Sequence[Any], on: bool, frames_of: Callable[..., int], text_first: bool = False
+    net: nn.Module,
+    attentions: Sequence[Any],
+    on: bool,
+    frames_of: Callable[..., int],
+    text_first: bool = False,
 ) -> None:
     """Let video tokens see their own frame and the text, and text see text alone, until switched off.
 
@@ -170,7 +192,9 @@ class FrameProcessor:
         """What ``own`` gives of video tokens (B,S,D), and of text (B,L,D) where the attention is over both."""
         text = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
         with _product_by_frame()(self.seen.frames, text, self.text_first) as product:
-            out = self.own(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+            out = self.own(
+                attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb
+            )
         assert product.calls == 1, "this attention takes another way than torch's own product"
         return out
 
@@ -184,31 +208,55 @@ def _product_by_frame() -> Any:
             super().__init__()
             self.frames, self.text, self.text_first, self.calls = frames, text, text_first, 0
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func is not torch.nn.functional.scaled_dot_product_attention:
                 return func(*args, **(kwargs or {}))
             self.calls += 1
             return self.attend(func, *args, **(kwargs or {}))
 
         def attend(
-            self, product: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, **named: Any
+            self,
+            product: Any,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attn_mask: Any = None,
+            **named: Any,
         ) -> Tensor:
             """Queries, keys and values (B,h,S,d), of which the mask (B,1,1,S) shows a part of the text."""
             video, text = zip(*map(self.split, (query, key, value)), strict=True)
-            q, k, v = (x.unflatten(2, (self.frames, -1)).transpose(1, 2).flatten(0, 1) for x in video)  # (B·F,h,n,d)
-            k, v = (self.join(x, y.repeat_interleave(self.frames, 0)) for x, y in zip((k, v), text[1:], strict=True))
+            q, k, v = (
+                x.unflatten(2, (self.frames, -1)).transpose(1, 2).flatten(0, 1) for x in video
+            )  # (B·F,h,n,d)
+            k, v = (
+                self.join(x, y.repeat_interleave(self.frames, 0))
+                for x, y in zip((k, v), text[1:], strict=True)
+            )
             shown = wide = None
             if attn_mask is not None:
                 shown = attn_mask[..., video[0].shape[2] :]
                 wide = torch.cat([shown.new_ones(*shown.shape[:3], q.shape[2]), shown], 3)
                 wide = wide.repeat_interleave(self.frames, 0)
-            out = product(q, k, v, attn_mask=wide, **named).unflatten(0, (len(query), -1)).transpose(1, 2).flatten(2, 3)
-            return self.join(out, product(*text, attn_mask=shown, **named)) if self.text else out
+            out = (
+                product(q, k, v, attn_mask=wide, **named)
+                .unflatten(0, (len(query), -1))
+                .transpose(1, 2)
+                .flatten(2, 3)
+            )
+            return (
+                self.join(out, product(*text, attn_mask=shown, **named)) if self.text else out
+            )
 
         def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Of the video, and of the text."""
             cut = self.text if self.text_first else x.shape[2] - self.text
-            return (x[:, :, cut:], x[:, :, :cut]) if self.text_first else (x[:, :, :cut], x[:, :, cut:])
+            return (
+                (x[:, :, cut:], x[:, :, :cut])
+                if self.text_first
+                else (x[:, :, :cut], x[:, :, cut:])
+            )
 
         def join(self, video: Tensor, text: Tensor) -> Tensor:
             """Both again."""

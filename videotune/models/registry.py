@@ -29,7 +29,9 @@ def register(cls: Class) -> Class:
     """Add a family, by its ``spec.name``; usable as a decorator. Raises VideotuneError where another one has the name."""
     known = FAMILIES.setdefault(cls.spec.name, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise VideotuneError(f"two families are named {cls.spec.name!r}: in {known.__module__} and in {cls.__module__}")
+        raise VideotuneError(
+            f"two families are named {cls.spec.name!r}: in {known.__module__} and in {cls.__module__}"
+        )
     return cls
 
 
@@ -58,7 +60,9 @@ def find(name: str) -> type[Family]:
         if wanted in {own, *(alias.lower() for alias in FAMILIES[own].spec.aliases)}:
             return FAMILIES[own]
     near = difflib.get_close_matches(wanted, known, 1, 0.4)
-    raise VideotuneError(f"there is no family {name!r}{did_you_mean(near)}  Families: {', '.join(known)}.")
+    raise VideotuneError(
+        f"there is no family {name!r}{did_you_mean(near)}  Families: {', '.join(known)}."
+    )
 
 
 def facts(family: str) -> dict[str, Any]:

@@ -37,7 +37,9 @@ Stored = Mapping[Path, Mapping[str, Header]]
 """The heads of files, by the names of their tensors."""
 
 _SCALES = ("scale_weight", "weight_scale")
-_BESIDE = re.compile(r"(^|\.)(scaled_fp8|comfy_quant|scale_input|input_scale|scale_weight|weight_scale)$")
+_BESIDE = re.compile(
+    r"(^|\.)(scaled_fp8|comfy_quant|scale_input|input_scale|scale_weight|weight_scale)$"
+)
 """Tensors beside a network's own; the scales of activations are no part of the weights."""
 
 
@@ -75,52 +77,90 @@ def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[
     ``NAME#1,0/2`` are the second and the first half of the rows of NAME. Raises VideotuneError for scales that are not one
     a tensor or one a row.
     """
-    families: list[Any] = [x for x in map(FAMILIES.get, names()) if getattr(x, "transformer_class", "") == network]
-    tables = [(), *(table for one in families for table in (*one.file_names, one.original_names or ()))]
+    families: list[Any] = [
+        x for x in map(FAMILIES.get, names()) if getattr(x, "transformer_class", "") == network
+    ]
+    tables = [
+        (),
+        *(table for one in families for table in (*one.file_names, one.original_names or ())),
+    ]
     files = {name: path for path, headers in stored.items() for name in headers}
     best: dict[str, Source] = {}
     for table in tables:
         places = {name: renamed(name, table).partition("#") for name in wanted}
         for prefix in PREFIXES:
-            found = {name: (prefix + one, rows) for name, (one, _, rows) in places.items() if prefix + one in files}
+            found = {
+                name: (prefix + one, rows)
+                for name, (one, _, rows) in places.items()
+                if prefix + one in files
+            }
             if len(found) > len(best):
-                best = {name: _source(files[one], one, rows, stored) for name, (one, rows) in found.items()}
+                best = {
+                    name: _source(files[one], one, rows, stored)
+                    for name, (one, rows) in found.items()
+                }
     return best
 
 
 def _source(path: Path, name: str, rows: str, stored: Stored) -> Source:
     header, module = stored[path][name], name.removesuffix(".weight")
-    scale = next((one for word in _SCALES if (one := f"{module}.{word}") in stored[path] and one != name), "")
+    scale = next(
+        (
+            one
+            for word in _SCALES
+            if (one := f"{module}.{word}") in stored[path] and one != name
+        ),
+        "",
+    )
     shape = stored[path][scale].shape if scale else ()
     if shape not in ((), (1,), header.shape[:1], (*header.shape[:1], 1)):
         fault = f"scales of the shape {'x'.join(map(str, shape))} ({scale})"
-        raise VideotuneError(f"{path} has {fault}: take a file with one scale a tensor, or in bfloat16")
+        raise VideotuneError(
+            f"{path} has {fault}: take a file with one scale a tensor, or in bfloat16"
+        )
     parts, _, of = (rows or "0/1").partition("/")
     return Source(path, name, header, tuple(map(int, parts.split(","))), int(of), scale)
 
 
 def in_diffusers_layout(sources: Mapping[str, Source]) -> bool:
     """Whether each tensor of a network is a file's of its name, as it is."""
-    return all(one.name == name and not one.scale and one.stored.dtype in DTYPES for name, one in sources.items())
+    return all(
+        one.name == name and not one.scale and one.stored.dtype in DTYPES
+        for name, one in sources.items()
+    )
 
 
 def left_over(sources: Mapping[str, Source], stored: Collection[str]) -> list[str]:
     """The tensors of which nothing is made, but for scales; of a file with a prefix those alone that have it."""
     used = {source.name for source in sources.values()}
-    prefix = next((one for one in PREFIXES[1:] if used and all(name.startswith(one) for name in used)), "")
-    return [name for name in stored if name.startswith(prefix) and name not in used and not _BESIDE.search(name)]
+    prefix = next(
+        (one for one in PREFIXES[1:] if used and all(name.startswith(one) for name in used)), ""
+    )
+    return [
+        name
+        for name in stored
+        if name.startswith(prefix) and name not in used and not _BESIDE.search(name)
+    ]
 
 
 def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
     """Raise VideotuneError for weights in fewer bits than fp8, or in a layout of scales that is not read, by its name."""
     from safetensors import safe_open
 
-    marks = [name for name, header in stored.items() if name.endswith("comfy_quant") and header.count < 4096]
+    marks = [
+        name
+        for name, header in stored.items()
+        if name.endswith("comfy_quant") and header.count < 4096
+    ]
     with safe_open(path, "np") as file:
         said = [(file.metadata() or {}).get("_quantization_metadata", "")]
         said += [file.get_tensor(name).tobytes().decode(errors="replace") for name in marks]
-    for format in set(re.findall(r'"format"\s*:\s*"([^"]{1,40})"', " ".join(said))) - set(FP8.values()):
-        raise VideotuneError(f"{path} holds weights in {format}: take the file in bfloat16, float16 or float8_e4m3fn")
+    for format in set(re.findall(r'"format"\s*:\s*"([^"]{1,40})"', " ".join(said))) - set(
+        FP8.values()
+    ):
+        raise VideotuneError(
+            f"{path} holds weights in {format}: take the file in bfloat16, float16 or float8_e4m3fn"
+        )
 
 
 def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
@@ -133,16 +173,23 @@ def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
 
     places = sorted((one.file, one.name, one.scale, name) for name, one in sources.items())
     for (path, stored, scale), own in groupby(places, lambda place: place[:3]):
-        with safe_open(path, "pt") as file:  # opened anew, as all pages that were read stay while it is open
+        with safe_open(
+            path, "pt"
+        ) as file:  # opened anew, as all pages that were read stay while it is open
             whole = file.get_tensor(stored)
             factor = file.get_tensor(scale).float() if scale else torch.ones(1)
         if not bool(torch.isfinite(factor).all()):
-            raise VideotuneError(f"{path} is damaged: {scale} is NaN or infinite. Fetch it again")
+            raise VideotuneError(
+                f"{path} is damaged: {scale} is NaN or infinite. Fetch it again"
+            )
         if scale or whole.dtype.itemsize == 1:
             whole = whole.float() * factor.view(-1, *[1] * (whole.dim() - 1))
         for *_, name in own:
             parts, cut = sources[name].parts, whole.chunk(sources[name].of)
-            yield name, cut[parts[0]] if len(parts) == 1 else torch.cat([cut[part] for part in parts])
+            yield (
+                name,
+                cut[parts[0]] if len(parts) == 1 else torch.cat([cut[part] for part in parts]),
+            )
         del whole, cut
 
 
@@ -152,8 +199,14 @@ def kind_of(stored: Collection[str], family: str | None = None) -> str | None:
     ``family``: None too where it may be a transformer of this one.
     """
     kinds = json.loads((Path(__file__).parent / "file_kinds.json").read_text(encoding="utf-8"))
-    plain = [re.sub("^(" + "|".join(map(re.escape, PREFIXES[1:])) + ")", "", name) for name in stored]
+    plain = [
+        re.sub("^(" + "|".join(map(re.escape, PREFIXES[1:])) + ")", "", name) for name in stored
+    ]
     shares = [sum(bool(re.search(pattern, name)) for name in plain) for _, _, pattern in kinds]
     of, what, _ = kinds[shares.index(max(shares))]
-    may_be = of is not None and family is not None and (of == family or family not in [one for one, _, _ in kinds])
+    may_be = (
+        of is not None
+        and family is not None
+        and (of == family or family not in [one for one, _, _ in kinds])
+    )
     return None if may_be or 2 * max(shares) <= len(plain) else str(what)

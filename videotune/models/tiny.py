@@ -9,15 +9,29 @@ from videotune.models.registry import facts
 
 def letters_tokenizer() -> Any:
     """A T5 tokenizer of single characters, so that no text is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors  # light to start
+    from tokenizers import (
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )  # light to start
 
     pieces = ["<pad>", "</s>", "<unk>", "▁", *map(chr, range(33, 127))]
-    words = Tokenizer(models.Unigram([(piece, 0.0 if i < 3 else -4.0) for i, piece in enumerate(pieces)], unk_id=2))
+    words = Tokenizer(
+        models.Unigram(
+            [(piece, 0.0 if i < 3 else -4.0) for i, piece in enumerate(pieces)], unk_id=2
+        )
+    )
     words.pre_tokenizer = pre_tokenizers.Metaspace()
     words.decoder = decoders.Metaspace()
-    words.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    words.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     marks = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    return transformers.T5TokenizerFast(tokenizer_object=words, **marks, extra_ids=0, model_max_length=512)
+    return transformers.T5TokenizerFast(
+        tokenizer_object=words, **marks, extra_ids=0, model_max_length=512
+    )
 
 
 def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **words: Any) -> Any:
@@ -25,17 +39,30 @@ def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **words: An
 
     ``texts`` are tokens of their own; ``words`` name the marks' uses.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors  # light to start
+    from tokenizers import (
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )  # light to start
 
-    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in texts])
     begin = (marks[0], tokenizer.token_to_id(marks[0]))
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{marks[0]} $A", special_tokens=[begin])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=marks[0], **words)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{marks[0]} $A", special_tokens=[begin]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=marks[0], **words
+    )
 
 
 def clip_tokenizer(longest: int) -> Any:
@@ -43,11 +70,22 @@ def clip_tokenizer(longest: int) -> Any:
     from tokenizers import pre_tokenizers  # light to start
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    return transformers.CLIPTokenizer({piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest)
+    pieces = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
+    return transformers.CLIPTokenizer(
+        {piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest
+    )
 
 
-TOKENIZERS: Any = {"letters": letters_tokenizer, "bytes": bytes_tokenizer, "clip": clip_tokenizer}
+TOKENIZERS: Any = {
+    "letters": letters_tokenizer,
+    "bytes": bytes_tokenizer,
+    "clip": clip_tokenizer,
+}
 
 
 def tiny_pipeline(family: str, variant: str) -> Any:
@@ -61,7 +99,10 @@ def tiny_pipeline(family: str, variant: str) -> Any:
     for name, own in rows[variant].items():
         parts[name] = {**parts.get(name, {}), **own} if isinstance(own, dict) else own
     kind = parts.pop("_class_name")
-    made = {name: make(dict(part)) if isinstance(part, dict) else part for name, part in parts.items()}
+    made = {
+        name: make(dict(part)) if isinstance(part, dict) else part
+        for name, part in parts.items()
+    }
     return getattr(diffusers, kind)(**made)
 
 

@@ -18,7 +18,16 @@ from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.loading import load_model, pretrained
 from videotune.models.model_files import fingerprint, read_config
 from videotune.models.pipelines import known_latents
-from videotune.types import Batch, ClipShape, Condition, Expert, ModelSpec, Nets, SampleRequest, VideoRules
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Condition,
+    Expert,
+    ModelSpec,
+    Nets,
+    SampleRequest,
+    VideoRules,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,21 +61,32 @@ class Wan(DiffusersModel):
         index = read_config(folder / "model_index.json")
         net, vae, latent, from_image = cls.read_configs(
             folder,
-            lambda vae: 2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4),  # noise, the mask, the image
+            lambda vae: (
+                2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4)
+            ),  # noise, the mask, the image
         )
-        spatial, temporal = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+        spatial, temporal = (
+            vae.get("scale_factor_spatial", 8),
+            vae.get("scale_factor_temporal", 4),
+        )
         patch, from_both = tuple(net["patch_size"]), bool(index.get("expand_timesteps"))
         if net.get("pos_embed_seq_len") is not None:
-            raise VideotuneError(f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained")
+            raise VideotuneError(
+                f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained"
+            )
         experts = _experts(folder, index)
         newer = from_both or len(experts) > 1
-        size = SIZES.get((net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), "")
+        size = SIZES.get(
+            (net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), ""
+        )
         size = f"A{size}" if size and len(experts) > 1 else size
         kind = "TI2V" if from_both else "I2V" if from_image else "T2V"
         return replace(
             cls.spec,
             title=f"Wan {'2.2' if newer else '2.1'} {kind} {size}".rstrip(),
-            rules=VideoRules(temporal, 1, spatial * patch[1], 24.0 if from_both else 16.0, spatial, temporal),
+            rules=VideoRules(
+                temporal, 1, spatial * patch[1], 24.0 if from_both else 16.0, spatial, temporal
+            ),
             latent_channels=latent,
             patch=patch,
             text_width=net["text_dim"],
@@ -74,7 +94,11 @@ class Wan(DiffusersModel):
             first_frame=1.0 if from_image else 0.0 if from_both else None,
             experts=experts,
             timestep_shift=5.0 if newer else cls.spec.timestep_shift,
-            sample_guidance=cls.spec.sample_guidance if len(experts) == 1 else 3.5 if from_image else 4.0,
+            sample_guidance=cls.spec.sample_guidance
+            if len(experts) == 1
+            else 3.5
+            if from_image
+            else 4.0,
             image_channels=(net["in_channels"] - latent, 0),
             image_numbers=0 if net.get("image_dim") is None else _clip_numbers(folder),
         )
@@ -104,9 +128,13 @@ class Wan(DiffusersModel):
     def _image_encoder(self) -> tuple[Any, Any]:
         folder = self.folder / "image_encoder"
         encoder = load_model(transformers.CLIPVisionModel, folder, torch.float32, self.device)
-        return pretrained(transformers.CLIPImageProcessor, self.folder / "image_processor"), encoder
+        return pretrained(
+            transformers.CLIPImageProcessor, self.folder / "image_processor"
+        ), encoder
 
-    def image_states(self, frames: Tensor, random: np.random.Generator | None) -> dict[str, Tensor]:
+    def image_states(
+        self, frames: Tensor, random: np.random.Generator | None
+    ) -> dict[str, Tensor]:
         """What the image-to-video pipeline itself makes of the first frame, in the denoiser's dtype.
 
         "image" (4+C,F,H,W), the mask and the latents of that frame before grey ones; 2.1's "clip" (257, 1280).
@@ -115,7 +143,10 @@ class Wan(DiffusersModel):
             return {}
         from PIL import Image  # light to start
 
-        pipe, image = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None), frames[:, 0]
+        pipe, image = (
+            diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None),
+            frames[:, 0],
+        )
         size = frames.shape[2], frames.shape[3], frames.shape[1]
         told = pipe.prepare_latents(  # it would draw noise, which is not asked for
             image[None].to(self.device), 1, self.spec.latent_channels, *size, torch.float32, self.device,
@@ -123,9 +154,21 @@ class Wan(DiffusersModel):
         )[1]  # fmt: skip
         states = {"image": told[0].to(self.dtype).cpu()}
         if self._reads_clip:
-            pipe.image_processor, pipe.image_encoder = self._part("image_encoder", self._image_encoder)
-            pixels = ((image + 1) * 127.5).round().clamp(0, 255).byte().permute(1, 2, 0).cpu().numpy()
-            states["clip"] = pipe.encode_image(Image.fromarray(pixels), self.device)[0].to(self.dtype).cpu()
+            pipe.image_processor, pipe.image_encoder = self._part(
+                "image_encoder", self._image_encoder
+            )
+            pixels = (
+                ((image + 1) * 127.5)
+                .round()
+                .clamp(0, 255)
+                .byte()
+                .permute(1, 2, 0)
+                .cpu()
+                .numpy()
+            )
+            states["clip"] = (
+                pipe.encode_image(Image.fromarray(pixels), self.device)[0].to(self.dtype).cpu()
+            )
         return states
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -135,8 +178,12 @@ class Wan(DiffusersModel):
             size = self.spec.image_channels[0], *self.spec.rules.latent_size(shape)
             states["image"] = torch.zeros(size, dtype=self.dtype)
             if self._reads_clip:
-                width = read_config(self.folder / "image_encoder" / "config.json")["hidden_size"]
-                states["clip"] = torch.zeros(self.spec.image_numbers // width, width, dtype=self.dtype)
+                width = read_config(self.folder / "image_encoder" / "config.json")[
+                    "hidden_size"
+                ]
+                states["clip"] = torch.zeros(
+                    self.spec.image_numbers // width, width, dtype=self.dtype
+                )
         return states
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
@@ -148,12 +195,16 @@ class Wan(DiffusersModel):
             hidden_states=states,
             timestep=self.told_times(x_t, t, batch),
             encoder_hidden_states=batch.cond.text.to(self.dtype),
-            encoder_hidden_states_image=extras["clip"].to(self.dtype) if "clip" in extras else None,
+            encoder_hidden_states_image=extras["clip"].to(self.dtype)
+            if "clip" in extras
+            else None,
             return_dict=False,
         )
         return out[0].float()
 
-    def sample(self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest) -> Tensor:
+    def sample(
+        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+    ) -> Tensor:
         """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).
 
         Samples with one are drawn one by one: the pipeline takes a single image for all.
@@ -162,10 +213,17 @@ class Wan(DiffusersModel):
             return super().sample(nets, cond, uncond, request)
         drawn = []
         for i, seed in enumerate(request.seeds):
-            one, other = (None if c is None else c.map(lambda x, i=i: x[i : i + 1]) for c in (cond, uncond))  # type: ignore[misc]
+            one, other = (
+                None if c is None else c.map(lambda x, i=i: x[i : i + 1])
+                for c in (cond, uncond)
+            )  # type: ignore[misc]
             assert one is not None
             channels = self.spec.latent_channels
-            first = one.extras["image"][:, -channels:] if request.first is None else request.first[[i]]
+            first = (
+                one.extras["image"][:, -channels:]
+                if request.first is None
+                else request.first[[i]]
+            )
             # the image-to-video pipeline finds what its encoders would have made of the image already made
             pipe = self.pipeline(nets, request.shift, diffusers.WanImageToVideoPipeline)
             pipe.vae = known_latents(self.spec, first.float().to(self.device), self.device)
@@ -175,13 +233,20 @@ class Wan(DiffusersModel):
         return torch.cat(drawn).float()
 
     def run_pipeline(
-        self, pipe: Any, cond: Condition, uncond: Condition | None, request: SampleRequest, **words: Any
+        self,
+        pipe: Any,
+        cond: Condition,
+        uncond: Condition | None,
+        request: SampleRequest,
+        **words: Any,
     ) -> Tensor:
         """With an image of which only the size is looked at, and the guidance of a second expert."""
         if "image_processor" in pipe.components:
             words["image"] = torch.zeros(1, 3, request.shape.height, request.shape.width)
         if len(self.spec.experts) > 1:
-            words["guidance_scale_2"] = request.guidance if request.guidance_2 is None else request.guidance_2
+            words["guidance_scale_2"] = (
+                request.guidance if request.guidance_2 is None else request.guidance_2
+            )
         return super().run_pipeline(pipe, cond, uncond, request, **words)
 
     def fingerprints(self) -> dict[str, str]:
@@ -201,11 +266,15 @@ def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
         return Wan.spec.experts
     if boundary is None or not second:
         missing = "boundary_ratio in its model_index.json" if second else "transformer_2/"
-        raise VideotuneError(f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}")
+        raise VideotuneError(
+            f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}"
+        )
     return Expert("high", float(boundary), 1.0), Expert("low", 0.0, float(boundary))
 
 
 def _clip_numbers(folder: Path) -> int:
     """How many numbers CLIP says of an image: a state for each of its patches and one for the whole."""
     config = read_config(folder / "image_encoder" / "config.json")
-    return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(config["hidden_size"])
+    return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(
+        config["hidden_size"]
+    )

@@ -53,7 +53,19 @@ def cards() -> tuple[Card, ...]:
 
 
 _NOISE = (
-    ("nvidia", "geforce", "tesla", "gpu", "generation", "edition", "blackwell", "workstation", "server", "max", "q"),
+    (
+        "nvidia",
+        "geforce",
+        "tesla",
+        "gpu",
+        "generation",
+        "edition",
+        "blackwell",
+        "workstation",
+        "server",
+        "max",
+        "q",
+    ),
     ("rtx", "pcie"),
 )
 """Words that may be left out of a card's name: the first are never part of it, the others are where two cards differ."""
@@ -69,17 +81,25 @@ def card(name: str) -> Card:
     same: list[Card] = []
     for noise in ((), _NOISE[0], _NOISE[0] + _NOISE[1]):
         wanted = _without(asked, noise)
-        same = same or [one for one in cards() if wanted and _without(_words(one.name)[0], noise) == wanted]
+        same = same or [
+            one for one in cards() if wanted and _without(_words(one.name)[0], noise) == wanted
+        ]
     fitting = [one for one in same if gigabytes in (None, one.vram >> 30)]
     if len(fitting) == 1:
         return fitting[0]
     if same:
         names = " or ".join(f"{one.name!r} ({one.vram >> 30} GB)" for one in same)
-        raise VideotuneError(f"--card {name!r}: videotune knows {names}. Name one; for another memory give --vram GB.")
-    near = difflib.get_close_matches(" ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6)
+        raise VideotuneError(
+            f"--card {name!r}: videotune knows {names}. Name one; for another memory give --vram GB."
+        )
+    near = difflib.get_close_matches(
+        " ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6
+    )
     told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
     hint = did_you_mean(told, ".")
-    raise VideotuneError(f"--card: {name[:80]!r} is not known{hint} Its memory does as well: --vram GB.")
+    raise VideotuneError(
+        f"--card: {name[:80]!r} is not known{hint} Its memory does as well: --vram GB."
+    )
 
 
 def _words(name: str) -> tuple[tuple[str, ...], int | None]:
@@ -116,7 +136,10 @@ def known_card(name: str, memory: int) -> Card | None:
         found: Card = checked(Report, measured_file(name).read_text(encoding="utf-8")).card
         if min(found.flops, found.link, found.reached) > 0:
             return found
-    for word in (name, f"{name} {round(memory / 2**30)}GB"):  # the driver's name of some does not tell the memory
+    for word in (
+        name,
+        f"{name} {round(memory / 2**30)}GB",
+    ):  # the driver's name of some does not tell the memory
         with suppress(VideotuneError):
             return card(word)
     return None

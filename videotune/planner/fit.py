@@ -59,7 +59,13 @@ class Fit:
     def chosen(self) -> dict[str, Any]:
         """The settings by their keys."""
         choice = self.training.choice
-        return dict(zip(OPEN, (choice.micro_batch, choice.checkpointing, round(self.fraction, 4)), strict=True))
+        return dict(
+            zip(
+                OPEN,
+                (choice.micro_batch, choice.checkpointing, round(self.fraction, 4)),
+                strict=True,
+            )
+        )
 
 
 def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card | None]:
@@ -69,9 +75,13 @@ def asked_card(vram: float | None, name: str | None) -> tuple[int | None, Card |
         return int(vram * 1e9), card
     device = local_device()
     if card is None and overlaps(device):
-        free, whole = torch.accelerator.get_memory_info(device)  # other programs, a desktop say, hold some of it
+        free, whole = torch.accelerator.get_memory_info(
+            device
+        )  # other programs, a desktop say, hold some of it
         own = torch.accelerator.memory_reserved(device)
-        return free + own, known_card(torch.get_device_module(device).get_device_name(device), whole)
+        return free + own, known_card(
+            torch.get_device_module(device).get_device_name(device), whole
+        )
     return (card.vram if card else None), card
 
 
@@ -82,10 +92,17 @@ def planned_dtype(config: Config, on_card: bool) -> str:
 
 def forced(config: Config, batch: int) -> Fixed:
     """What keys beside those of memory leave no choice of; ``batch``: samples of a pass that is not split."""
-    whole = batch if config.optimizer.step_in_backward else None  # gradients that are used at once cannot be summed
+    whole = (
+        batch if config.optimizer.step_in_backward else None
+    )  # gradients that are used at once cannot be summed
     stays = config.sharding == "FULL"
     several = config.gradient_accumulation_steps > 1
-    return Fixed(whole, streamed=0 if stays or cannot_wait(config) else None, waits=not stays, accumulates=several)
+    return Fixed(
+        whole,
+        streamed=0 if stays or cannot_wait(config) else None,
+        waits=not stays,
+        accumulates=several,
+    )
 
 
 def fixed(config: Config, blocks: int, batch: int) -> Fixed:
@@ -106,10 +123,15 @@ def own_share(job: Job, spec: StepSpec) -> StepSpec:
 
 def pass_samples(job: Job) -> list[int]:
     """Of each bucket the samples that one forward pass takes where it is not split further."""
-    return [-(-batch // (job.config.gradient_accumulation_steps * job.processes)) for batch in job.schedule.batches]
+    return [
+        -(-batch // (job.config.gradient_accumulation_steps * job.processes))
+        for batch in job.schedule.batches
+    ]
 
 
-def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None) -> Fit:
+def fit(
+    job: Job, dtype: str, vram: int | None, card: Card | None, host: int | None = None
+) -> Fit:
     """Choose what is left open so that the run fits into ``vram`` bytes and is fastest.
 
     Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
@@ -120,21 +142,37 @@ def fit(job: Job, dtype: str, vram: int | None, card: Card | None, host: int | N
     own = fixed(config, len(spec.blocks), batch)
     if vram is None:
         mode = own.checkpointing or str(on_host(job)["gradient_checkpointing"])
-        own = replace(own, micro_batch=own.micro_batch or batch, checkpointing=mode, streamed=own.streamed or 0)
-    found = memory.fastest(spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host)
+        own = replace(
+            own,
+            micro_batch=own.micro_batch or batch,
+            checkpointing=mode,
+            streamed=own.streamed or 0,
+        )
+    found = memory.fastest(
+        spec, batch, own, vram if vram is not None else 1 << 60, card or USUAL, host
+    )
     training = found or memory.smallest(spec, batch, own)
     away = memory.others(spec, training, vram)
     if vram is not None and "preview" in away and memory.room(away["preview"][1]) > vram:
         away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
     streamed = training.choice.streamed
     way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.PLAIN
-    phases: dict[str, tuple[str, Parts]] = {"training": (way, training.device[training.worst]), **away}
+    phases: dict[str, tuple[str, Parts]] = {
+        "training": (way, training.device[training.worst]),
+        **away,
+    }
     most = max(memory.room(parts) for _, parts in phases.values())
     fits = None if vram is None else found is not None and most <= vram
     given = config.layer_offload_fraction
-    fraction = given if given is not None else training.choice.streamed / max(1, len(spec.blocks))
+    fraction = (
+        given if given is not None else training.choice.streamed / max(1, len(spec.blocks))
+    )
     result = Fit(fraction, training, phases, vram, card, fits)
-    return replace(result, remedies=remedies(result, spec, job, dtype)) if fits is False else result
+    return (
+        replace(result, remedies=remedies(result, spec, job, dtype))
+        if fits is False
+        else result
+    )
 
 
 def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...]:
@@ -151,31 +189,56 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
         values = zip(OPEN, (choice.micro_batch, choice.checkpointing, share), strict=True)
         settings = " ".join(f"{key}={value}" for key, value in values)
         if least.needed <= vram:
-            lines.append(f"left open, the settings that need least ({settings}) would fit: {size(least.needed)}")
+            lines.append(
+                f"left open, the settings that need least ({settings}) would fit: {size(least.needed)}"
+            )
         else:
-            less = "take a larger card, fewer frames (video_config.frames) or a lower resolution"
-            lines.append(f"the settings that need least ({settings}) need {size(least.needed)}: {less}")
+            less = (
+                "take a larger card, fewer frames (video_config.frames) or a lower resolution"
+            )
+            lines.append(
+                f"the settings that need least ({settings}) need {size(least.needed)}: {less}"
+            )
             if config.text_encoder.train:
-                lines.append("text_encoder.train=false leaves the text encoder as it is, outside of the step")
+                lines.append(
+                    "text_encoder.train=false leaves the text encoder as it is, outside of the step"
+                )
             if full:
-                lines.append("training_method=LORA trains a small part of the weights, with a small optimizer")
+                lines.append(
+                    "training_method=LORA trains a small part of the weights, with a small optimizer"
+                )
     if not short:  # the card would have room, and the host has not
         there = sum(tried.training.host.values())
-        lines.append(f"the host has too little memory for what would wait there ({size(there)})")
+        lines.append(
+            f"the host has too little memory for what would wait there ({size(there)})"
+        )
     if "encoding clips" in short:
-        lines.append("encoding the largest clips: fewer frames (video_config.frames) or a lower resolution")
+        lines.append(
+            "encoding the largest clips: fewer frames (video_config.frames) or a lower resolution"
+        )
     if "preview" in short:
-        lines.append("previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none")
+        lines.append(
+            "previews: sample.frames and sample.resolution make them smaller, sample_after=0 draws none"
+        )
     if "encoding text" in short:
-        lines.append("the text encoder: fill the cache on a larger card first (videotune cache)")
+        lines.append(
+            "the text encoder: fill the cache on a larger card first (videotune cache)"
+        )
     if kept.transformer is None and not full and short & {"training", "preview"}:
         numbers, width = linear_sizes(job).block_weights, DTYPES[dtype].itemsize
-        half, quarter = (size(round(numbers * (width - bytes_a_number(kind)))) for kind in ("FLOAT_8", "NFLOAT_4"))
-        rounding = "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md)"
+        half, quarter = (
+            size(round(numbers * (width - bytes_a_number(kind))))
+            for kind in ("FLOAT_8", "NFLOAT_4")
+        )
+        rounding = (
+            "weight_dtype=FLOAT_8 rounds frozen weights, which is another base (docs/memory.md)"
+        )
         lines.append(f"{rounding}: the denoiser's take {half} less, {quarter} less in NFLOAT_4")
     encoder = config.text_in_step or "encoding text" in short
     if kept.text_encoder is None and not config.text_encoder.train and encoder:
-        lines.append("text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter")
+        lines.append(
+            "text_encoder.weight_dtype=FLOAT_8 takes half of the text encoder's memory, NFLOAT_4 a quarter"
+        )
     return tuple(lines)
 
 
@@ -183,13 +246,21 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
     """``plan.json``'s part of it. ``checkpoint_bytes``: of its tensors, which are copied before they are written."""
     spec, training = memory.step_spec(job, dtype), result.training
     _, worst = result.phases[result.worst]
-    host = {"program": PROGRAM, **training.host, "checkpoint while it is written": checkpoint_bytes}
+    host = {
+        "program": PROGRAM,
+        **training.host,
+        "checkpoint while it is written": checkpoint_bytes,
+    }
     times: dict[str, float | None] = dict.fromkeys(("hours", "hours_beside", "seconds_a_step"))
     if result.card is not None and result.card.timed:
         took = step_seconds(job, spec, training, result.card)
         hours = took * job.steps / 3600
         beside = round(hours * share_of_all(overhead(job)), 3)
-        times = {"hours": round(hours, 3), "hours_beside": beside, "seconds_a_step": round(took, 4)}
+        times = {
+            "hours": round(hours, 3),
+            "hours_beside": beside,
+            "seconds_a_step": round(took, 4),
+        }
     return {
         "fits": result.fits,
         **times,
@@ -200,9 +271,16 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
             **bytes_of(worst),
             "phase": result.worst,
             "parts": {name: count for name, count in worst.items() if count},
-            "phases": {name: {"way": way, **bytes_of(parts)} for name, (way, parts) in result.phases.items()},
+            "phases": {
+                name: {"way": way, **bytes_of(parts)}
+                for name, (way, parts) in result.phases.items()
+            },
         },
-        "host": {"total_bytes": psutil.virtual_memory().total, "need_bytes": sum(host.values()), "parts": host},
+        "host": {
+            "total_bytes": psutil.virtual_memory().total,
+            "need_bytes": sum(host.values()),
+            "parts": host,
+        },
         "chosen": result.chosen,
         "micro_batch": training.choice.micro_batch,
         "remedies": list(result.remedies),
@@ -254,7 +332,9 @@ def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     job, told = decide_compile(planned(fit_settings(reopened(job) if replan else job))), []
     for key in OPEN if replan else ():
         if getattr(job.config, key) != getattr(before, key):
-            told.append(f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}")
+            told.append(
+                f"replanned: {key}: {getattr(before, key)!r} -> {getattr(job.config, key)!r}"
+            )
             echo(told[-1])
     return job, told
 
@@ -280,7 +360,10 @@ def decide_compile(job: Job) -> Job:
     elif why is None:
         saved = COMPILE_GAIN * job.steps * step_seconds(job, *found, card)
         cost = COMPILE_SECONDS * len(job.spec.blocks) * min(2, len(job.buckets))
-        on, why = saved > cost, f"it would save about {saved:.0f} s of this run, and take up to {cost:.0f} s"
+        on, why = (
+            saved > cost,
+            f"it would save about {saved:.0f} s of this run, and take up to {cost:.0f} s",
+        )
     echo(f"compile: {'on' if on else 'off'}: {why}")
     return replace(job, resolved=job.resolved.with_planned({"compile": on}))
 
@@ -304,7 +387,9 @@ def peak(job: Job, held: Mapping[str, int]) -> dict[str, int | None] | None:
 def reopened(job: Job) -> Job:
     """The job with what a plan has chosen open again; what the person named stays."""
     new = dict.fromkeys(key for key in OPEN if job.resolved.origins.get(key) == "plan")
-    return replace(job, resolved=Resolved(job.config.model_copy(update=new), job.resolved.origins))
+    return replace(
+        job, resolved=Resolved(job.config.model_copy(update=new), job.resolved.origins)
+    )
 
 
 def decided(job: Job, chosen: Mapping[str, Any]) -> Job:
@@ -329,7 +414,9 @@ def small_enough(job: Job, vram: int) -> bool:
     if job.config.text_in_step:
         return False
     trained = 24 if job.config.training_method == "FINE_TUNE" else 4
-    return 2 * (trained * linear_sizes(job).parameters + activations_at_most(job, 4)) <= vram // 2
+    return (
+        2 * (trained * linear_sizes(job).parameters + activations_at_most(job, 4)) <= vram // 2
+    )
 
 
 class LinearSizes(NamedTuple):
@@ -344,12 +431,18 @@ def linear_sizes(job: Job) -> LinearSizes:
     """The sizes of a job's denoiser, which names a base model."""
     assert job.base is not None
     net = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32).skeleton()
-    linear = {path: module for path, module in net.named_modules() if isinstance(module, nn.Linear)}
+    linear = {
+        path: module for path, module in net.named_modules() if isinstance(module, nn.Linear)
+    }
     inside = tuple(f"{path}." for path in job.spec.blocks)
     return LinearSizes(
         sum(p.numel() for p in net.parameters()),
         sum(one.in_features + one.out_features for one in linear.values()),
-        sum(one.in_features * one.out_features for path, one in linear.items() if path.startswith(inside)),
+        sum(
+            one.in_features * one.out_features
+            for path, one in linear.items()
+            if path.startswith(inside)
+        ),
     )
 
 
@@ -358,6 +451,9 @@ def activations_at_most(job: Job, bytes_a_number: int) -> int:
 
     The 14 billion parameters of Wan keep 1.2 times that.
     """
-    tokens = max(job.spec.tokens(shape) * batch for shape, batch in zip(job.shapes, job.schedule.batches, strict=True))
+    tokens = max(
+        job.spec.tokens(shape) * batch
+        for shape, batch in zip(job.shapes, job.schedule.batches, strict=True)
+    )
     tokens += job.spec.text_tokens * max(job.schedule.batches)
     return 3 * bytes_a_number * tokens * linear_sizes(job).in_and_out

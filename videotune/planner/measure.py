@@ -60,7 +60,10 @@ class Reading:
 
 def plus(parts: Parts, more: Parts, times: float = 1) -> dict[str, int]:
     """``times`` the bytes of ``more`` added to the bytes of ``parts``, part by part, in alphabetical order."""
-    return {part: parts.get(part, 0) + round(more.get(part, 0) * times) for part in sorted({*parts, *more})}
+    return {
+        part: parts.get(part, 0) + round(more.get(part, 0) * times)
+        for part in sorted({*parts, *more})
+    }
 
 
 Depths = tuple[tuple[str, int], ...]
@@ -102,7 +105,9 @@ class Ledger(TorchDispatchMode):
     def phase(self, *names: str) -> None:
         """What is held from now on belongs to this phase; of several, to the last, and what is held now to each."""
         for self._phase in names:
-            self._most = sum(self.phases[self._phase].values()) if self._phase in self.phases else -1
+            self._most = (
+                sum(self.phases[self._phase].values()) if self._phase in self.phases else -1
+            )
             self._look()
 
     def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
@@ -122,7 +127,10 @@ class Ledger(TorchDispatchMode):
     def _entry(self, storage: Any, part: str) -> list[Any]:
         """The entry of a storage; it belongs to ``part`` if it was not seen before."""
         if storage not in self._entries:
-            self._entries[storage] = entry = [part, -(-storage.nbytes() // self._piece) * self._piece]
+            self._entries[storage] = entry = [
+                part,
+                -(-storage.nbytes() // self._piece) * self._piece,
+            ]
             self.held[part] += entry[1]
             weakref.finalize(storage, self._freed, entry)
         return self._entries[storage]
@@ -136,7 +144,9 @@ class Ledger(TorchDispatchMode):
             self._most = total
             self.phases[self._phase] = {part: size for part, size in self.held.items() if size}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
@@ -153,7 +163,9 @@ _ATEN = torch.ops.aten
 _FLASH = "_scaled_dot_product_flash_attention"
 _FLOPS: dict[Any, Callable[..., float]] = dict(flop_registry)
 for _way in ("", "_backward"):
-    _FLOPS[getattr(_ATEN, f"{_FLASH}_for_cpu{_way}")] = flop_registry[getattr(_ATEN, f"{_FLASH}{_way}")]
+    _FLOPS[getattr(_ATEN, f"{_FLASH}_for_cpu{_way}")] = flop_registry[
+        getattr(_ATEN, f"{_FLASH}{_way}")
+    ]
 """torch's own counts, of matrix products, convolutions and attention; FlopCounterMode itself keeps activations alive."""
 
 
@@ -167,10 +179,18 @@ def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
         with mode:
             fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         own = isinstance(tensor, nn.Parameter)
-        made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if own else fake
+        made[id(tensor)] = (
+            nn.Parameter(fake, requires_grad=tensor.requires_grad) if own else fake
+        )
     for module in net.modules():
         for tensors in (module._parameters, module._buffers):
-            tensors.update({name: made[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
+            tensors.update(
+                {
+                    name: made[id(tensor)]
+                    for name, tensor in tensors.items()
+                    if tensor is not None
+                }
+            )
     return made
 
 
@@ -180,7 +200,12 @@ def fake_mode() -> FakeTensorMode:
 
 
 KEPT = "kept"
-PHASES = {"start": ["forward"], "forward": [KEPT, "backward"], "backward": ["optimizer"], "optimizer": ["end"]}
+PHASES = {
+    "start": ["forward"],
+    "forward": [KEPT, "backward"],
+    "backward": ["optimizer"],
+    "optimizer": ["end"],
+}
 """What comes after each mark of a step's clock; KEPT is the moment between two."""
 
 
@@ -208,20 +233,27 @@ class FakeRun:
 
     def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
         self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
-        self.objective: Objective = components.make_objective(family.spec, config)  # with real tables
+        self.objective: Objective = components.make_objective(
+            family.spec, config
+        )  # with real tables
         self._nets: dict[Depths, FakeNetwork] = {}
         self._readings: dict[Any, Reading] = {}
 
     def denoiser(self) -> nn.Module:
         """The whole network, without adapters."""
         experts = self.family.spec.experts
-        return self.family.denoiser(experts[0].name if len(experts) > 1 else None, fill=lambda net: None)
+        return self.family.denoiser(
+            experts[0].name if len(experts) > 1 else None, fill=lambda net: None
+        )
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
         net, paths = self.denoiser(), self.family.spec.blocks
-        return {path: [weight_bytes(block) for block in net.get_submodule(path).children()] for path in paths}
+        return {
+            path: [weight_bytes(block) for block in net.get_submodule(path).children()]
+            for path in paths
+        }
 
     @property
     def depths(self) -> dict[str, int]:
@@ -240,7 +272,9 @@ class FakeRun:
             held = dict(denoisers.attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
-            for module in net.modules():  # LoHa and LoKr ask a random number whether they take part
+            for (
+                module
+            ) in net.modules():  # LoHa and LoKr ask a random number whether they take part
                 if hasattr(module, "module_dropout"):
                     module.eval()
             held = {name: new[id(p)] for name, p in held.items()}
@@ -248,7 +282,9 @@ class FakeRun:
                 self._nets[depths] = FakeNetwork(net, held, self.trainable(held))
         return self._nets[depths]
 
-    def step(self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths) -> Reading:
+    def step(
+        self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths
+    ) -> Reading:
         """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
         key = (shape, samples, checkpointing, depths)
         if key not in self._readings:
@@ -265,7 +301,9 @@ class FakeRun:
 
     def deep_step(self, shape: ClipShape, samples: int, checkpointing: str) -> Reading:
         """``step`` of the whole network, calculated from shallow ones."""
-        return deep(lambda depths: self.step(shape, samples, checkpointing, depths), self.depths)
+        return deep(
+            lambda depths: self.step(shape, samples, checkpointing, depths), self.depths
+        )
 
     def _train(self, net: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
         assert prepared.batch is not None
@@ -277,16 +315,34 @@ class FakeRun:
             ledger.name(net.net.buffers(), "weights")
             ledger.name(own.values(), "trained")
             ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
-            states = [state for part in optimizers.parts_of(trainable.optimizer) for state in part.state.values()]
-            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
-            ledger.name([prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))], "batch")
-            hooks: list[Any] = [
-                p.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients")) for p in own.values()
+            states = [
+                state
+                for part in optimizers.parts_of(trainable.optimizer)
+                for state in part.state.values()
             ]
-            blocks = [block for path in self.family.spec.blocks for block in net.net.get_submodule(path).children()]
+            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
+            ledger.name(
+                [prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))],
+                "batch",
+            )
+            hooks: list[Any] = [
+                p.register_post_accumulate_grad_hook(
+                    lambda p: ledger.name([p.grad], "gradients")
+                )
+                for p in own.values()
+            ]
+            blocks = [
+                block
+                for path in self.family.spec.blocks
+                for block in net.net.get_submodule(path).children()
+            ]
             if len(blocks) > 1:  # called when the gradient of a block's output is known
-                hooks.append(blocks[-2].register_full_backward_pre_hook(lambda *_: ledger.phase("")))
-                hooks.append(blocks[0].register_full_backward_pre_hook(lambda *_: ledger.phase(FIRST)))
+                hooks.append(
+                    blocks[-2].register_full_backward_pre_hook(lambda *_: ledger.phase(""))
+                )
+                hooks.append(
+                    blocks[0].register_full_backward_pre_hook(lambda *_: ledger.phase(FIRST))
+                )
             settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
             clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
             train_step(settings, net.net, trainable, prepared, clock)
@@ -298,7 +354,9 @@ class FakeRun:
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype)
+        dtype = next(
+            name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype
+        )
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
         trainable = denoisers.make_trainable(held, {}, self.family, planned, name, 1)
@@ -314,7 +372,15 @@ class FakeRun:
             cond.text.requires_grad_()  # gradients go into it
         given = spec.given == "replace" and bool(self.config.first_frame_probability)
         batch = Batch.of(x0, cond, fps=torch.full((samples,), shape.fps), any_given=given)
-        return StepBatch(1, batch.window_ids, batch.captions, torch.zeros(samples), 0, batch, torch.zeros_like(x0))
+        return StepBatch(
+            1,
+            batch.window_ids,
+            batch.captions,
+            torch.zeros(samples),
+            0,
+            batch,
+            torch.zeros_like(x0),
+        )
 
     def read_text(self) -> tuple[Parts, float, list[list[int]]]:
         """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
@@ -323,7 +389,10 @@ class FakeRun:
         its backward pass.
         """
         used = self.config.text_in_step
-        with self._part("text_encoder", "text encoder") as (net, ledger), torch.set_grad_enabled(used):
+        with (
+            self._part("text_encoder", "text encoder") as (net, ledger),
+            torch.set_grad_enabled(used),
+        ):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
             embedded = net.get_input_embeddings()(ids).requires_grad_(used)  # type: ignore[operator]
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
@@ -331,7 +400,11 @@ class FakeRun:
                 out.sum().backward()
         blocks = []
         for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
-            lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
+            lists = [
+                list(module)
+                for module in encoder.modules()
+                if isinstance(module, nn.ModuleList)
+            ]
             blocks.append([weight_bytes(block) for block in max(lists, key=len)])
         return ledger.phases["text_encoder"], ledger.flops, blocks
 

@@ -22,7 +22,18 @@ from videotune.memory.host_weights import PIECE
 from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner.cards import Card
-from videotune.planner.measure import FEW, FIRST, KEPT, MORE, PASSES, FakeRun, Parts, Reading, plus, weight_bytes
+from videotune.planner.measure import (
+    FEW,
+    FIRST,
+    KEPT,
+    MORE,
+    PASSES,
+    FakeRun,
+    Parts,
+    Reading,
+    plus,
+    weight_bytes,
+)
 from videotune.trainer.components import DTYPES, weights_of
 from videotune.trainer.experts import trained
 from videotune.trainer.run_spec import Job
@@ -92,12 +103,17 @@ def sharded(spec: StepSpec, processes: int, full: bool) -> StepSpec:
     An adapter each has whole. What has another dtype than most stays whole too, which is little and not counted.
     """
     split = ("weights", "trained", "optimizer", "ema", "gradients") if full else ("weights",)
-    gathered = dict.fromkeys(("weights", "gradients") if full else split, GATHERED * max(spec.blocks, default=0))
+    gathered = dict.fromkeys(
+        ("weights", "gradients") if full else split, GATHERED * max(spec.blocks, default=0)
+    )
 
     def part(reading: Reading, samples: int) -> Reading:
         phases = {}
         for name, parts in reading.phases.items():
-            own = {key: -(-size // processes) if key in split else size for key, size in parts.items()}
+            own = {
+                key: -(-size // processes) if key in split else size
+                for key, size in parts.items()
+            }
             phases[name] = plus(own, gathered) if name in PASSES else own
         return Reading(phases, reading.flops)
 
@@ -141,7 +157,9 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     """What a choice holds while it trains."""
     count, batch = len(spec.blocks), choice.micro_batch
     streamed = spread(count, choice.streamed / count)
-    again = range(count) if choice.checkpointing != OFF else streamed  # blocks that are computed again in backward
+    again = (
+        range(count) if choice.checkpointing != OFF else streamed
+    )  # blocks that are computed again in backward
     slots = min(SLOTS, len(streamed)) * max((spec.blocks[i] for i in streamed), default=0)
     streamed_bytes = sum(spec.blocks[i] for i in streamed)
     trained_bytes = sum(spec.trained[i] for i in streamed)
@@ -151,7 +169,9 @@ def need(spec: StepSpec, choice: Choice) -> Need:
         here = dict(parts)
         here["weights"] = here.get("weights", 0) - (streamed_bytes - trained_bytes)
         here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
-        updating = ("activations",) if name not in PASSES else ()  # float32 gradients of masters
+        updating = (
+            ("activations",) if name not in PASSES else ()
+        )  # float32 gradients of masters
         for part in ("trained", "optimizer", "ema", "gradients", *updating):
             copies = 1 if part in ("gradients", "activations") else spec.experts
             here[part] = round(here.get(part, 0) * stays * copies)
@@ -159,22 +179,30 @@ def need(spec: StepSpec, choice: Choice) -> Need:
         return {part: size for part, size in here.items() if size > 0}
 
     held = [(name, on_device(name, parts)) for name, parts in moments(spec, choice, again)]
-    device = dict(sorted(held, key=lambda moment: sum(moment[1].values())))  # of each phase its worst moment
+    device = dict(
+        sorted(held, key=lambda moment: sum(moment[1].values()))
+    )  # of each phase its worst moment
     off, on = spec.at(OFF, batch).flops, spec.at(ON, batch).flops
     host, moved = {}, 0.0
     if streamed:
         # torch rounds what it pins up to powers of two
-        host["streamed weights"] = streamed_bytes // PIECE * PIECE + (1 << (streamed_bytes % PIECE - 1).bit_length())
+        host["streamed weights"] = streamed_bytes // PIECE * PIECE + (
+            1 << (streamed_bytes % PIECE - 1).bit_length()
+        )
         moved += 2.0 * streamed_bytes - slots
     if trained_bytes:
         host["masters, gradients and optimizer"] = round(trained_bytes * HOST_A_BYTE)
     if choice.checkpointing == CPU_OFFLOADED:
-        host["block inputs"] = sum(1 << (size * batch - 1).bit_length() for size in spec.kept[ON])
+        host["block inputs"] = sum(
+            1 << (size * batch - 1).bit_length() for size in spec.kept[ON]
+        )
         moved += 2.0 * sum(spec.kept[ON]) * batch
     return Need(choice, device, host, off + len(again) / count * (on - off), moved)
 
 
-def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[tuple[str, Parts]]:
+def moments(
+    spec: StepSpec, choice: Choice, again: Collection[int]
+) -> Iterator[tuple[str, Parts]]:
     """(phase, bytes by part) at each moment of a step that may be the worst of its phase; ``again`` as in ``need``.
 
     While a block computes, the blocks before it keep what they keep, and the gradients of those after it are there.
@@ -193,12 +221,22 @@ def moments(spec: StepSpec, choice: Choice, again: Collection[int]) -> Iterator[
         more = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
         more += 0 if phase == FIRST else kept[mode][i] - sum(kept[mode])
         behind = -i if phase == FIRST else len(modes) - 1 - i
-        gradients = whole if choice.accumulates else parts.get("gradients", 0) + round(behind * each)
-        return phase, {**parts, "activations": parts.get("activations", 0) + more, "gradients": gradients}
+        gradients = (
+            whole if choice.accumulates else parts.get("gradients", 0) + round(behind * each)
+        )
+        return phase, {
+            **parts,
+            "activations": parts.get("activations", 0) + more,
+            "gradients": gradients,
+        }
 
     yield at("forward", len(modes) - 1)
-    for i, size in enumerate(spec.kept[OFF]):  # blocks of another list than the last are like the first
-        yield at(FIRST if FIRST in last and (i == 0 or size != spec.kept[OFF][-1]) else "backward", i)
+    for i, size in enumerate(
+        spec.kept[OFF]
+    ):  # blocks of another list than the last are like the first
+        yield at(
+            FIRST if FIRST in last and (i == 0 or size != spec.kept[OFF][-1]) else "backward", i
+        )
     yield from ((name, parts) for name, parts in last.items() if name not in (*PASSES, KEPT))
 
 
@@ -217,7 +255,11 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
         for way, own in ways.items():
             parts: Parts = own
             if phase == "preview":
-                left = resting if way == PLAIN else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
+                left = (
+                    resting
+                    if way == PLAIN
+                    else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
+                )
                 parts = plus(own, left)
             found[phase] = (way, parts)
             if vram is None or room(parts) <= vram:
@@ -236,7 +278,9 @@ def seconds(wanted: Need, batch: int, card: Card, lighter: float = 1.0) -> float
     ``lighter``: the operations of this bucket's samples as a share of the dearest one's.
     """
     passes = -(-batch // min(wanted.choice.micro_batch, batch))
-    return passes * max(lighter * wanted.flops / (card.reached * card.flops), wanted.moved / card.link)
+    return passes * max(
+        lighter * wanted.flops / (card.reached * card.flops), wanted.moved / card.link
+    )
 
 
 def lighter(spec: StepSpec, tokens: int) -> float:
@@ -265,14 +309,29 @@ class Fixed:
 
 def choices(spec: StepSpec, batch: int, fixed: Fixed) -> list[Choice]:
     """All that may be chosen, the plainest first."""
-    sizes = [fixed.micro_batch] if fixed.micro_batch else sorted({-(-batch // n) for n in range(1, batch + 1)})[::-1]
-    modes = [fixed.checkpointing] if fixed.checkpointing else [OFF, ON, *([CPU_OFFLOADED] if fixed.waits else [])]
+    sizes = (
+        [fixed.micro_batch]
+        if fixed.micro_batch
+        else sorted({-(-batch // n) for n in range(1, batch + 1)})[::-1]
+    )
+    modes = (
+        [fixed.checkpointing]
+        if fixed.checkpointing
+        else [OFF, ON, *([CPU_OFFLOADED] if fixed.waits else [])]
+    )
     streamed = [fixed.streamed] if fixed.streamed is not None else range(len(spec.blocks) + 1)
     several = {size: fixed.accumulates or size < batch for size in sizes}
-    return [Choice(min(n, batch), mode, count, several[n]) for count in streamed for mode in modes for n in sizes]
+    return [
+        Choice(min(n, batch), mode, count, several[n])
+        for count in streamed
+        for mode in modes
+        for n in sizes
+    ]
 
 
-def fastest(spec: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None) -> Need | None:
+def fastest(
+    spec: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, host: int | None = None
+) -> Need | None:
     """The choice with the shortest step among those that fit; of equals the plainest. None: nothing fits.
 
     ``host``: bytes of host memory that may be taken (None: not known).
@@ -288,7 +347,10 @@ def fastest(spec: StepSpec, batch: int, fixed: Fixed, vram: int, card: Card, hos
 
 def smallest(spec: StepSpec, batch: int, fixed: Fixed) -> Need:
     """The choice that needs least."""
-    return min((need(spec, choice) for choice in choices(spec, batch, fixed)), key=lambda wanted: wanted.needed)
+    return min(
+        (need(spec, choice) for choice in choices(spec, batch, fixed)),
+        key=lambda wanted: wanted.needed,
+    )
 
 
 MODES = ("OFF", "ON")
@@ -311,30 +373,46 @@ class PlanInputs:
         """Those of a job that names a base model."""
         assert job.base is not None
         config = job.config
-        preview = preview_settings(job).shape if config.sample_after != 0 and config.samples else None
+        preview = (
+            preview_settings(job).shape if config.sample_after != 0 and config.samples else None
+        )
         return cls(job.spec, job.base.folder, config, dtype, job.shapes, preview)
 
     def fake_run(self) -> FakeRun:
         """The run on fake tensors."""
         dtype, weights = DTYPES[self.dtype], weights_of(self.config, self.dtype)
-        return FakeRun(find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights), self.config)
+        return FakeRun(
+            find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights), self.config
+        )
 
     @property
     def key(self) -> str:
         """A hash of all that the step's spec depends on."""
         config = self.config
-        configs = {str(path.relative_to(self.folder)): path.read_text() for path in self.folder.glob("*/config.json")}
+        configs = {
+            str(path.relative_to(self.folder)): path.read_text()
+            for path in self.folder.glob("*/config.json")
+        }
         return digest(
             {
                 "videotune": __version__,
                 "configs": configs,
                 "dtype": self.dtype,
                 "weights": asdict(weights_of(config, self.dtype)),
-                "method": [config.training_method, config.transformer.train, config.transformer.layers, config.experts],
+                "method": [
+                    config.training_method,
+                    config.transformer.train,
+                    config.transformer.layers,
+                    config.experts,
+                ],
                 "text_encoder": config.text_encoder.train,
                 "lora": config.lora.model_dump(mode="json"),
                 "ema": config.ema.model_dump(mode="json"),
-                "optimizer": [config.optimizer.name, config.optimizer.masters, config.optimizer.step_in_backward],
+                "optimizer": [
+                    config.optimizer.name,
+                    config.optimizer.masters,
+                    config.optimizer.step_in_backward,
+                ],
                 "isolated": not config.video_config.use_temporal_attention,
                 "first_frame": bool(config.first_frame_probability),
                 "shapes": [str(shape) for shape in self.shapes],
@@ -362,7 +440,10 @@ def with_tiles(job: Job, dtype: str) -> StepSpec:
     inputs, spec = PlanInputs.of(job, dtype), step_spec(job, dtype)
     if inputs.preview is None or TILED in spec.elsewhere["preview"]:
         return spec
-    preview = {**spec.elsewhere["preview"], TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
+    preview = {
+        **spec.elsewhere["preview"],
+        TILED: inputs.fake_run().decode(inputs.preview, tiled=True),
+    }
     spec = replace(spec, elsewhere={**spec.elsewhere, "preview": preview})
     write_json(_file(job, inputs), asdict(spec))
     return spec
@@ -385,11 +466,17 @@ def _remembered(place: Path) -> StepSpec | None:
 
 def _is_consistent(spec: StepSpec) -> bool:
     """Whether the readings of a spec have the same phases, and its lists an entry for each block."""
-    if not (spec.blocks and set(MODES) <= spec.one.keys() == spec.two.keys() and set(MODES) <= spec.kept.keys()):
+    if not (
+        spec.blocks
+        and set(MODES) <= spec.one.keys() == spec.two.keys()
+        and set(MODES) <= spec.kept.keys()
+    ):
         return False
     phases = [(spec.one[mode].phases.keys(), spec.two[mode].phases.keys()) for mode in spec.one]
     lengths = {len(spec.trained) - 1, *map(len, spec.kept.values())}
-    return lengths == {len(spec.blocks)} and all({"forward", "backward"} <= one == two for one, two in phases)
+    return lengths == {len(spec.blocks)} and all(
+        {"forward", "backward"} <= one == two for one, two in phases
+    )
 
 
 def read_step_spec(inputs: PlanInputs) -> StepSpec:
@@ -402,11 +489,14 @@ def read_step_spec(inputs: PlanInputs) -> StepSpec:
         one={mode: one for mode, (one, _) in readings},
         two={mode: two for mode, (_, two) in readings},
         blocks=blocks,
-        trained=(*blocks, weight_bytes(run.denoiser()) - sum(blocks)) if full else (0,) * (len(blocks) + 1),
+        trained=(*blocks, weight_bytes(run.denoiser()) - sum(blocks))
+        if full
+        else (0,) * (len(blocks) + 1),
         kept={mode: kept_by_blocks(run, shape, mode) for mode in MODES},
         work=work(run, inputs),
         elsewhere=elsewhere(run, inputs),
-        moments=optimizers.OPTIMIZERS[config.optimizer.name].state_bytes / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
+        moments=optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
+        / optimizers.OPTIMIZERS["ADAMW"].state_bytes,
         experts=len(trained(inputs.spec, config)) if config.transformer.train else 1,
     )
     return with_text(spec, run) if config.text_in_step else spec
@@ -423,7 +513,9 @@ def with_text(spec: StepSpec, run: FakeRun) -> StepSpec:
 
     def more(reading: Reading, samples: int) -> Reading:
         waiting = {"activations": own.get("activations", 0) * samples}
-        there = {name: resident | (waiting if name in PASSES else {}) for name in reading.phases}
+        there = {
+            name: resident | (waiting if name in PASSES else {}) for name in reading.phases
+        }
         phases = {name: plus(parts, there[name]) for name, parts in reading.phases.items()}
         return Reading(phases, reading.flops + flops * samples)
 
@@ -444,7 +536,9 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
     few, found = {path: min(FEW, count) for path, count in run.depths.items()}, list[int]()
     for path, count in run.depths.items():
         depths = few[path], min(MORE, count)
-        readings = [run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in depths]
+        readings = [
+            run.step(shape, 1, mode, tuple({**few, path: depth}.items())) for depth in depths
+        ]
         before, after = (reading.phases[KEPT].get("activations", 0) for reading in readings)
         found += [max(0, after - before) // max(1, depths[1] - depths[0])] * count
     return tuple(found)
@@ -453,7 +547,9 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
 def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]]:
     """What is held when no step runs: text encoder, autoencoder over the dearest clips, and over a preview; in each way."""
     text, _, encoders = run.read_text()
-    streamed = text["text encoder"] - sum(sum(blocks) - SLOTS * max(blocks) for blocks in encoders)
+    streamed = text["text encoder"] - sum(
+        sum(blocks) - SLOTS * max(blocks) for blocks in encoders
+    )
     phases: dict[str, Mapping[str, Parts]] = {
         "encoding text": {PLAIN: text, STREAMED: {**text, "text encoder": streamed}},
         "encoding clips": {PLAIN: run.encode(inputs.shapes[0])},

@@ -34,10 +34,14 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
             "batch": batch,
             "tokens": job.spec.tokens(shape),
         }
-        for shape, bucket, batch, share in zip(job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True)
+        for shape, bucket, batch, share in zip(
+            job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True
+        )
     ]
     return {
-        **dict.fromkeys(("fits", "hours", "hours_beside", "device", "host", "seconds_a_step", "chosen")),
+        **dict.fromkeys(
+            ("fits", "hours", "hours_beside", "device", "host", "seconds_a_step", "chosen")
+        ),
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
@@ -45,7 +49,8 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
         "clips": totals(job.library),
         "windows": total,
         "held_out_windows": len(job.library.held_out_windows),
-        "views": job.exposure(job.steps).to_json(config.learning_rate) | {"steps_for": steps_for_views(job, targets)},
+        "views": job.exposure(job.steps).to_json(config.learning_rate)
+        | {"steps_for": steps_for_views(job, targets)},
         "buckets": buckets,
         "adapter": adapter,
         "experts": experts_of(job),
@@ -58,12 +63,17 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
 
 def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
     """The steps after which the most shown training window has had so many views, by their number."""
-    if not any(window.clip_id not in job.library.regularization for window in job.library.windows):
+    if not any(
+        window.clip_id not in job.library.regularization for window in job.library.windows
+    ):
         return {}
     repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
     guess = float(sampler.steps_per_epoch(job.schedule)) / repeats
     # of views that were reached before the data changed the step is not known any more: that of the change is after it
-    return {str(views): max(job.past.step, exposure.steps_for(views, job.exposure, guess)) for views in sorted(targets)}
+    return {
+        str(views): max(job.past.step, exposure.steps_for(views, job.exposure, guess))
+        for views in sorted(targets)
+    }
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:
@@ -77,7 +87,9 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     check_formats(job.config, family)
     net, experts = family.skeleton(), len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
-    paths = list(kinds.by_module(own)) or list(dict.fromkeys(name.rpartition(".")[0] for name in own))
+    paths = list(kinds.by_module(own)) or list(
+        dict.fromkeys(name.rpartition(".")[0] for name in own)
+    )
     count = experts * sum(value.numel() for value in own.values())
     modules = experts * len(paths)
     if job.config.text_in_step:
@@ -90,14 +102,18 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
     spec, noisy = job.spec, job.spec.image_noise
     reads = reads_of_run(job)
-    views = {(window, variant if window.varies or noisy else 0) for window, variant in reads.samples}
+    views = {
+        (window, variant if window.varies or noisy else 0) for window, variant in reads.samples
+    }
     latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
     numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
     out = {"latent_bytes": latents, "text_bytes_at_most": 4 * numbers * len(reads.captions)}
     if adapter is not None:
         out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
         out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
-        out["run_bytes"] = out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+        out["run_bytes"] = (
+            out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
+        )
     return out
 
 
@@ -105,9 +121,17 @@ def experts_of(job: Job) -> dict[str, Any] | None:
     """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
     if len(job.spec.experts) == 1:
         return None
-    expert_schedule = make_expert_schedule(job.spec, job.config, make_objective(job.spec, job.config))
-    steps = {expert.name: expert_schedule.count(job.steps, expert.name) for expert in job.spec.experts}
-    each = [{"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]} for e in job.spec.experts]
+    expert_schedule = make_expert_schedule(
+        job.spec, job.config, make_objective(job.spec, job.config)
+    )
+    steps = {
+        expert.name: expert_schedule.count(job.steps, expert.name)
+        for expert in job.spec.experts
+    }
+    each = [
+        {"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]}
+        for e in job.spec.experts
+    ]
     return {"period": expert_schedule.period, "each": each}
 
 
@@ -115,7 +139,11 @@ def bytes_a_parameter(config: schema.Config) -> int:
     """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
     averaged = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
-    return weight + optimizers.OPTIMIZERS[config.optimizer.name].state_bytes + (4 if averaged else 0)
+    return (
+        weight
+        + optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
+        + (4 if averaged else 0)
+    )
 
 
 def checkpoints_at_most(config: schema.Config, steps: int) -> int:

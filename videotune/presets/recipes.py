@@ -20,7 +20,11 @@ PRIOR = "of these clips the model learns its own prediction without the adapter,
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
     """By purpose: ``about``, epochs for a ``small`` and a ``large`` set, ``keys`` ([value, why, source]), ``advice``."""
-    return dict(json.loads((Path(__file__).parents[1] / "config" / "recipes.json").read_text(encoding="utf-8")))
+    return dict(
+        json.loads(
+            (Path(__file__).parents[1] / "config" / "recipes.json").read_text(encoding="utf-8")
+        )
+    )
 
 
 def recipe(purpose: str) -> dict[str, Any]:
@@ -44,15 +48,26 @@ def preset_for(model: str, card: int | None) -> str:
 
     Raises VideotuneError where none is for so small a card.
     """
-    fits = [one for one in models().get(model, []) if card is None or (load.memory_class(one) or 0) <= card]
+    fits = [
+        one
+        for one in models().get(model, [])
+        if card is None or (load.memory_class(one) or 0) <= card
+    ]
     if model in models() and not fits:
         small = ", ".join(models()[model])
-        raise VideotuneError(f"no preset of {model} is for {card} GB: it has {small}. Take another model.")
+        raise VideotuneError(
+            f"no preset of {model} is for {card} GB: it has {small}. Take another model."
+        )
     return fits[-1] if fits else load.preset_named(model)
 
 
 def config_of(
-    purpose: str, preset: str, data: str, clips: int, trigger: str | None = None, prior: str | None = None
+    purpose: str,
+    preset: str,
+    data: str,
+    clips: int,
+    trigger: str | None = None,
+    prior: str | None = None,
 ) -> str:
     """A config as YAML, with the reason and the source of each value as comments. ``clips``: how many there are.
 
@@ -62,19 +77,33 @@ def config_of(
     """
     found = recipe(purpose)
     own = found["keys"]
-    why = load.preset_reasons(preset) | {"epochs": EPOCHS, "datasets": found["advice"], "prior_preservation": PRIOR}
+    why = load.preset_reasons(preset) | {
+        "epochs": EPOCHS,
+        "datasets": found["advice"],
+        "prior_preservation": PRIOR,
+    }
     why |= {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
-    small, count = clips < SMALL, f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
-    keys: dict[str, Any] = {"datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]}
+    small, count = (
+        clips < SMALL,
+        f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips",
+    )
+    keys: dict[str, Any] = {
+        "datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]
+    }
     keys |= {"prior_preservation": prior} if prior else {}
     keys |= {key: value for key, value in load.read_preset(preset).items() if key != "steps"}
     keys = load.merge(keys, load.unflatten({name: row[0] for name, row in own.items()}))
     keys["epochs"] = found["small" if small else "large"]
     head = f"{found['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
-    return "\n".join([*_comment(f"videotune init: {purpose}, {head}"), "", *_yaml(keys, why)]) + "\n"
+    return (
+        "\n".join([*_comment(f"videotune init: {purpose}, {head}"), "", *_yaml(keys, why)])
+        + "\n"
+    )
 
 
-def _yaml(values: Mapping[str, Any], why: Mapping[str, str], prefix: str = "", indent: str = "") -> list[str]:
+def _yaml(
+    values: Mapping[str, Any], why: Mapping[str, str], prefix: str = "", indent: str = ""
+) -> list[str]:
     """Lines of YAML, whose values are JSON, each below its reason."""
     lines: list[str] = []
     for key, value in values.items():
@@ -87,4 +116,6 @@ def _yaml(values: Mapping[str, Any], why: Mapping[str, str], prefix: str = "", i
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return textwrap.wrap(
+        text, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+    )

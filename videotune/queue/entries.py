@@ -75,11 +75,23 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """What ``queue ls --json`` prints of it."""
-        ended = self.state in ("failed", "stopped") or (self.state == "waiting" and self.tries > 0)
+        ended = self.state in ("failed", "stopped") or (
+            self.state == "waiting" and self.tries > 0
+        )
         why = jobs.why(self.job) if self.job is not None and ended else None
         card = None if self.job is None else self.job.env.get(CARD)
-        facts = {"name": self.name, "state": self.state, "priority": self.priority, "run": str(self.run)}
-        return facts | {"config": str(self.config), "tries": self.tries, "card": card, "why": why}
+        facts = {
+            "name": self.name,
+            "state": self.state,
+            "priority": self.priority,
+            "run": str(self.run),
+        }
+        return facts | {
+            "config": str(self.config),
+            "tries": self.tries,
+            "card": card,
+            "why": why,
+        }
 
 
 def entries(queue: Path) -> list[Entry]:
@@ -88,11 +100,22 @@ def entries(queue: Path) -> list[Entry]:
     Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
     """
     rows, ran = _rows(queue), jobs.all_jobs(queue)
-    files = [one for one in queue.glob("[!.]*") if one.suffix in CONFIGS and one.name != LISTED and one.is_file()]
+    files = [
+        one
+        for one in queue.glob("[!.]*")
+        if one.suffix in CONFIGS and one.name != LISTED and one.is_file()
+    ]
     names = [path.stem for path in files]
-    if wrong := [path for path in files if not path.stem.isprintable() or names.count(path.stem) > 1]:
-        raise VideotuneError(f"{wrong[0]}: rename it: each config of a queue needs a name of its own, in letters")
-    found = [_entry(queue, path, rows.get(path.stem, {}), [j for j in ran if j.about == path.stem]) for path in files]
+    if wrong := [
+        path for path in files if not path.stem.isprintable() or names.count(path.stem) > 1
+    ]:
+        raise VideotuneError(
+            f"{wrong[0]}: rename it: each config of a queue needs a name of its own, in letters"
+        )
+    found = [
+        _entry(queue, path, rows.get(path.stem, {}), [j for j in ran if j.about == path.stem])
+        for path in files
+    ]
     return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
 
 
@@ -100,8 +123,17 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
     words, since = tuple(row.get("words") or ()), row.get("since") or 0.0
     now = [job for job in ran if job.started >= since]
-    tries = next((i for i, job in enumerate(now) if job.code is None or job.state in ("done", "stopped")), len(now))
-    again = not words or ("--resume" not in words and (run / "config.json").is_file())  # it got as far as to begin
+    tries = next(
+        (
+            i
+            for i, job in enumerate(now)
+            if job.code is None or job.state in ("done", "stopped")
+        ),
+        len(now),
+    )
+    again = not words or (
+        "--resume" not in words and (run / "config.json").is_file()
+    )  # it got as far as to begin
     state = cast(State, "waiting" if tries < (TRIES if again else 1) else "failed")
     if now and now[0].state in ("running", "paused", "done", "stopped"):
         state = now[0].state
@@ -109,7 +141,9 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
         state = "stopped"
     added, last = float(row.get("added") or path.stat().st_mtime), ran[0] if ran else None
     asked = run, row.get("priority") or 0, added, row.get("skips")
-    return Entry(path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held")))
+    return Entry(
+        path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held"))
+    )
 
 
 def _rows(queue: Path) -> dict[str, Any]:
@@ -118,7 +152,9 @@ def _rows(queue: Path) -> dict[str, Any]:
     try:
         return dict(checked(dict[str, Row], read_json(listed) if listed.is_file() else {}))
     except ValueError as error:
-        raise VideotuneError(f"{listed} is damaged ({error}): mend it, or delete it to queue all anew") from error
+        raise VideotuneError(
+            f"{listed} is damaged ({error}): mend it, or delete it to queue all anew"
+        ) from error
 
 
 def add(
@@ -138,14 +174,22 @@ def add(
     which would be resumed in its place.
     """
     if not NAME.fullmatch(name) or name == Path(LISTED).stem:
-        raise VideotuneError(f"--name {name!r}: letters, digits and . , = + - _, at most 150, and not queue")
+        raise VideotuneError(
+            f"--name {name!r}: letters, digits and . , = + - _, at most 150, and not queue"
+        )
     queue.mkdir(parents=True, exist_ok=True)
     with FileLock(queue / ".list-lock"):
         if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
-            raise VideotuneError(f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`")
+            raise VideotuneError(
+                f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`"
+            )
         own = (run or queue / "runs" / name).absolute()
-        if not words and ((own / "config.json").is_file() or any(one.run == own for one in entries(queue))):
-            raise VideotuneError(f"{own} is the folder of another run: give another --out, or delete that run")
+        if not words and (
+            (own / "config.json").is_file() or any(one.run == own for one in entries(queue))
+        ):
+            raise VideotuneError(
+                f"{own} is the folder of another run: give another --out, or delete that run"
+            )
         row: Row = {
             "run": str(run.absolute()) if run else None,
             "priority": priority,
@@ -162,7 +206,9 @@ def named(queue: Path, name: str) -> Entry:
     """An entry by its name; VideotuneError that lists them where there is none."""
     found = {entry.name: entry for entry in entries(queue)}
     if name not in found:
-        raise VideotuneError(f"{queue} has no entry {name}; it holds {', '.join(found) or 'nothing'}")
+        raise VideotuneError(
+            f"{queue} has no entry {name}; it holds {', '.join(found) or 'nothing'}"
+        )
     return found[name]
 
 
@@ -172,7 +218,9 @@ def remove(queue: Path, name: str) -> Path:
         jobs.stop(entry.job)
         time.sleep(0.5)
     with FileLock(queue / ".list-lock"):
-        write_json(queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name})
+        write_json(
+            queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name}
+        )
         entry.config.unlink(missing_ok=True)
     for job in jobs.all_jobs(queue):
         if job.about == name:
@@ -184,7 +232,10 @@ def _change(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Change what ``queue.json`` says of some entries."""
     with FileLock(queue / ".list-lock"):
         rows = _rows(queue)
-        write_json(queue / LISTED, rows | {name: {**rows.get(name, {}), **row} for name, row in changes.items()})
+        write_json(
+            queue / LISTED,
+            rows | {name: {**rows.get(name, {}), **row} for name, row in changes.items()},
+        )
 
 
 def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
@@ -195,7 +246,10 @@ def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
     if (entry := named(queue, name)).state in ("running", "paused"):
         raise VideotuneError(f"{name} is running: stop it first")
     own = entry.words if words is None else words
-    _change(queue, {name: {"since": round(time.time() - 1e-3, 3), "held": False, "words": list(own)}})
+    _change(
+        queue,
+        {name: {"since": round(time.time() - 1e-3, 3), "held": False, "words": list(own)}},
+    )
 
 
 def hold(queue: Path, name: str) -> None:
@@ -211,7 +265,9 @@ def reorder(queue: Path, names: Sequence[str]) -> None:
     found = {entry.name: entry for entry in entries(queue)}
     own = [found[name] for name in dict.fromkeys(names) if name in found]
     places = enumerate(sorted((-entry.priority, entry.added) for entry in own))
-    rows = [{"priority": -first, "added": added + place / 1e5} for place, (first, added) in places]
+    rows = [
+        {"priority": -first, "added": added + place / 1e5} for place, (first, added) in places
+    ]
     _change(queue, dict(zip([entry.name for entry in own], rows, strict=True)))
 
 
@@ -227,7 +283,10 @@ def start(queue: Path, entry: Entry, card: str | None) -> None:
 
 
 def work(
-    queue: Path, cards: Sequence[str | None] = (None,), watch: bool = False, tell: Callable[[Entry], Any] = print
+    queue: Path,
+    cards: Sequence[str | None] = (None,),
+    watch: bool = False,
+    tell: Callable[[Entry], Any] = print,
 ) -> int:
     """Train what waits, one training a card, until nothing waits (``watch``: and then wait for more); the exit code.
 
@@ -257,7 +316,9 @@ def work(
     return FAILED if any(entry.state == "failed" for entry in entries(queue)) else DONE
 
 
-def _turn(queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[Entry], None]) -> bool:
+def _turn(
+    queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[Entry], None]
+) -> bool:
     """Start what there is a free card for; whether anything runs or waits."""
     found = entries(queue)
     for entry in found:
@@ -274,12 +335,19 @@ def _turn(queue: Path, cards: Sequence[str | None], begun: float, tell: Callable
 def _ended_before(entry: Entry, begun: float) -> bool:
     """Whether it was stopped before the worker began, and not by a person who wants it to stay so."""
     job = entry.job
-    return entry.state == "stopped" and not entry.held and job is not None and (job.ended or job.started) < begun
+    return (
+        entry.state == "stopped"
+        and not entry.held
+        and job is not None
+        and (job.ended or job.started) < begun
+    )
 
 
 def _stop_all(queue: Path) -> int:
     """Ask all trainings to save and end, and wait until they have."""
-    while running := [entry.job for entry in entries(queue) if entry.job is not None and entry.job.running]:
+    while running := [
+        entry.job for entry in entries(queue) if entry.job is not None and entry.job.running
+    ]:
         for job in running:
             jobs.stop(job)
         time.sleep(0.5)

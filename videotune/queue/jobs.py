@@ -104,16 +104,26 @@ def start(
     """
     for word in words:
         if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
-            raise VideotuneError(f"{word[:40]!r}…: at most {LONGEST_WORD:,} bytes of text, without a NUL character")
+            raise VideotuneError(
+                f"{word[:40]!r}…: at most {LONGEST_WORD:,} bytes of text, without a NUL character"
+            )
     home = project / "jobs"
     home.mkdir(exist_ok=True)
-    taken = [int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)]
+    taken = [
+        int(path.name[:6]) for path in home.iterdir() if re.fullmatch(r"\d{6}-\w+", path.name)
+    ]
     for number in count(max(taken, default=0) + 1):
         folder = home / f"{number:06d}-{kind}"
         with suppress(FileExistsError):
             folder.mkdir()
             break
-    facts = {"kind": kind, "about": about, "words": list(words), "cwd": str(project), "started": round(time.time(), 3)}
+    facts = {
+        "kind": kind,
+        "about": about,
+        "words": list(words),
+        "cwd": str(project),
+        "started": round(time.time(), 3),
+    }
     facts |= {"env": dict(env)} if env else {}
     write_json(folder / "job.json", facts)
     process = subprocess.Popen(
@@ -142,11 +152,22 @@ def _read(folder: Path, ended_at: int) -> Job:
     """A job; one that ended is read once, since its folder does not change any more."""
     facts: Facts = checked(Facts, read_json(folder / "job.json"))
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
-    end = None if alive else _json(folder / "rc.json", End)  # read after: it may end between the two looks
+    end = (
+        None if alive else _json(folder / "rc.json", End)
+    )  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
     state = ("paused" if _paused(folder) else "running") if alive else _how(code, facts["kind"])
     times = facts["started"], ended
-    return Job(folder, facts["kind"], facts["about"], tuple(facts["words"]), state, code, *times, facts.get("env", {}))
+    return Job(
+        folder,
+        facts["kind"],
+        facts["about"],
+        tuple(facts["words"]),
+        state,
+        code,
+        *times,
+        facts.get("env", {}),
+    )
 
 
 def _how(code: int | None, kind: str) -> State:
@@ -201,7 +222,9 @@ def _json(path: Path, kind: Any) -> Any:
 
 def _each(project: Path, kind: str | None) -> Iterator[Job]:
     for folder in sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True):
-        with suppress(OSError, ValueError):  # a folder that is being made or taken away, or that nobody can read
+        with suppress(
+            OSError, ValueError
+        ):  # a folder that is being made or taken away, or that nobody can read
             yield read(folder)
 
 
@@ -259,7 +282,12 @@ def result(job: Job) -> Any:
 
 def why(job: Job) -> str:
     """How a job ended, in words; an error as the command told it, which may be several lines."""
-    known = {"running": "at work", "paused": "paused", "done": "done", "stopped": "stopped, as asked"}
+    known = {
+        "running": "at work",
+        "paused": "paused",
+        "done": "done",
+        "stopped": "stopped, as asked",
+    }
     if job.state in known:
         return known[job.state]
     if job.state == "dead":

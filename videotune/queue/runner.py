@@ -28,7 +28,10 @@ def run(folder: Path) -> int:
             stderr=log,
             cwd=job["cwd"],
         )
-        write_json(folder / "pid.json", {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)})
+        write_json(
+            folder / "pid.json",
+            {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)},
+        )
         code = child.wait()
     write_json(folder / "rc.json", {"code": code, "ended": round(time.time(), 3)})
     return 0

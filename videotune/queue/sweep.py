@@ -36,7 +36,9 @@ def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
         key, _, text = word.partition("=")
         values = [value.strip() for value in re.split(r",(?![^\[{]*[\]}])", text)]
         if not key or not all(values) or key in lists:
-            raise VideotuneError(f"--vary {word}: write KEY=V1,V2 once a key, such as learning_rate=1e-4,3e-4")
+            raise VideotuneError(
+                f"--vary {word}: write KEY=V1,V2 once a key, such as learning_rate=1e-4,3e-4"
+            )
         lists[key] = list(dict.fromkeys(values))
     count = math.prod(map(len, lists.values()))
     if count > MOST_RUNS:
@@ -44,7 +46,9 @@ def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
-def plan_sweep(out: Path, overrides: Overrides, vary: Sequence[str], skips: str | None = None) -> list[str]:
+def plan_sweep(
+    out: Path, overrides: Overrides, vary: Sequence[str], skips: str | None = None
+) -> list[str]:
     """Queue a run for each combination, after all are checked; their names. What is queued already stays as it is.
 
     Raises VideotuneError where a combination is no config, or shares its name with another.
@@ -54,7 +58,9 @@ def plan_sweep(out: Path, overrides: Overrides, vary: Sequence[str], skips: str 
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
         name = re.sub(r"[^\w.,=+-]+", "-", name)[:LONGEST]
         if name in configs:
-            raise VideotuneError(f"--vary: two runs have the name {name!r}, of which {LONGEST} characters count")
+            raise VideotuneError(
+                f"--vary: two runs have the name {name!r}, of which {LONGEST} characters count"
+            )
         sets = tuple(f"{key}={value}" for key, value in values.items())
         configs[name] = standalone(replace(overrides, sets=(*overrides.sets, *sets)))
     for name, config in configs.items():
@@ -63,7 +69,9 @@ def plan_sweep(out: Path, overrides: Overrides, vary: Sequence[str], skips: str 
     return list(configs)
 
 
-def run_sweep(out: Path, cards: Sequence[str | None], tell: Callable[[Entry], None]) -> tuple[int, Path]:
+def run_sweep(
+    out: Path, cards: Sequence[str | None], tell: Callable[[Entry], None]
+) -> tuple[int, Path]:
     """Train what waits of a sweep; the exit code, and the page, which is written anew whenever a run ends."""
     page = out / "sweep.html"
 

@@ -64,27 +64,53 @@ def collect(run: Run) -> dict[str, Any]:
 def summary(run: Run) -> dict[str, Any]:
     """Which run on which base, how far it came and how it stands; then its figures."""
     start, done = run.last("start"), run.steps.last
-    total = next((n for part in (run.config, start, run.plan) if (n := number(at(part, "steps"))) is not None), None)
-    base = at(run.config, "base", "name") or at(run.config, "settings", "base_model_name") or "a base that is not named"
+    total = next(
+        (
+            n
+            for part in (run.config, start, run.plan)
+            if (n := number(at(part, "steps"))) is not None
+        ),
+        None,
+    )
+    base = (
+        at(run.config, "base", "name")
+        or at(run.config, "settings", "base_model_name")
+        or "a base that is not named"
+    )
     method = at(run.config, "settings", "training_method") or "run"
-    far = f"{text.plain(done)} of {text.counted(total, 'step')}" if total is not None else text.counted(done, "step")
+    far = (
+        f"{text.plain(done)} of {text.counted(total, 'step')}"
+        if total is not None
+        else text.counted(done, "step")
+    )
     word, css, sentence = outcome.standing(run, total is not None and done >= total)
     clips = mapping(start.get("clips")) or mapping(run.check)
     used, kept = number(clips.get("used")), len(regularization(run.check))
     figures = {
         "started": text.moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),
-        "training clips": used if kept == 0 else f"{text.plain((used or 0) - kept)} + {kept} to keep",
+        "training clips": used
+        if kept == 0
+        else f"{text.plain((used or 0) - kept)} + {kept} to keep",
         "windows": number(start.get("windows")),
         "samples a step": number(start.get("effective_batch")),
         "trained parameters": number(start.get("trainable_parameters")),
-        "resumed from step": ", ".join(text.value_text(r.get("from_step")) for r in run.of_kind("resume")) or None,
+        "resumed from step": ", ".join(
+            text.value_text(r.get("from_step")) for r in run.of_kind("resume")
+        )
+        or None,
     }
-    known = {name: text.plain(v) if isinstance(v, (int, float)) else v for name, v in figures.items() if v is not None}
+    known = {
+        name: text.plain(v) if isinstance(v, (int, float)) else v
+        for name, v in figures.items()
+        if v is not None
+    }
     return {
         "state": (word, css, f"{method} on {base}: {far}, {sentence}."),
         "figures": known,
-        "versions": ", ".join(f"{name} {version}" for name, version in mapping(start.get("versions")).items()),
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in mapping(start.get("versions")).items()
+        ),
         "notes": items(start.get("notes")),
     }
 
@@ -94,15 +120,28 @@ def warnings(run: Run) -> dict[str, Any]:
     steps_of: dict[str, list[str]] = {}
     for record in run.of_kind("warning"):
         step = number(record.get("step"))
-        steps_of.setdefault(str(record.get("text", "")), []).extend([] if step is None else [text.plain(step)])
-    lines = [f"{words} (step {text.some(steps)})" if steps else words for words, steps in steps_of.items()]
+        steps_of.setdefault(str(record.get("text", "")), []).extend(
+            [] if step is None else [text.plain(step)]
+        )
+    lines = [
+        f"{words} (step {text.some(steps)})" if steps else words
+        for words, steps in steps_of.items()
+    ]
     clips = sum(bool(clip.get("warnings")) for clip in run.clips)
-    own = [f"{text.counted(clips, 'clip')} with a note of its own, in the table of clips"] if clips else []
+    own = (
+        [f"{text.counted(clips, 'clip')} with a note of its own, in the table of clips"]
+        if clips
+        else []
+    )
     return {"lines": [*run.notes, *lines, *own]}
 
 
 def contact_sheet_page(
-    title: str, account: Mapping[str, Any], pictures: dict[str, list[str]], roots: Sequence[Path], notes: Sequence[str]
+    title: str,
+    account: Mapping[str, Any],
+    pictures: dict[str, list[str]],
+    roots: Sequence[Path],
+    notes: Sequence[str],
 ) -> str:
     """The whole page of ``check``'s account.
 
@@ -110,7 +149,13 @@ def contact_sheet_page(
     clips are named; ``notes`` what is reported beside the account's own.
     """
     shown = list(dict.fromkeys([*notes, *account["notes"]]))
-    given = {"account": account, "pictures": pictures, "roots": roots, "notes": shown, "long": LONG}
+    given = {
+        "account": account,
+        "pictures": pictures,
+        "roots": roots,
+        "notes": shown,
+        "long": LONG,
+    }
     return render("contact_sheet.html.j2", title=title, **given)
 
 
@@ -128,9 +173,24 @@ def fill(templates: Environment, name: str, data: Mapping[str, Any]) -> str:
 def environment(*packages: str) -> Environment:
     """The templates of packages, the first ones first, with the words of ``videotune.text`` as filters."""
     loader = ChoiceLoader([PackageLoader(package) for package in packages])
-    made = Environment(autoescape=True, loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    words = {name: word for name, word in vars(text).items() if getattr(word, "__module__", "") == text.__name__}
-    made.filters |= words | {"number": number, "entries": items, "mapping": mapping, "repr": repr}
+    made = Environment(
+        autoescape=True,
+        loader=loader,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    words = {
+        name: word
+        for name, word in vars(text).items()
+        if getattr(word, "__module__", "") == text.__name__
+    }
+    made.filters |= words | {
+        "number": number,
+        "entries": items,
+        "mapping": mapping,
+        "repr": repr,
+    }
     return made
 
 
@@ -146,7 +206,9 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     """
     runs = [read_run(folder) for folder in folders if (folder / "config.json").is_file()]
     differing = differing_settings(runs)
-    rows = sorted((_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"])
+    rows = sorted(
+        (_row(run, differing, page.parent) for run in runs), key=lambda row: row["rank"]
+    )
     waiting = [folder.name for folder in folders if not (folder / "config.json").is_file()]
     chart = _chart([run for run in runs if run.validations], [row["name"] for row in rows])
     facts = {"rows": rows, "keys": differing, "chart": chart, "waiting": waiting}
@@ -164,7 +226,9 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
     """A run's cells; ``rank`` puts the lowest validation loss first, and runs without one last."""
     verdict = outcome.verdict(run)
-    best = min((loss for _, loss in points(run.validations, "held_out", "normalised")), default=None)
+    best = min(
+        (loss for _, loss in points(run.validations, "held_out", "normalised")), default=None
+    )
     settings = inventory.flat_settings(run)
     seconds = (run.last("end")["seconds"] or {}).values()
     report = run.folder / "report.html"
@@ -177,7 +241,9 @@ def _row(run: Run, differing: Sequence[str], home: Path) -> dict[str, Any]:
         "verdict": (verdict["latest"] or {}).get("verdict") or "none",
         "recommended": verdict["step"],
         "held_out": None if best is None else text.plain(best),
-        "minutes": text.plain(sum(number(one) or 0 for one in seconds) / 60, 2) if seconds else None,
+        "minutes": text.plain(sum(number(one) or 0 for one in seconds) / 60, 2)
+        if seconds
+        else None,
         "rank": (best is None, best or 0.0, run.folder.name),
     }
 
@@ -187,7 +253,14 @@ def _chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
     lines = []
     for place, run in enumerate(sorted(runs, key=lambda one: order.index(one.folder.name))):
         css = STROKES[place % len(STROKES)] + (" pale" if place >= len(STROKES) else "")
-        lines.append(curves.Line(run.folder.name, points(run.validations, "held_out", "normalised"), css, dots=True))
+        lines.append(
+            curves.Line(
+                run.folder.name,
+                points(run.validations, "held_out", "normalised"),
+                css,
+                dots=True,
+            )
+        )
     shown = [line for line in lines if line.points]
     says = "error on held-out clips, relative to the base model: below 1 is better"
     return curves.line_chart(shown, says=says, x_label="step") if shown else None

@@ -37,9 +37,21 @@ def model_card(run: Run) -> Any:
     files = [{**entry, "path": Path(str(entry["path"])).name} for entry in run.exports]
     shown = replace(run, folder=Path(), exports=files)
     use, verdict, name = inventory.use(shown), outcome.verdict(shown), run.folder.resolve().name
-    family, method, base = find(str(run.setting("family"))).spec, run.setting("training_method"), hub_id(run)
-    task, licence, best = _task(use), base_licence(run, family.licence), number(verdict["latest"]["best"])
-    result = None if best is None else [hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)]
+    family, method, base = (
+        find(str(run.setting("family"))).spec,
+        run.setting("training_method"),
+        hub_id(run),
+    )
+    task, licence, best = (
+        _task(use),
+        base_licence(run, family.licence),
+        number(verdict["latest"]["best"]),
+    )
+    result = (
+        None
+        if best is None
+        else [hub.EvalResult(task, "private", "held-out clips", "relative_mse", best)]
+    )
     standard = licence.lower() in _STANDARD
     data = hub.ModelCardData(
         library_name="diffusers", base_model=base, pipeline_tag=task, model_name=name,
@@ -51,30 +63,55 @@ def model_card(run: Run) -> Any:
         widget=[{"text": text, "output": {"url": url}} for url, text in previews(run).items()] or None,
         eval_results=result,
     )  # fmt: skip
-    own = [row for row in inventory.settings(shown)["own"] if not _PRIVATE.match(row[0]) and "/" not in row[1]]
-    facts = {"name": name, "base": base or family.title, "licence": licence, "d": use, "own": own, "run": shown}
+    own = [
+        row
+        for row in inventory.settings(shown)["own"]
+        if not _PRIVATE.match(row[0]) and "/" not in row[1]
+    ]
+    facts = {
+        "name": name,
+        "base": base or family.title,
+        "licence": licence,
+        "d": use,
+        "own": own,
+        "run": shown,
+    }
     facts |= {"verdict": verdict, "steps": sorted({step_in(file) or 0 for file in files})}
-    text = fill(environment("videotune.reporter").overlay(autoescape=False), "card.md.j2", facts)
+    text = fill(
+        environment("videotune.reporter").overlay(autoescape=False), "card.md.j2", facts
+    )
     return hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
 
 
 def previews(run: Run) -> dict[str, str]:
     """Prompts of the newest previews that are there, by their paths in the run's folder and in a repository."""
-    there = [record for record in run.of_kind("sample") if (run.folder / str(record["path"])).is_file()]
+    there = [
+        record
+        for record in run.of_kind("sample")
+        if (run.folder / str(record["path"])).is_file()
+    ]
     last = [record for record in there if record["step"] == there[-1]["step"]][:PREVIEWS]
-    return {f"samples/{Path(str(record['path'])).name}": str(record["prompt"]) for record in last}
+    return {
+        f"samples/{Path(str(record['path'])).name}": str(record["prompt"]) for record in last
+    }
 
 
 def hub_id(run: Run) -> str | None:
     """The base model's id on the Hub; None for one that lies on this machine."""
     name = str(at(run.config, "base", "name")).partition("@")[0]
-    return name if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) and not Path(name).exists() else None
+    return (
+        name if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) and not Path(name).exists() else None
+    )
 
 
 def base_licence(run: Run, otherwise: str) -> str:
     """As the base's own README.md says it, where it lies on this machine; else ``otherwise``, the family's."""
     readme = Path(str(at(run.config, "base", "name"))).expanduser() / "README.md"
-    data = hub.ModelCard.load(readme, ignore_metadata_errors=True).data if readme.is_file() else hub.ModelCardData()
+    data = (
+        hub.ModelCard.load(readme, ignore_metadata_errors=True).data
+        if readme.is_file()
+        else hub.ModelCardData()
+    )
     return str(data.license_name or data.license or otherwise)
 
 

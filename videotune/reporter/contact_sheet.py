@@ -55,12 +55,19 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
                 failed[clip.path] = f"{frames.reason}: {frames.detail}"
                 continue
             images = [_thumb(frame) for frame in frames]
-            pictures[clip.path] = [_save(image, folder, clip, i) for i, image in enumerate(images)]
-            yield _label(rows_by_path[clip.path], job.library.roots), [np.asarray(image) for image in images]
+            pictures[clip.path] = [
+                _save(image, folder, clip, i) for i, image in enumerate(images)
+            ]
+            yield (
+                _label(rows_by_path[clip.path], job.library.roots),
+                [np.asarray(image) for image in images],
+            )
 
     shown = rows()  # a thousand clips' pictures do not wait in memory for one sheet
     for number, first in enumerate(shown, 1):
-        video_writer.write_sheet(folder / f"sheet-{number:03d}.jpg", [first, *islice(shown, ROWS - 1)], LABEL)
+        video_writer.write_sheet(
+            folder / f"sheet-{number:03d}.jpg", [first, *islice(shown, ROWS - 1)], LABEL
+        )
     title = f"Clips of {Path(job.config.datasets[0].path).name}"
     page = contact_sheet_page(title, account, pictures, job.library.roots, job.notes)
     write_text(folder / "index.html", page, durable=False)
@@ -71,10 +78,14 @@ def _refuse_among_clips(folder: Path, job: Job) -> None:
     """VideotuneError where the folder lies in a dataset's; hidden folders there, such as the cache, are never read."""
     place = folder.resolve()
     for root in (root.resolve() for root in job.library.roots):
-        if place.is_relative_to(root) and not any(part.startswith(".") for part in place.relative_to(root).parts):
+        if place.is_relative_to(root) and not any(
+            part.startswith(".") for part in place.relative_to(root).parts
+        ):
             fault = f"The pictures would go to {folder}, inside the dataset {root}, and be taken for clips of it."
             elsewhere = root.with_name(root.name + "-sheet")
-            raise VideotuneError(f"{fault} Give --contact-sheet a folder elsewhere, such as {elsewhere}.")
+            raise VideotuneError(
+                f"{fault} Give --contact-sheet a folder elsewhere, such as {elsewhere}."
+            )
 
 
 def shots(
@@ -91,11 +102,18 @@ def shots(
     def task(clip: Clip) -> tuple[str, dict[str, Any]]:
         own, info = windows[clip.id], job.library.media[clip.id]
         first, middle, last = own[0], own[len(own) // 2], own[-1]
-        times = [frame_sampling.sample_window(w, PLAIN, job.config.seed).times for w in (first, middle, last)]
+        times = [
+            frame_sampling.sample_window(w, PLAIN, job.config.seed).times
+            for w in (first, middle, last)
+        ]
         chosen, shape = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]], first.shape
         high = min(shape.height, height or shape.height)
         wide = max(1, round(shape.width * high / shape.height))
-        frames = {"info": info, "times": chosen[:1] if info.still else chosen, "resize": first.resize}
+        frames = {
+            "info": info,
+            "times": chosen[:1] if info.still else chosen,
+            "resize": first.resize,
+        }
         return "decode", frames | {"height": high, "width": wide}
 
     workers = default_workers()
@@ -128,7 +146,9 @@ def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
     ]
     caption = next(iter(row["captions"]), "").partition("\n")[0]
     words += [f'"{textwrap.shorten(caption, 130, placeholder=" …")}"'] if caption else []
-    lines = [part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)]
+    lines = [
+        part for line in (*words, *row["warnings"][:2]) for part in textwrap.wrap(line, 48)
+    ]
     return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "…"])
 
 
@@ -170,9 +190,17 @@ def copy_pictures(job: Job, run: Path) -> None:
 def _places(job: Job) -> list[tuple[Clip, Path]]:
     """Each clip that gets a picture with its place in the cache; another size is another picture."""
     order = {"train": 0, "validation": 1, "regularization": 2}
-    first = {window.clip_id: window for window in (*job.library.held_out_windows, *job.library.windows)}
+    first = {
+        window.clip_id: window
+        for window in (*job.library.held_out_windows, *job.library.windows)
+    }
     return [
-        (clip, job.cache / FOLDER / f"{clip.id[:16]}-{first[clip.id].shape}-{first[clip.id].resize}.jpg")
+        (
+            clip,
+            job.cache
+            / FOLDER
+            / f"{clip.id[:16]}-{first[clip.id].shape}-{first[clip.id].resize}.jpg",
+        )
         for clip in sorted(job.library.clips, key=lambda clip: order[clip.kind])[:MOST]
         if clip.id in first
     ]

@@ -34,13 +34,17 @@ class Line:
     dots: bool = False
 
 
-def smooth(xs: Sequence[float], ys: Sequence[float], width: int, columns: int = 400) -> list[Point]:
+def smooth(
+    xs: Sequence[float], ys: Sequence[float], width: int, columns: int = 400
+) -> list[Point]:
     """The mean of the ``width`` (odd) values around each point, or of those among them that there are.
 
     At all points, or at twice as many as columns, evenly spread.
     """
     num, most, reach = len(xs), 2 * columns, width // 2
-    places = range(num) if num <= most else [(2 * i + 1) * num // (2 * most) for i in range(most)]
+    places = (
+        range(num) if num <= most else [(2 * i + 1) * num // (2 * most) for i in range(most)]
+    )
     parts = ((xs[place], ys[max(0, place - reach) : place + reach + 1]) for place in places)
     return [(x, math.fsum(part) / len(part)) for x, part in parts]
 
@@ -59,7 +63,10 @@ def thin(xs: Sequence[float], ys: Sequence[float], columns: int = 400) -> list[P
     for column in range(columns):
         begin = num * column // columns
         part = ys[begin : num * (column + 1) // columns]
-        kept.extend((xs[begin + i], part[i]) for i in sorted({part.index(min(part)), part.index(max(part))}))
+        kept.extend(
+            (xs[begin + i], part[i])
+            for i in sorted({part.index(min(part)), part.index(max(part))})
+        )
     return kept
 
 
@@ -68,8 +75,14 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
     if not high > low:
         return [low]
     unit = 10.0 ** math.floor(math.log10((high - low) / wanted))
-    step = min((unit * factor for factor in (1, 2, 5, 10)), key=lambda step: abs((high - low) / step - wanted))
-    return [step * place for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    step = min(
+        (unit * factor for factor in (1, 2, 5, 10)),
+        key=lambda step: abs((high - low) / step - wanted),
+    )
+    return [
+        step * place
+        for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 def axis_labels(values: Sequence[float]) -> list[str]:
@@ -112,7 +125,9 @@ def line_chart(
         corners = [f"{x(at):.1f} {y(value):.1f}" for at, value in line.points]
         if corners:
             paths.append((f"line {line.css}", "M" + "L".join(corners)))
-        if len(corners) == 1 or (line.dots and corners):  # strokes of no length, whose round ends no stretching bends
+        if len(corners) == 1 or (
+            line.dots and corners
+        ):  # strokes of no length, whose round ends no stretching bends
             paths.append((f"dots {line.css}", "".join(f"M{corner}h0" for corner in corners)))
     paths += [("mark", f"M{x(value):.1f} {SIZE}V{SIZE - 45}") for value in marks]
     return {
@@ -122,8 +137,14 @@ def line_chart(
         "size": SIZE,
         "paths": paths,
         "legend": [(line.css, line.label) for line in lines if line.label],
-        "ys": [(word, f"{y(value) / SIZE:.2%}") for word, value in zip(axis_labels(down), down, strict=True)],
-        "xs": [(word, x(value) / SIZE) for word, value in zip(axis_labels(across), across, strict=True)],
+        "ys": [
+            (word, f"{y(value) / SIZE:.2%}")
+            for word, value in zip(axis_labels(down), down, strict=True)
+        ],
+        "xs": [
+            (word, x(value) / SIZE)
+            for word, value in zip(axis_labels(across), across, strict=True)
+        ],
     }
 
 
@@ -154,11 +175,16 @@ def loss(run: Run) -> dict[str, Any]:
     Steps that showed regularization clips alone are left out: their error says how the model is kept as it is.
     """
     xs, ys = run.steps.mse
-    data: dict[str, Any] = {"left_out": len(run.steps.alone), "not_applied": list(run.steps.skipped)}
+    data: dict[str, Any] = {
+        "left_out": len(run.steps.alone),
+        "not_applied": list(run.steps.skipped),
+    }
     if not xs:
         return data | {"absent": run.absent("the curve appears with the first step")}
     width = smoothing_width(len(xs))
-    lines = [Line("each step", thin(xs, ys), "faint" if width > 1 else "one", dots=len(xs) < 60)]
+    lines = [
+        Line("each step", thin(xs, ys), "faint" if width > 1 else "one", dots=len(xs) < 60)
+    ]
     if width > 1:
         lines.append(Line(f"mean of {width} steps", smooth(xs, ys, width), "one"))
     first, last, num = _ends(ys)
@@ -167,7 +193,12 @@ def loss(run: Run) -> dict[str, Any]:
     if num < 2:
         says = f"Mean squared error of the prediction: {plain(first)} at the first step, {plain(last)} at the last."
     chart = line_chart(lines, says=says, x_label="step", marks=data["not_applied"])
-    return data | {"absent": "", "says": says, "chart": chart, "by_noise": _by_noise(run, (xs[0], xs[-1]))}
+    return data | {
+        "absent": "",
+        "says": says,
+        "chart": chart,
+        "by_noise": _by_noise(run, (xs[0], xs[-1])),
+    }
 
 
 def _ends(ys: Sequence[float]) -> tuple[float, float, int]:
@@ -187,7 +218,13 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
         change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(xs), 'step')}"
         mean = smooth(xs, ys, smoothing_width(len(xs)), 150)
         lines = [Line("", thin(xs, ys, 150), "faint"), Line("", mean, "one")]
-        chart = line_chart(lines, says=f"mean squared error, {name}: {change}", height=84, num_ticks=2, span=span)
+        chart = line_chart(
+            lines,
+            says=f"mean squared error, {name}: {change}",
+            height=84,
+            num_ticks=2,
+            span=span,
+        )
         charts.append({"name": name, "change": change, "chart": chart})
     return charts
 
@@ -196,20 +233,35 @@ def validation(run: Run) -> dict[str, Any]:
     """The fixed measurement: the same clips, noise levels and noise each time."""
     records = run.validations
     if not records:
-        return {"absent": run.absent("validation losses appear as the run measures them", "validate_every")}
+        return {
+            "absent": run.absent(
+                "validation losses appear as the run measures them", "validate_every"
+            )
+        }
     curves = [(name, css, points(records, key, "mean")) for key, name, css in PARTS]
     found = [(name, css, curve) for name, css, curve in curves if curve]
     if not found:
         return {"absent": run.absent("no validation has a number yet")}
-    none = [(name, ": none are held out" * (css == "one")) for name, css, curve in curves if not curve]
+    none = [
+        (name, ": none are held out" * (css == "one"))
+        for name, css, curve in curves
+        if not curve
+    ]
     notes = [f"No {name} are measured{why}." for name, why in none]
     if left := len(run.of_kind("validation")) - len(records):
         other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
         notes.append(f"{other}they do not compare with these.")
     first, last = (f"step {plain(found[-1][2][place][0])}" for place in (0, -1))
-    head, rows = ["clips", first, last, "change", "lowest"], [[name, *_change(curve)] for name, _, curve in found]
+    head, rows = (
+        ["clips", first, last, "change", "lowest"],
+        [[name, *_change(curve)] for name, _, curve in found],
+    )
     wide = len(head) if len(records) > 1 else 2
-    chart = line_chart([Line(n, p, c, dots=True) for n, c, p in found], says="Validation loss by step", x_label="step")
+    chart = line_chart(
+        [Line(n, p, c, dots=True) for n, c, p in found],
+        says="Validation loss by step",
+        x_label="step",
+    )
     return {
         "absent": "",
         "head": head[:wide],
@@ -222,14 +274,22 @@ def validation(run: Run) -> dict[str, Any]:
 
 def _averages(record: Record) -> list[list[str]]:
     """What a validation says of the average and of the weights themselves, and of each of two experts; else nothing."""
-    whole = "the average of the weights, which is exported" if record.get("live") else "the model"
+    whole = (
+        "the average of the weights, which is exported" if record.get("live") else "the model"
+    )
     found = {whole: [at(record, key, "normalised") for key, _, _ in PARTS]}
     if record.get("live"):
-        found["the weights themselves"] = [at(record, "live", key, "normalised") for key, _, _ in PARTS]
-    for expert in dict.fromkeys(name for key, _, _ in PARTS for name in mapping(at(record, key, "experts"))):
+        found["the weights themselves"] = [
+            at(record, "live", key, "normalised") for key, _, _ in PARTS
+        ]
+    for expert in dict.fromkeys(
+        name for key, _, _ in PARTS for name in mapping(at(record, key, "experts"))
+    ):
         values = [at(record, key, "experts", expert) for key, _, _ in PARTS]
         found[f"expert {expert}, at its noise levels"] = values
-    rows = [[name, *(plain(number(value)) for value in values)] for name, values in found.items()]
+    rows = [
+        [name, *(plain(number(value)) for value in values)] for name, values in found.items()
+    ]
     return rows if len(rows) > 1 else []
 
 
@@ -244,14 +304,23 @@ def _by_quantile(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     """First and last validation at each of the nine noise levels."""
     lines = []
     for key, name, css in PARTS:
-        levels = [enumerate(map(number, items(at(record, key, "by_quantile"))), 1) for record in records]
-        curves = [curve for each in levels if (curve := [(float(x), y) for x, y in each if y is not None])]
+        levels = [
+            enumerate(map(number, items(at(record, key, "by_quantile"))), 1)
+            for record in records
+        ]
+        curves = [
+            curve
+            for each in levels
+            if (curve := [(float(x), y) for x, y in each if y is not None])
+        ]
         if len(curves) > 1:
             lines.append(Line(f"{name}, first", curves[0], f"pale {css}"))
         if curves:
             lines.append(Line(f"{name}, last", curves[-1], css, dots=True))
     title = "By noise level: first and last validation"
-    chart = line_chart(lines, says=title, x_label="noise level, low to high", from_zero=True, num_ticks=5)
+    chart = line_chart(
+        lines, says=title, x_label="noise level, low to high", from_zero=True, num_ticks=5
+    )
     return [(title, chart)] if lines else []
 
 
@@ -298,7 +367,11 @@ def times_seen(run: Run) -> list[TimesSeen]:
     The account of clips names them by path. Where it gives their ids too, the times so far are the journal's; where it
     gives none, only the planned ones are known by path. Without an account clips go by the id in the journal's windows.
     """
-    seen, kept, used = run.steps.windows, regularization(run.check), [clip for clip in run.clips if clip["used"]]
+    seen, kept, used = (
+        run.steps.windows,
+        regularization(run.check),
+        [clip for clip in run.clips if clip["used"]],
+    )
     so_far, windows = run.steps.clips, Counter(map(clip_of, seen))
     found = []
     for clip in used:
@@ -307,26 +380,48 @@ def times_seen(run: Run) -> list[TimesSeen]:
             num = max(1, int(number(clip["windows"]) or 1))
             found.append(TimesSeen(str(clip["path"]), times, number(clip["views"]), num))
     if not used:
-        planned = {str(key)[:12]: number(value) for key, value in mapping(at(run.plan, "views", "clips")).items()}
+        planned = {
+            str(key)[:12]: number(value)
+            for key, value in mapping(at(run.plan, "views", "clips")).items()
+        }
         for key in sorted(planned | so_far):
-            found.append(TimesSeen(key, so_far[key] if seen else None, planned.get(key), windows[key] or 1))
+            found.append(
+                TimesSeen(
+                    key, so_far[key] if seen else None, planned.get(key), windows[key] or 1
+                )
+            )
     return sorted(found, key=lambda clip: (-clip.shown, clip.path))
 
 
 def exposure(run: Run) -> dict[str, Any]:
     """How often every clip is seen as a sorted list of bars, and which band they fall into."""
-    clips = [clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None]
-    counts, seen, kept = Counter(clip.band[0] for clip in clips), run.steps.clips, regularization(run.check)
+    clips = [
+        clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None
+    ]
+    counts, seen, kept = (
+        Counter(clip.band[0] for clip in clips),
+        run.steps.clips,
+        regularization(run.check),
+    )
     planned = sum(number(clip.get("views")) or 0 for clip in kept.values())
     empty, starts = not clips and not kept, (0, *(round(limit) for limit, _ in BANDS))
     return {
-        "absent": run.absent("counts appear with the first step, or with the plan") if empty else "",
+        "absent": run.absent("counts appear with the first step, or with the plan")
+        if empty
+        else "",
         "so_far": _so_far(run),
         "planned": mapping(at(run.plan, "views", "per_window")),
         "advice": at(run.plan, "views", "advice"),
-        "regularization": {"num": len(kept), "seen": sum(seen[clip] for clip in kept), "planned": planned},
+        "regularization": {
+            "num": len(kept),
+            "seen": sum(seen[clip] for clip in kept),
+            "planned": planned,
+        },
         "only_planned": all(clip.so_far is None for clip in clips),
-        "bands": [(start, *one, counts[one[0]]) for start, one in zip(starts, COLOURS.items(), strict=True)],
+        "bands": [
+            (start, *one, counts[one[0]])
+            for start, one in zip(starts, COLOURS.items(), strict=True)
+        ],
         "clips": clips,
         "most": max((clip.whole for clip in clips), default=0) or 1,
     }
@@ -347,17 +442,29 @@ def _so_far(run: Run) -> dict[str, Any] | None:
     windows = whole - sum(number(clip.get("windows")) or 0 for clip in kept.values())
     windows = windows if windows > 0 else len(times)
     least = min(times) if len(times) >= windows else 0
-    return {"band": band(max(times)), "samples": sum(times), "windows": windows, "least": least, "most": max(times)}
+    return {
+        "band": band(max(times)),
+        "samples": sum(times),
+        "windows": windows,
+        "least": least,
+        "most": max(times),
+    }
 
 
 def time_spent(run: Run) -> dict[str, Any]:
     """The wall time by phase, over all processes of the run; the parts of a step are the journal's."""
     end = run.last("end") if run.journal and run.journal[-1]["kind"] == "end" else {}
     seconds = mapping(end.get("seconds")) or mapping(at(run.life, "seconds"))
-    spent = {str(key): n for key, value in seconds.items() if (n := number(value)) is not None and n > 0}
+    spent = {
+        str(key): n
+        for key, value in seconds.items()
+        if (n := number(value)) is not None and n > 0
+    }
     whole = sum((spent or run.steps.seconds).values())
     return {
-        "absent": "" if whole else run.absent("the time of each phase appears with the first steps"),
+        "absent": ""
+        if whole
+        else run.absent("the time of each phase appears with the first steps"),
         "spent": sorted(spent.items(), key=lambda pair: -pair[1]),
         "steps": run.steps.seconds,
         "between": max(0.0, spent.get("training", 0.0) - sum(run.steps.seconds.values())),

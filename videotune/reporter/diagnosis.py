@@ -42,14 +42,20 @@ def diagnose(folder: Path) -> tuple[str, list[Finding]]:
         if (folder / f"{name}.json").is_file():
             read_record(folder / f"{name}.json")
     why, total = run.last("end")["why"], (run.config or {}).get("steps", "?")
-    return f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}", findings(run)
+    return (
+        f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}",
+        findings(run),
+    )
 
 
 def repair_journal(folder: Path) -> str:
     """Take damaged lines out of a run's journal; what was done, in words. Refused while a process trains there."""
     run_dir.read_run_config(folder)  # raises where the folder holds no run
     with run_dir.only_process(folder):
-        return journal.repair(folder, max((one.step for one in checkpoint.complete_checkpoints(folder)), default=0))
+        return journal.repair(
+            folder,
+            max((one.step for one in checkpoint.complete_checkpoints(folder)), default=0),
+        )
 
 
 def findings(run: Run) -> list[Finding]:
@@ -73,24 +79,39 @@ def _texts() -> dict[str, dict[str, str]]:
 
 
 def _out_of_memory(run: Run) -> Iterator[Finding]:
-    warnings = [line["text"] for line in run.of_kind("warning") if line["text"].startswith("out of memory")]
+    warnings = [
+        line["text"]
+        for line in run.of_kind("warning")
+        if line["text"].startswith("out of memory")
+    ]
     if warnings:
         from videotune.planner.out_of_memory import remedies
 
-        helps = remedies(parse(run.config["settings"])) if run.config else ["a smaller resolution or fewer frames"]
+        helps = (
+            remedies(parse(run.config["settings"]))
+            if run.config
+            else ["a smaller resolution or fewer frames"]
+        )
         yield _finding("memory", warning=warnings[-1], helps="; ".join(helps))
 
 
 def _not_finite(run: Run) -> Iterator[Finding]:
     if skipped := run.steps.skipped:
         always = list(set.intersection(*map(set, skipped.values())))
-        one = f" A window that is in all of them: {always[0]}." if len(always) == 1 and len(skipped) > 1 else ""
+        one = (
+            f" A window that is in all of them: {always[0]}."
+            if len(always) == 1 and len(skipped) > 1
+            else ""
+        )
         yield _finding("not finite", count=len(skipped), first=min(skipped), one=one)
 
 
 def _learning(run: Run) -> Iterator[Finding]:
     """What validation says of the rate; where it was never measured, what the steps say."""
-    measured, rate = points(run.validations, "train", "normalised"), settings(run).get("learning_rate")
+    measured, rate = (
+        points(run.validations, "train", "normalised"),
+        settings(run).get("learning_rate"),
+    )
     if len(measured) < ENOUGH:
         yield from _learning_by_steps(run, rate)
         return
@@ -101,13 +122,19 @@ def _learning(run: Run) -> Iterator[Finding]:
 
 
 def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
-    errors = [error for step, error in zip(*run.steps.mse, strict=True) if step not in run.steps.skipped]
+    errors = [
+        error
+        for step, error in zip(*run.steps.mse, strict=True)
+        if step not in run.steps.skipped
+    ]
     if len(errors) < 100:
         return
     fifth = len(errors) // 5
     before, after = median(errors[:fifth]), median(errors[-fifth:])
     if after > 1.3 * before:
-        yield _finding("rate by steps", fifth=fifth, ratio=after / before, rate=value_text(rate))
+        yield _finding(
+            "rate by steps", fifth=fifth, ratio=after / before, rate=value_text(rate)
+        )
 
 
 def _overfitting(run: Run) -> Iterator[Finding]:
@@ -120,14 +147,24 @@ def _overfitting(run: Run) -> Iterator[Finding]:
 
 
 def _slow(run: Run) -> Iterator[Finding]:
-    begun = run.steps.first["seconds"] if run.steps.first else {}  # the first one waits for everything to begin
-    spent = {phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()}
+    begun = (
+        run.steps.first["seconds"] if run.steps.first else {}
+    )  # the first one waits for everything to begin
+    spent = {
+        phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()
+    }
     whole, now = sum(spent.values()), settings(run)
     if whole <= 0:
         return
     if (waiting := spent.get("data", 0.0) / whole) > speed.WAITING:
-        anew = "; variants 0 encodes each view anew" if now.get("video_config.variants") == 0 else ""
-        yield _finding("data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew)
+        anew = (
+            "; variants 0 encodes each view anew"
+            if now.get("video_config.variants") == 0
+            else ""
+        )
+        yield _finding(
+            "data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew
+        )
     if (loading := spent.get("experts", 0.0) / whole) > speed.WAITING:
         yield _finding("experts", share=loading, period=now.get("expert_period"))
 
@@ -142,10 +179,16 @@ def _consistency(run: Run) -> Iterator[Finding]:
         "stretch": (lambda value: value is True, "false"),
     }
     keys = {f"video_config.{key}": cause for key, cause in causes.items()}
-    bad = {key: better for key, (is_bad, better) in keys.items() if key in now and is_bad(now[key])}
+    bad = {
+        key: better for key, (is_bad, better) in keys.items() if key in now and is_bad(now[key])
+    }
     if bad:
         said = "; ".join(f"{key} is {json.dumps(now[key])}" for key in bad)
-        yield _finding("motion", bad=said, better="; ".join(f"{key} {better}" for key, better in bad.items()))
+        yield _finding(
+            "motion",
+            bad=said,
+            better="; ".join(f"{key} {better}" for key, better in bad.items()),
+        )
 
 
 def _clips(run: Run) -> Iterator[Finding]:
@@ -153,7 +196,9 @@ def _clips(run: Run) -> Iterator[Finding]:
     wanted, count = value_text(settings(run).get("video_config.target_fps")), len(clips)
     if repeating := [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
-        yield _finding("rates", count=len(repeating), clips=count, slowest=slowest, wanted=wanted)
+        yield _finding(
+            "rates", count=len(repeating), clips=count, slowest=slowest, wanted=wanted
+        )
     if hints := [clip for clip in clips if clip.get("warnings")]:
         first = {"path": hints[0]["path"], "warning": hints[0]["warnings"][0]}
         yield _finding("remarks", count=len(hints), clips=count, **first)
@@ -163,7 +208,11 @@ def _clips(run: Run) -> Iterator[Finding]:
 
 def _clipped(run: Run) -> Iterator[Finding]:
     limit, known = settings(run).get("max_grad_norm"), run.steps.norms[1]
-    if limit and len(known) >= 20 and (share := sum(norm > limit for norm in known) / len(known)) > 0.5:
+    if (
+        limit
+        and len(known) >= 20
+        and (share := sum(norm > limit for norm in known) / len(known)) > 0.5
+    ):
         yield _finding("clipped", share=share, limit=limit, median=median(known))
 
 

@@ -27,17 +27,36 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
     folder = common_folder([str(clip.get("path", "")) for clip in run.clips])
     seen = {clip.path: clip for clip in times_seen(run)}
     rows = []
-    for clip in sorted(run.clips, key=lambda clip: (bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"])):
-        path, captions, speed = str(clip.get("path", "")), items(clip["captions"]), number(clip["speed"])
+    for clip in sorted(
+        run.clips,
+        key=lambda clip: (bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"]),
+    ):
+        path, captions, speed = (
+            str(clip.get("path", "")),
+            items(clip["captions"]),
+            number(clip["speed"]),
+        )
         caption = shorten(str(captions[0]), 160, placeholder=" …") if captions else ""
         plays = f"plays at {plain(speed)}× its speed" if speed not in (None, 1) else ""
-        rows.append((clip, path[len(folder) :], caption, media.carried.get(picture_of(clip)), seen.get(path), plays))
+        rows.append(
+            (
+                clip,
+                path[len(folder) :],
+                caption,
+                media.carried.get(picture_of(clip)),
+                seen.get(path),
+                plays,
+            )
+        )
     return {
         "absent": "",
         "counts": counts | {"found": found},
         "adds_up": found == sum(counts.values()),
         "notes": items(run.check.get("notes")),
-        "buckets": [[value_text(mapping(row)[key]) for key in ("shape", "windows", "tokens")] for row in buckets],
+        "buckets": [
+            [value_text(mapping(row)[key]) for key in ("shape", "windows", "tokens")]
+            for row in buckets
+        ],
         "folder": folder,
         "rows": rows,
     }
@@ -46,7 +65,10 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
 def common_folder(paths: list[str]) -> str:
     """The folder, with its last slash, that all paths lie in; empty where there is none, or but one path."""
     parents = [path.replace("\\", "/").split("/")[:-1] for path in paths]
-    shared = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))]
+    shared = [
+        names[0]
+        for names in takewhile(lambda names: len(set(names)) == 1, zip(*parents, strict=False))
+    ]
     return "/".join(shared) + "/" if any(shared) and len(paths) > 1 else ""
 
 
@@ -55,9 +77,14 @@ def settings(run: Run) -> dict[str, Any]:
     if run.config is None:
         return {"absent": run.absent("config.json, the resolved settings")}
     origins = mapping(run.config.get("origins"))
-    rows = [(key, value_text(value), _origin(key, origins)) for key, value in flat_settings(run).items()]
+    rows = [
+        (key, value_text(value), _origin(key, origins))
+        for key, value in flat_settings(run).items()
+    ]
     rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
-    own, defaults = ([row for row in rows if (row[2] == "default") == default] for default in (False, True))
+    own, defaults = (
+        [row for row in rows if (row[2] == "default") == default] for default in (False, True)
+    )
     return {"absent": "", "own": own, "defaults": defaults}
 
 
@@ -86,8 +113,12 @@ def files(run: Run) -> dict[str, Any]:
         size = f"{getsize(there) / 1e6:.2f} MB" if there else "not found"
         verified = mapping(entry.get("verified"))
         error, reader = number(verified["max_error"]), verified["reader"]
-        exports.append((entry.get("format", ""), (path, link_in(run, path)), size, error, reader))
-    places = [(number(save.get("step")), str(save.get("path", ""))) for save in run.of_kind("save")]
+        exports.append(
+            (entry.get("format", ""), (path, link_in(run, path)), size, error, reader)
+        )
+    places = [
+        (number(save.get("step")), str(save.get("path", ""))) for save in run.of_kind("save")
+    ]
     saves = [(plain(step), (path, link_in(run, path))) for step, path in places]
     return {
         "absent": run.absent("exports.json, the exported files") if run.exports is None else "",
@@ -140,7 +171,9 @@ def _loading(run: Run, entries: Sequence[Record]) -> list[str]:
 def _shape(run: Run) -> list[int] | None:
     """Frames, height and width of a preview."""
     buckets = [mapping(bucket) for bucket in items(run.last("start").get("buckets"))]
-    most = max(buckets, key=lambda bucket: number(bucket["windows"]) or 0, default=mapping(None))
+    most = max(
+        buckets, key=lambda bucket: number(bucket["windows"]) or 0, default=mapping(None)
+    )
     bucket = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(most["shape"]))
     if bucket is None:
         return None

@@ -28,7 +28,11 @@ SMALL = 160
 MOST_ROWS = 16
 """How many prompts are shown before and after."""
 
-KINDS = {".mp4": ("video/mp4", 4, b"ftyp"), ".png": ("image/png", 1, b"PNG"), ".jpg": ("image/jpeg", 0, b"\xff\xd8")}
+KINDS = {
+    ".mp4": ("video/mp4", 4, b"ftyp"),
+    ".png": ("image/png", 1, b"PNG"),
+    ".jpg": ("image/jpeg", 0, b"\xff\xd8"),
+}
 """The type of a file by its suffix, and at which place which letters a true one has."""
 
 
@@ -50,10 +54,16 @@ class Media:
                 card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
                 card |= _in_one_video(run.folder, paths)
                 fits = self._take(len(card["uri"]))
-                self.cards.append(card if fits else card | {"uri": "", "why": "the page is full"})
+                self.cards.append(
+                    card if fits else card | {"uri": "", "why": "the page is full"}
+                )
         for path in dict.fromkeys(_wanted(run)):
             file = run.folder / path
-            if local_link(path) and _is_what_it_says(file) and self._take(4 * -(-getsize(file) // 3) + 40):
+            if (
+                local_link(path)
+                and _is_what_it_says(file)
+                and self._take(4 * -(-getsize(file) // 3) + 40)
+            ):
                 self.carried[path] = _data_uri(file.read_bytes(), file.suffix)
 
     def _take(self, letters: int) -> bool:
@@ -97,7 +107,9 @@ def sample_rows(run: Run) -> dict[tuple[str, str], dict[float, Record]]:
 
 def step_in(entry: Record) -> int | None:
     """The step in the name of an exported file; None where it says none."""
-    found = re.search(r"-step-([0-9]{1,12})(?![0-9])", PurePath(str(entry.get("path", ""))).stem)
+    found = re.search(
+        r"-step-([0-9]{1,12})(?![0-9])", PurePath(str(entry.get("path", ""))).stem
+    )
     return int(found[1]) if found else None
 
 
@@ -115,13 +127,20 @@ def _in_one_video(folder: Path, paths: Sequence[str]) -> dict[str, Any]:
     """The address of a video of all these side by side, or why there is none; ``small``: controls would cover much of it."""
     if any(local_link(path) is None for path in paths):
         return {"uri": "", "small": False, "why": "a video lies outside the run folder"}
-    from videotune.data.video_writer import read_video, side_by_side, video_bytes  # PyAV, for videos alone
+    from videotune.data.video_writer import (
+        read_video,
+        side_by_side,
+        video_bytes,
+    )  # PyAV, for videos alone
 
     try:
         read = [read_video(folder / path, WIDEST) for path in paths]
         frames = side_by_side([frames for frames, _ in read])
         content = video_bytes(frames, read[0][1], crf=22)
-    except (OSError, ValueError) as problem:  # of a file that is gone, or is no video, or another size than the first
+    except (
+        OSError,
+        ValueError,
+    ) as problem:  # of a file that is gone, or is no video, or another size than the first
         why = str(problem).replace(f"{folder}/", "")[:200]
         return {"uri": "", "small": False, "why": f"cannot be shown side by side: {why}"}
     return {"uri": _data_uri(content, ".mp4"), "small": frames[0].shape[0] < SMALL, "why": ""}
@@ -136,7 +155,9 @@ def _wanted(run: Run) -> Iterator[str]:
     yield from map(picture_of, run.clips)
     for key in ("sheet", "video"):
         yield from (str(entry.get(key, "")) for entry in run.compared or ())
-    records = sorted(run.of_kind("sample"), key=lambda record: -(number(record.get("step")) or 0))
+    records = sorted(
+        run.of_kind("sample"), key=lambda record: -(number(record.get("step")) or 0)
+    )
     yield from (str(record.get("path") or "") for record in records)
 
 
@@ -154,7 +175,10 @@ def before(run: Run, media: Media) -> dict[str, Any]:
     exported = exported_steps(run)
     for card in media.cards:
         card["kind"] = _prompt_kind(run, card["prompt"])
-        card["names"] = [_step_name(step) + ", exported" * (step > 0 and step in exported) for step in card["steps"]]
+        card["names"] = [
+            _step_name(step) + ", exported" * (step > 0 and step in exported)
+            for step in card["steps"]
+        ]
         card["videos"] = [media.video(path) for path in card["paths"]]
     why = run.absent("a prompt appears as soon as it is sampled twice", "sample_after")
     return {"absent": "" if media.cards else why, "demo": run.demo, "cards": media.cards}
@@ -168,7 +192,9 @@ def _prompt_kind(run: Run, prompt: str) -> tuple[str, str] | None:
         return None
     if kinds - {"regularization"}:
         return "caption of training clips", "care"  # what is sampled may be copied
-    return ("caption of regularization clips", "calm") if kinds else ("caption of no clip", "good")
+    return (
+        ("caption of regularization clips", "calm") if kinds else ("caption of no clip", "good")
+    )
 
 
 def _step_name(step: float) -> str:
@@ -178,12 +204,21 @@ def _step_name(step: float) -> str:
 def samples(run: Run, media: Media) -> dict[str, Any]:
     """Previews as a grid: a row a prompt and seed, a column a step, the base's first."""
     rows = sample_rows(run)
-    above = {(card["prompt"], card["seed"], path) for card in media.cards for path in card["paths"]}
-    there = {(*row, str(cell.get("path"))) for row, cells in rows.items() for cell in cells.values()}
+    above = {
+        (card["prompt"], card["seed"], path) for card in media.cards for path in card["paths"]
+    }
+    there = {
+        (*row, str(cell.get("path"))) for row, cells in rows.items() for cell in cells.values()
+    }
     steps = sorted({step for cells in rows.values() for step in cells})
-    paths = {row: [str(mapping(cells.get(step))["path"] or "") for step in steps] for row, cells in rows.items()}
+    paths = {
+        row: [str(mapping(cells.get(step))["path"] or "") for step in steps]
+        for row, cells in rows.items()
+    }
     return {
-        "absent": "" if rows else run.absent("previews appear as the run samples them", "sample_after"),
+        "absent": ""
+        if rows
+        else run.absent("previews appear as the run samples them", "sample_after"),
         "all_above": there <= above,
         "left_out": media.left_out,
         "budget": f"{BUDGET / 1e6:g} MB",
@@ -218,33 +253,63 @@ def metrics(run: Run) -> dict[str, Any]:
     """Measured samples: the nearest clip beside each, and ratios to the base's and the clips'."""
     everything = run.of_kind("sample_metrics")
     measured = [record for record in everything if "not_measured" not in record]
-    alike = [record for record in measured if record.get("sample_metrics") == measured[-1].get("sample_metrics")]
+    alike = [
+        record
+        for record in measured
+        if record.get("sample_metrics") == measured[-1].get("sample_metrics")
+    ]
     last = mapping(alike[-1] if alike else None)
-    others = [number(at(last, "replication", key, "p99")) or 0.0 for key in ("held_out", "others")]
+    others = [
+        number(at(last, "replication", key, "p99")) or 0.0 for key in ("held_out", "others")
+    ]
     sampled = [mapping(one) for one in items(last.get("samples"))]
     return {
-        "absent": "" if everything else run.absent("samples are measured at checkpoints", "sample_metrics.budget"),
-        "not_measured": _not_measured([record for record in everything if "not_measured" in record]),
+        "absent": ""
+        if everything
+        else run.absent("samples are measured at checkpoints", "sample_metrics.budget"),
+        "not_measured": _not_measured(
+            [record for record in everything if "not_measured" in record]
+        ),
         "latest": last,
-        "copies": {key: number(at(last, "replication", key)) for key in ("line", "copies", "base_copies")},
+        "copies": {
+            key: number(at(last, "replication", key))
+            for key in ("line", "copies", "base_copies")
+        },
         "too_alike": max(others) > 0.95,
         "charts": _curves(alike),
         "head": ["step", *METRICS],
-        "rows": [[plain(number(r.get("step"))), *(_figure(r, keys) for keys in METRICS.values())] for r in alike],
+        "rows": [
+            [plain(number(r.get("step"))), *(_figure(r, keys) for keys in METRICS.values())]
+            for r in alike
+        ],
         "nearest": [(one, link_in(run, str(one["path"] or ""))) for one in sampled],
     }
 
 
 def _curves(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     """Mean likeness to the nearest clip by step, between the base's and the line; diversity and motion as ratios."""
-    likeness = [Line(n, points(records, "replication", *keys), c, c == "one") for n, (keys, c) in LIKENESS.items()]
+    likeness = [
+        Line(n, points(records, "replication", *keys), c, c == "one")
+        for n, (keys, c) in LIKENESS.items()
+    ]
     ratio_keys = [keys for name, keys in METRICS.items() if name != "flicker"]
     strokes = zip(ratio_keys, ("one", "two", "three"), strict=True)
-    ratios = [Line(keys[-1], points(records, *keys, "to_base"), css, dots=True) for keys, css in strokes]
+    ratios = [
+        Line(keys[-1], points(records, *keys, "to_base"), css, dots=True)
+        for keys, css in strokes
+    ]
     charts = []
-    for title, lines in (("Likeness to the nearest training clip", likeness), ("As ratios to the base's", ratios)):
+    for title, lines in (
+        ("Likeness to the nearest training clip", likeness),
+        ("As ratios to the base's", ratios),
+    ):
         if found := [line for line in lines if line.points]:
-            charts.append((title, line_chart(found, says=title, x_label="step", from_zero=lines is ratios)))
+            charts.append(
+                (
+                    title,
+                    line_chart(found, says=title, x_label="step", from_zero=lines is ratios),
+                )
+            )
     return charts
 
 

@@ -56,7 +56,9 @@ class Run:
 
     def last(self, kind: str) -> Fields:
         """The latest record of a kind, or an empty one."""
-        return mapping(next((record for record in reversed(self.journal) if record["kind"] == kind), None))
+        return mapping(
+            next((record for record in reversed(self.journal) if record["kind"] == kind), None)
+        )
 
     def setting(self, *keys: str) -> Any:
         """A resolved setting, or None where config.json does not say it."""
@@ -95,7 +97,16 @@ def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) 
     if known is None and there:
         events, damaged = _parse(journal, steps)
     written = journal.stat().st_mtime if there else None
-    return Run(folder, tuple(events), steps, (*damaged, *notes), written, now, life(folder, now), **found)
+    return Run(
+        folder,
+        tuple(events),
+        steps,
+        (*damaged, *notes),
+        written,
+        now,
+        life(folder, now),
+        **found,
+    )
 
 
 def number(value: Any) -> float | None:

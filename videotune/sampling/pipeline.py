@@ -55,15 +55,32 @@ def draw(
     none); ``isolated`` says that the networks' frames are isolated now, which they are again afterwards.
     """
     out: list[Tensor] = []
-    with torch.no_grad(), closing(_Ready(family, nets, isolated, not settings.temporal_attention)) as ready:
+    with (
+        torch.no_grad(),
+        closing(_Ready(family, nets, isolated, not settings.temporal_attention)) as ready,
+    ):
         for place, (prompt, seed) in enumerate(samples):
             image = first[place] if first else None
             extras = {} if image is None else image.extras
-            latent = image.mean[None, :, :1] if image is not None and family.spec.given == "replace" else None
+            latent = (
+                image.mean[None, :, :1]
+                if image is not None and family.spec.given == "replace"
+                else None
+            )
             cond = family.condition([{**text(prompt), **extras}])
-            uncond = family.condition([{**text(settings.negative), **extras}]) if settings.guidance > 1 else None
+            uncond = (
+                family.condition([{**text(settings.negative), **extras}])
+                if settings.guidance > 1
+                else None
+            )
             request = SampleRequest(
-                settings.shape, settings.steps, settings.guidance, (seed,), settings.shift, settings.guidance_2, latent
+                settings.shape,
+                settings.steps,
+                settings.guidance,
+                (seed,),
+                settings.shift,
+                settings.guidance_2,
+                latent,
             )
             out += family.sample(ready, cond, uncond, request).unbind(0)
             if on_done:
@@ -77,7 +94,9 @@ class _Ready(Mapping[str, "nn.Module"]):
     It keeps no network in memory: ``nets`` may let one go.
     """
 
-    def __init__(self, family: Family, nets: Mapping[str, nn.Module], isolated: bool, isolate: bool) -> None:
+    def __init__(
+        self, family: Family, nets: Mapping[str, nn.Module], isolated: bool, isolate: bool
+    ) -> None:
         self.family, self.nets, self.isolated, self.isolate = family, nets, isolated, isolate
         self.met: list[tuple[ref[nn.Module], bool]] = []
 
@@ -116,7 +135,14 @@ def decode(family: Family, latents: Sequence[Tensor], tiled: bool = False) -> li
 
 def to_frames(pixels: Tensor) -> np.ndarray:
     """(3,T,H,W) in [-1,1] -> uint8 (T,H,W,3), rounded as diffusers' video processor does."""
-    return ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().byte().permute(1, 2, 3, 0).contiguous().numpy()
+    return (
+        ((pixels / 2 + 0.5).clamp(0, 1) * 255)
+        .round()
+        .byte()
+        .permute(1, 2, 3, 0)
+        .contiguous()
+        .numpy()
+    )
 
 
 def file_name(step: int, prompt: str, seed: int) -> str:

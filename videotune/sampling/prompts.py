@@ -18,17 +18,27 @@ FLAGS = {
 
 def prompts_in(value: Any) -> Any:
     """What ``samples`` says: the prompts of the file where it names one, else the value itself."""
-    if not (isinstance(value, str) and value.endswith(ENDINGS) and len(value.splitlines()) == 1):
+    if not (
+        isinstance(value, str) and value.endswith(ENDINGS) and len(value.splitlines()) == 1
+    ):
         return value
     path = Path(value).expanduser()
     text = config_text(path)
     if path.suffix != ".txt":
         found = parsed(text, path)
     else:
-        lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), start=1))
-        found = [prompt_of(line, f"{path}:{number}") for number, line in lines if line and not line.startswith("#")]
+        lines = (
+            (number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)
+        )
+        found = [
+            prompt_of(line, f"{path}:{number}")
+            for number, line in lines
+            if line and not line.startswith("#")
+        ]
     if not isinstance(found, list) or not found:
-        raise VideotuneError(f"samples: {path} holds no list of prompts: write one a line into a .txt file")
+        raise VideotuneError(
+            f"samples: {path} holds no list of prompts: write one a line into a .txt file"
+        )
     return found
 
 
@@ -45,8 +55,14 @@ def prompt_of(line: str, place: str) -> str | dict[str, Any]:
         name, _, text = option.strip().partition(" ")
         if name not in FLAGS:
             there = " ".join(f"--{flag}" for flag in FLAGS)
-            more = " (a preview begins with the first frame of a clip by itself)" if name in ("i", "ei") else ""
-            raise VideotuneError(f"{place}: --{name} is no option of a prompt{more}; there are {there}")
+            more = (
+                " (a preview begins with the first frame of a clip by itself)"
+                if name in ("i", "ei")
+                else ""
+            )
+            raise VideotuneError(
+                f"{place}: --{name} is no option of a prompt{more}; there are {there}"
+            )
         key, kind = FLAGS[name]
         try:
             found[key] = kind(text.strip())

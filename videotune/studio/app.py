@@ -53,13 +53,26 @@ def serve(root: Path, host: str, port: int) -> int:
     root.mkdir(parents=True, exist_ok=True)
     app = make_app(root.resolve(), host, password)
     _refuse_taken(host, port)
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends the server first, and then hands them on
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # uvicorn ends the server first, and then hands them on
         signal.signal(number, _ended)
     address = f"[{host}]" if ":" in host else host
-    print(f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)", flush=True)
+    print(
+        f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)",
+        flush=True,
+    )
     # the password's limit counts by address, so the address is the connection's own, never one that a header names
     server = uvicorn.Server(
-        uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, proxy_headers=False)
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="warning",
+            timeout_graceful_shutdown=3,
+            proxy_headers=False,
+        )
     )
     app.state.is_ending = lambda: server.should_exit
     server.run()
@@ -77,17 +90,26 @@ def _refuse_taken(host: str, port: int) -> None:
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise VideotuneError(f"{host}:{port} is not free ({error.strerror}): give another --port") from error
+            raise VideotuneError(
+                f"{host}:{port} is not free ({error.strerror}): give another --port"
+            ) from error
 
 
 def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     """The whole program; whoever has logged in holds a session's name in a cookie."""
-    shutil.rmtree(root / UPLOADS, ignore_errors=True)  # what a server that was killed had half received
+    shutil.rmtree(
+        root / UPLOADS, ignore_errors=True
+    )  # what a server that was killed had half received
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.root, app.state.local, app.state.changes = root, is_local(host), Changes()
     app.state.is_ending = lambda: False
     app.state.locked, sessions, wrong = password is not None, set[str](), WrongPasswords()
-    app.add_middleware(Guard, host=host, sessions=sessions if password is not None else None, changes=app.state.changes)
+    app.add_middleware(
+        Guard,
+        host=host,
+        sessions=sessions if password is not None else None,
+        changes=app.state.changes,
+    )
 
     @app.get("/login")
     def login() -> Response:
@@ -97,9 +119,13 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     def log_in(request: Request, form: Form) -> Response:
         address = request.client.host if request.client else ""
         if not wrong.begin(address):
-            return PlainTextResponse(f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429)
+            return PlainTextResponse(
+                f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429
+            )
         right = secrets.compare_digest(form["username"].encode(), NAME.encode())
-        if not right & secrets.compare_digest(form["password"].encode(), str(password).encode()):
+        if not right & secrets.compare_digest(
+            form["password"].encode(), str(password).encode()
+        ):
             return HTMLResponse(html("login", wrong=True), 400)
         wrong.forget(address)
         sessions.add(session := secrets.token_urlsafe(32))
@@ -124,7 +150,9 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     app.include_router(downloads.routes)
     app.include_router(series.routes)
     shown = {name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}
-    app.include_router(live.router({"design": header.REGIONS, "error": header.REGIONS, **shown}))
+    app.include_router(
+        live.router({"design": header.REGIONS, "error": header.REGIONS, **shown})
+    )
     return app
 
 

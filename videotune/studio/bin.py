@@ -41,7 +41,9 @@ def throw(home: Path, kind: str, title: str, paths: Sequence[Path]) -> str:
     folder.mkdir(parents=True)
     size = sum(one.lstat().st_size for path in paths for one in (path, *path.rglob("*")))
     lay = [path.relative_to(home).as_posix() for path in paths]
-    write_json(folder / "item.json", asdict(Item(folder.name, kind, title, time.time(), size, lay)))
+    write_json(
+        folder / "item.json", asdict(Item(folder.name, kind, title, time.time(), size, lay))
+    )
     for number, path in enumerate(paths):
         os.replace(path, folder / str(number))
     return folder.name
@@ -49,7 +51,12 @@ def throw(home: Path, kind: str, title: str, paths: Sequence[Path]) -> str:
 
 def items(home: Path) -> list[Item]:
     """What lies in the bin, the newest first; a damaged item is left out."""
-    old = (path for part in OLD for path in seen_files(home / part) if path.suffix.lower() != ".txt")
+    old = (
+        path
+        for part in OLD
+        for path in seen_files(home / part)
+        if path.suffix.lower() != ".txt"
+    )
     found = [_of_old(home, path.relative_to(home).as_posix()) for path in old]
     for path in (home / BIN).glob("*/item.json"):
         with suppress(OSError, ValueError):
@@ -76,7 +83,11 @@ def _places(home: Path, id: str) -> list[tuple[Path, Path]]:
             kept = [home / BIN / id / str(number) for number in range(len(item.lay))]
     except (OSError, ValueError) as error:
         raise VideotuneError("it is no longer in the bin") from error
-    return [(path, inside(home, place)) for path, place in zip(kept, item.lay, strict=True) if os.path.lexists(path)]
+    return [
+        (path, inside(home, place))
+        for path, place in zip(kept, item.lay, strict=True)
+        if os.path.lexists(path)
+    ]
 
 
 def restore(home: Path, id: str) -> None:
@@ -86,7 +97,9 @@ def restore(home: Path, id: str) -> None:
     """
     pairs = _places(home, id)
     if there := [place for _, place in pairs if os.path.lexists(place)]:
-        raise VideotuneError(f"{there[0].relative_to(home)} is there already: rename or remove it, then restore")
+        raise VideotuneError(
+            f"{there[0].relative_to(home)} is there already: rename or remove it, then restore"
+        )
     for path, place in pairs:
         place.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, place)

@@ -28,7 +28,11 @@ def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def _lines(path: Path, size: int) -> list[dict[str, Any]]:
-    return [line for line in reversed(read_lines(path)) if {"batch", "name", "before", "after", "by"} <= line.keys()]
+    return [
+        line
+        for line in reversed(read_lines(path))
+        if {"batch", "name", "before", "after", "by"} <= line.keys()
+    ]
 
 
 def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = "") -> int:
@@ -43,7 +47,13 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
         if (before := clips.caption_of(row["clip"])) != after or undoes:
             todo.append((row, before, after))
-    note(project, [(row["name"], before, after) for row, before, after in todo], batch, by, undoes)
+    note(
+        project,
+        [(row["name"], before, after) for row, before, after in todo],
+        batch,
+        by,
+        undoes,
+    )
     for row, _, after in todo:
         place = row["clip"].caption or row["clip"].expected
         if after:
@@ -54,10 +64,15 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
     return len(todo)
 
 
-def note(project: Project, changes: list[tuple[str, str, str]], batch: str, by: str, undoes: str = "") -> None:
+def note(
+    project: Project, changes: list[tuple[str, str, str]], batch: str, by: str, undoes: str = ""
+) -> None:
     """Add changes (name, text before, text after) to the history."""
     about = {"batch": batch, "by": by, "undoes": undoes, "time": round(time.time(), 3)}
-    lines = [json.dumps({**about, "name": name, "before": old, "after": new}) + "\n" for name, old, new in changes]
+    lines = [
+        json.dumps({**about, "name": name, "before": old, "after": new}) + "\n"
+        for name, old, new in changes
+    ]
     with (project.folder / HISTORY).open("ab", buffering=0) as file:
         append_whole(file, "".join(lines).encode())
 
@@ -66,7 +81,10 @@ def last(project: Project) -> list[dict[str, Any]]:
     """The newest change that was not undone, with all that belongs to it."""
     lines = history(project)
     gone = {line.get("undoes") for line in lines}
-    batch = next((one["batch"] for one in lines if not one.get("undoes") and one["batch"] not in gone), None)
+    batch = next(
+        (one["batch"] for one in lines if not one.get("undoes") and one["batch"] not in gone),
+        None,
+    )
     return [line for line in lines if line["batch"] == batch]
 
 
@@ -76,16 +94,29 @@ def undo(project: Project) -> int:
     lines = [line for line in last(project) if line["name"] in names]
     if not lines:
         raise VideotuneError("there is no change of captions to undo")
-    now = [(line, names[line["name"]]["path"], clips.caption_of(names[line["name"]]["clip"])) for line in lines]
-    texts = {path: line["before"] if text == line["after"] else text for line, path, text in now}
+    now = [
+        (line, names[line["name"]]["path"], clips.caption_of(names[line["name"]]["clip"]))
+        for line in lines
+    ]
+    texts = {
+        path: line["before"] if text == line["after"] else text for line, path, text in now
+    }
     return change(project, texts, "undo", lines[0]["batch"])
 
 
 def planned(project: Project, words: Mapping[str, str], paths: list[str]) -> dict[str, str]:
     """The captions that a change of all of them would alter: a trigger word in front or taken away, or a text replaced."""
     rows = clips.table(project).rows
-    texts = {path: _changed(rows[path]["caption"], words) for path in paths if not rows[path]["fixed"]}
-    return {path: text for path, text in texts.items() if text.strip() and text != rows[path]["caption"]}
+    texts = {
+        path: _changed(rows[path]["caption"], words)
+        for path in paths
+        if not rows[path]["fixed"]
+    }
+    return {
+        path: text
+        for path, text in texts.items()
+        if text.strip() and text != rows[path]["caption"]
+    }
 
 
 def _changed(text: str, words: Mapping[str, str]) -> str:
@@ -95,8 +126,16 @@ def _changed(text: str, words: Mapping[str, str]) -> str:
     if words["how"] == "add":
         return "\n".join(with_trigger(line, word) for line in lines)
     if words["how"] == "remove":
-        return "\n".join(re.sub(rf"^{re.escape(word)}(?!\w)[\s,;:]*", "", line, flags=re.IGNORECASE) for line in lines)
-    return re.sub(re.escape(words["word"]), lambda _: words["to"], text, flags=0 if words["case"] else re.IGNORECASE)
+        return "\n".join(
+            re.sub(rf"^{re.escape(word)}(?!\w)[\s,;:]*", "", line, flags=re.IGNORECASE)
+            for line in lines
+        )
+    return re.sub(
+        re.escape(words["word"]),
+        lambda _: words["to"],
+        text,
+        flags=0 if words["case"] else re.IGNORECASE,
+    )
 
 
 def begin_captioning(project: Project, words: list[str]) -> None:
@@ -108,7 +147,11 @@ def begin_captioning(project: Project, words: list[str]) -> None:
 def settle(project: Project) -> None:
     """Finish, once, what jobs have done: written captions go into the history, the film of a cut goes to the bin."""
     for job in [*all_jobs(project.folder, "caption"), *all_jobs(project.folder, "split")]:
-        rows, done, before = clips.table(project).rows, job.folder / "settled", job.folder / "before.json"
+        rows, done, before = (
+            clips.table(project).rows,
+            job.folder / "settled",
+            job.folder / "before.json",
+        )
         if job.running or done.exists():
             continue
         done.touch()
@@ -116,5 +159,12 @@ def settle(project: Project) -> None:
             clips.move(project, [job.about], "bin")
         elif before.is_file():
             old = read_json(before)
-            new = [(row["name"], old.get(path, ""), row["caption"]) for path, row in rows.items()]
-            note(project, [one for one in new if one[1] != one[2]], job.folder.name, "auto-caption")
+            new = [
+                (row["name"], old.get(path, ""), row["caption"]) for path, row in rows.items()
+            ]
+            note(
+                project,
+                [one for one in new if one[1] != one[2]],
+                job.folder.name,
+                "auto-caption",
+            )

@@ -22,14 +22,33 @@ from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 LONG, QUIET = 20.0, 2.0
 """Seconds from which on a clip is a long video, to be cut into scenes; seconds without a change before a check begins."""
 
-ORDINARY = re.compile(r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above")
+ORDINARY = re.compile(
+    r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above"
+)
 """Warnings of a check about which a person need not do anything: they are shown as notes."""
 
 Row = dict[str, Any]
 UNKNOWN: Row = dict.fromkeys(
-    ("reason", "source_seconds", "source_fps", "source_frames", "width", "shape", "windows", "spans")
+    (
+        "reason",
+        "source_seconds",
+        "source_fps",
+        "source_frames",
+        "width",
+        "shape",
+        "windows",
+        "spans",
+    )
 )
-UNKNOWN |= {"state": "new", "why": "not checked yet", "warned": [], "notes": [], "hints": [], "long": False, "part": ""}
+UNKNOWN |= {
+    "state": "new",
+    "why": "not checked yet",
+    "warned": [],
+    "notes": [],
+    "hints": [],
+    "long": False,
+    "part": "",
+}
 UNKNOWN |= {"tokens": 0, "changed": 0, "seconds_cut": 0}
 """What stands in a row as long as no check has said it."""
 
@@ -55,7 +74,11 @@ def table(project: Project) -> Table:
     """The clips; read again only where a folder or the last check has changed, and once a minute."""
     kept, last = _tables.get(project.folder), last_account(project)
     basis = last and last[0].folder.name, int(time.time() / 60)
-    if kept is None or kept.basis != basis or kept.folders != {path: _changed(path) for path in kept.folders}:
+    if (
+        kept is None
+        or kept.basis != basis
+        or kept.folders != {path: _changed(path) for path in kept.folders}
+    ):
         kept = _tables[project.folder] = _read(project, basis, kept)
     return kept
 
@@ -66,7 +89,11 @@ def _changed(*paths: Path | None) -> int:
     for path in filter(None, paths):
         with suppress(OSError):
             about = os.stat(path)
-            times.append(about.st_mtime_ns if path.is_dir() else max(about.st_mtime_ns, about.st_ctime_ns))
+            times.append(
+                about.st_mtime_ns
+                if path.is_dir()
+                else max(about.st_mtime_ns, about.st_ctime_ns)
+            )
     return max(times)
 
 
@@ -75,30 +102,58 @@ def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Tab
     walks = [os.walk(project.folder / part) for part in (CLIPS, HELD_OUT)]
     places = [
         project.folder,
-        *(Path(at) for walk in walks for at, *_ in walk if "/." not in at[len(str(project.folder)) :]),
+        *(
+            Path(at)
+            for walk in walks
+            for at, *_ in walk
+            if "/." not in at[len(str(project.folder)) :]
+        ),
     ]
     folders = {path: _changed(path) for path in places}
     checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
     rows: dict[str, Row] = {}
     for part, clip in _files(project):
-        row = _row(project, part, clip, checked.pop(str(clip.path), None), last[0].started if last else 0.0)
+        row = _row(
+            project,
+            part,
+            clip,
+            checked.pop(str(clip.path), None),
+            last[0].started if last else 0.0,
+        )
         rows[row["path"]] = row
     for path, about in checked.items():
         if not Path(path).is_relative_to(project.folder):
-            rows[path] = _of_account(path, about) | {"path": path, "name": path, "fixed": "it lies elsewhere"}
+            rows[path] = _of_account(path, about) | {
+                "path": path,
+                "name": path,
+                "fixed": "it lies elsewhere",
+            }
     files = {path: row["changed"] for path, row in rows.items()}
-    if before is not None and files == {path: row["changed"] for path, row in before.rows.items()}:
+    if before is not None and files == {
+        path: row["changed"] for path, row in before.rows.items()
+    }:
         newest = before.changed  # a check's cache in a folder of clips is no change of them
     else:
         newest = max([0, *list(folders.values())[1:], *files.values()]) / 1e9
-    newest = max(newest, _changed(*(project.folder / name for name in ("config.json", projects.BOOK))) / 1e9)
-    return Table(rows, folders, basis, newest, blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest())
+    newest = max(
+        newest,
+        _changed(*(project.folder / name for name in ("config.json", projects.BOOK))) / 1e9,
+    )
+    return Table(
+        rows,
+        folders,
+        basis,
+        newest,
+        blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest(),
+    )
 
 
 def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
     ended = (job for job in all_jobs(project.folder, "check") if not job.running)
-    return next(((job, account) for job in ended if (account := _account(job)) is not None), None)
+    return next(
+        ((job, account) for job in ended if (account := _account(job)) is not None), None
+    )
 
 
 @lru_cache(maxsize=16)
@@ -133,7 +188,9 @@ def found(rows: Mapping[str, Row], path: str) -> Row:
     return rows[path]
 
 
-def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float) -> Row:
+def _row(
+    project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
+) -> Row:
     changed, caption = _changed(clip.path, clip.caption), caption_of(clip)
     row = _of_account(str(clip.path), checked) if checked else UNKNOWN
     if checked and changed / 1e9 > since:
@@ -145,7 +202,9 @@ def _row(project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any]
         "part": part,
         "caption": caption,
         "changed": changed,
-        "tokens": round(max((len(line.split()) for line in caption.split("\n")), default=0) * 1.3),
+        "tokens": round(
+            max((len(line.split()) for line in caption.split("\n")), default=0) * 1.3
+        ),
         "hints": lint(caption, clip.path.stem) if caption else [],
         "fixed": f"its caption stands in {clip.listed}: change it there" if clip.listed else "",
     }
@@ -164,7 +223,11 @@ def _caption(path: Path, changed: int) -> str:
     try:
         return "\n".join(read_caption(path))
     except ClipProblem as problem:
-        return path.read_bytes().decode("latin-1") if problem.reason == "undecodable_caption" else ""
+        return (
+            path.read_bytes().decode("latin-1")
+            if problem.reason == "undecodable_caption"
+            else ""
+        )
 
 
 def _of_account(path: str, row: Mapping[str, Any]) -> Row:
@@ -174,7 +237,9 @@ def _of_account(path: str, row: Mapping[str, Any]) -> Row:
         **UNKNOWN,
         **row,
         "state": "held out" if row["held_out"] else "used" if row["used"] else "skipped",
-        "why": (f"{named}: {row['detail']}" if row["reason"] else "").replace(str(Path(path).parent) + "/", ""),
+        "why": (f"{named}: {row['detail']}" if row["reason"] else "").replace(
+            str(Path(path).parent) + "/", ""
+        ),
         "warned": warned,
         "notes": [*(line for line in row["warnings"] if line not in warned), *row["notes"]],
         "caption": "\n".join(row["captions"]),
@@ -188,7 +253,11 @@ def select(project: Project, words: Mapping[str, str]) -> list[Row]:
     tests = {"warned": lambda row: row.get("warned"), "without": lambda row: not row["caption"]}
     test = tests.get(state, lambda row: state in ("", row["state"]))
     rows = (row for row in table(project).rows.values() if test(row))
-    return [row for row in rows if text in row["name"].casefold() or text in row["caption"].casefold()]
+    return [
+        row
+        for row in rows
+        if text in row["name"].casefold() or text in row["caption"].casefold()
+    ]
 
 
 def move(project: Project, paths: Sequence[str], to: str) -> None:
@@ -198,17 +267,32 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
     """
     rows = [found(table(project).rows, path) for path in paths]
     if listed := [row["name"] for row in rows if row["fixed"]]:
-        raise VideotuneError(f"{listed[0]} is named in a list of clips, or lies elsewhere: take it out there")
-    files = list(dict.fromkeys(path for row in rows for path in (row["clip"].path, row["clip"].caption) if path))
+        raise VideotuneError(
+            f"{listed[0]} is named in a list of clips, or lies elsewhere: take it out there"
+        )
+    files = list(
+        dict.fromkeys(
+            path for row in rows for path in (row["clip"].path, row["clip"].caption) if path
+        )
+    )
     if to == bin.BIN:
-        bin.throw(project.folder, "clip", rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips", files)
+        bin.throw(
+            project.folder,
+            "clip",
+            rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips",
+            files,
+        )
         return
     if to not in (CLIPS, HELD_OUT):
-        raise VideotuneError(f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}")
+        raise VideotuneError(
+            f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}"
+        )
     home = project.folder
     pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]
     if there := [target for path, target in pairs if target != path and target.exists()]:
-        raise VideotuneError(f"{there[0].relative_to(home)} is there already: rename one of the two")
+        raise VideotuneError(
+            f"{there[0].relative_to(home)} is there already: rename one of the two"
+        )
     for path, target in pairs:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, target)

@@ -13,7 +13,16 @@ from videotune.data.layouts import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
-from videotune.studio import bin, captions_edit, clips, downloads, header, media, projects, uploads
+from videotune.studio import (
+    bin,
+    captions_edit,
+    clips,
+    downloads,
+    header,
+    media,
+    projects,
+    uploads,
+)
 from videotune.studio.projects import CLIPS, inside
 from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
 
@@ -39,8 +48,14 @@ def state(asked: Asked) -> str:
         "check": last and last[0],
         "account": mapping(last[1]) if last else None,
     }
-    data |= {"rows": list(clips.table(project).rows.values()), "undo": captions_edit.last(project)}
-    data |= {"running": {kind: jobs.latest(project.folder, kind) for kind in KINDS}, "draft": projects.draft(project)}
+    data |= {
+        "rows": list(clips.table(project).rows.values()),
+        "undo": captions_edit.last(project),
+    }
+    data |= {
+        "running": {kind: jobs.latest(project.folder, kind) for kind in KINDS},
+        "draft": projects.draft(project),
+    }
     return html("data_state", asked=asked, **data)
 
 
@@ -51,13 +66,19 @@ def version(asked: Asked) -> str:
 
 def scenes(asked: Asked) -> str:
     """The scenes that were cut out of films, each film's apart."""
-    found = [(film, _scenes(film)) for film in sorted((asked.home.folder / SCENES).glob("[!.]*"))]
-    return html("data_scenes", asked=asked, films=[(film.name, names) for film, names in found if names])
+    found = [
+        (film, _scenes(film)) for film in sorted((asked.home.folder / SCENES).glob("[!.]*"))
+    ]
+    return html(
+        "data_scenes", asked=asked, films=[(film.name, names) for film, names in found if names]
+    )
 
 
 def removed(asked: Asked) -> str:
     """What was removed from the project."""
-    return html("bin_items", items=bin.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin")
+    return html(
+        "bin_items", items=bin.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
+    )
 
 
 REGIONS: Regions = {"state": state, "version": version, "scenes": scenes, "bin": removed}
@@ -72,7 +93,12 @@ def show(asked: In) -> Response:
 def _tiles(asked: Asked, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
     rows = clips.select(asked.home, asked.query)
     more = first + count if first + count < len(rows) else 0
-    return {"rows": rows[first : first + count], "more": more, "found": len(rows), "first": first}
+    return {
+        "rows": rows[first : first + count],
+        "more": more,
+        "found": len(rows),
+        "first": first,
+    }
 
 
 @routes.get("/data/tiles")
@@ -85,13 +111,24 @@ def tiles(asked: In, first: int = 0, count: int = CHUNK) -> Response:
 def clip(asked: In, path: str) -> Response:
     """Everything about a clip, with a large player."""
     row = clips.found(clips.table(asked.home).rows, path)
-    return fragment(html("data_clip", asked=asked, row=row, changes=captions_edit.history(asked.home, row["name"])))
+    return fragment(
+        html(
+            "data_clip",
+            asked=asked,
+            row=row,
+            changes=captions_edit.history(asked.home, row["name"]),
+        )
+    )
 
 
 @routes.get("/data/sound")
 def sound(asked: In, path: str) -> Response:
     """The waveform of a clip's sound."""
-    return fragment(html("data_sound", peaks=media.peaks(_media(asked, path), asked.home.folder / ".studio")))
+    return fragment(
+        html(
+            "data_sound", peaks=media.peaks(_media(asked, path), asked.home.folder / ".studio")
+        )
+    )
 
 
 @routes.get("/poster")
@@ -99,7 +136,9 @@ def poster(asked: In, path: str) -> Response:
     """A picture of a clip; 404 where nothing of it can be decoded."""
     if (found := media.poster(_media(asked, path), asked.home.folder / ".studio")) is None:
         raise HTTPException(404, "no picture of it can be decoded")
-    return FileResponse(found, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"})
+    return FileResponse(
+        found, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"}
+    )
 
 
 def _media(asked: Asked, path: str) -> Path:
@@ -108,7 +147,11 @@ def _media(asked: Asked, path: str) -> Path:
         found = inside(asked.home.folder, path)
     except VideotuneError as error:
         raise HTTPException(404, str(error)) from error
-    if path.split("/")[0] not in downloads.OPEN or not path.lower().endswith(CLIP_SUFFIXES) or not found.is_file():
+    if (
+        path.split("/")[0] not in downloads.OPEN
+        or not path.lower().endswith(CLIP_SUFFIXES)
+        or not found.is_file()
+    ):
         raise HTTPException(404, "no such clip")
     return found
 
@@ -128,7 +171,11 @@ def caption(asked: In, form: Form) -> Response:
 
 def _chosen(asked: Asked, form: Words) -> list[str]:
     """The clips that were selected, or all that the filter chooses."""
-    return [row["path"] for row in clips.select(asked.home, form)] if form["all"] else form.all("path")
+    return (
+        [row["path"] for row in clips.select(asked.home, form)]
+        if form["all"]
+        else form.all("path")
+    )
 
 
 @routes.get("/data/captions")
@@ -143,7 +190,9 @@ def preview(asked: In) -> Response:
 def change_captions(asked: In, form: Form) -> Response:
     """Change all captions that the filter chooses."""
     texts = captions_edit.planned(asked.home, form, _chosen(asked, form))
-    count = captions_edit.change(asked.home, texts, "replace" if form["how"] == "replace" else "trigger word")
+    count = captions_edit.change(
+        asked.home, texts, "replace" if form["how"] == "replace" else "trigger word"
+    )
     return say(f"{count} captions changed")
 
 
@@ -156,12 +205,21 @@ def undo(asked: In) -> Response:
 @routes.post("/data/auto-caption")
 def auto_caption(asked: In, form: Form) -> Response:
     """Let a vision-language model write captions."""
-    asks = {key: form[key].strip() for key in ("model", "endpoint", "purpose", "trigger", "max-words")}
-    if not asks["model"] or not (asked.local or asks["endpoint"] or re.fullmatch(r"[\w.-]+/[\w.-]+", asks["model"])):
-        raise VideotuneError("name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct")
+    asks = {
+        key: form[key].strip()
+        for key in ("model", "endpoint", "purpose", "trigger", "max-words")
+    }
+    if not asks["model"] or not (
+        asked.local or asks["endpoint"] or re.fullmatch(r"[\w.-]+/[\w.-]+", asks["model"])
+    ):
+        raise VideotuneError(
+            "name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
+        )
     projects.change(asked.home, captioning=asks)
     words = ["caption", str(asked.home.folder / CLIPS), "--preset", asked.home.preset]
-    words += [f"--{key}={value}" for key, value in asks.items() if value] + ["--overwrite"] * bool(form["overwrite"])
+    words += [f"--{key}={value}" for key, value in asks.items() if value] + [
+        "--overwrite"
+    ] * bool(form["overwrite"])
     captions_edit.begin_captioning(asked.home, words)
     return say("Writing captions")
 
@@ -169,7 +227,11 @@ def auto_caption(asked: In, form: Form) -> Response:
 @routes.post("/data/stop")
 def stop(asked: In, kind: str) -> Response:
     """End a job of this page."""
-    if kind not in KINDS or (job := jobs.latest(asked.home.folder, kind)) is None or not jobs.stop(job):
+    if (
+        kind not in KINDS
+        or (job := jobs.latest(asked.home.folder, kind)) is None
+        or not jobs.stop(job)
+    ):
         raise VideotuneError("nothing of that kind is running")
     return say("Stopped")
 
@@ -179,7 +241,9 @@ def move(asked: In, form: Form) -> Response:
     """Use clips for validation, or for training, or move them to the bin."""
     paths = _chosen(asked, form)
     clips.move(asked.home, paths, form["to"])
-    said = {"bin": "moved to the bin", CLIPS: "used for training"}.get(form["to"], "used for validation")
+    said = {"bin": "moved to the bin", CLIPS: "used for training"}.get(
+        form["to"], "used for validation"
+    )
     return say(f"{f'{len(paths)} clips' if len(paths) != 1 else Path(paths[0]).name} {said}")
 
 
@@ -194,7 +258,13 @@ def leave_out(asked: In) -> Response:
 @routes.post("/data/sheet")
 def sheet(asked: In) -> Response:
     """Make the contact sheet."""
-    words = ["check", "--json", "--contact-sheet", str(asked.home.folder / "sheet"), *projects.words(asked.home)]
+    words = [
+        "check",
+        "--json",
+        "--contact-sheet",
+        str(asked.home.folder / "sheet"),
+        *projects.words(asked.home),
+    ]
     jobs.restart(asked.home.folder, "sheet", words)
     return say("Making the contact sheet")
 
@@ -216,15 +286,23 @@ def source(asked: In, form: Form) -> Response:
         place = Path(path).expanduser()
         if place.is_absolute() or path.startswith((".", "~")):
             if not asked.local and not place.resolve().is_relative_to(asked.root):
-                raise VideotuneError("folders elsewhere on the server can be named only by someone who sits at it")
+                raise VideotuneError(
+                    "folders elsewhere on the server can be named only by someone who sits at it"
+                )
             if not place.exists() or (place.is_file() and type_of_file(place) not in ARCHIVES):
-                raise VideotuneError(f"there is no folder or archive {path} on the computer that the studio runs on")
+                raise VideotuneError(
+                    f"there is no folder or archive {path} on the computer that the studio runs on"
+                )
             path = str(place.resolve())
         elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
-            raise VideotuneError(f"{path!r} is neither a whole path (/home/me/clips) nor a dataset (user/name)")
+            raise VideotuneError(
+                f"{path!r} is neither a whole path (/home/me/clips) nor a dataset (user/name)"
+            )
         rows.append({"path": path} | ({} if kind == "train" else {"kind": kind}))
     projects.change(project, sources=rows)
-    return say(f"{path} is {'left out; its files stay' if form['drop'] else 'used; its files stay where they are'}")
+    return say(
+        f"{path} is {'left out; its files stay' if form['drop'] else 'used; its files stay where they are'}"
+    )
 
 
 @routes.post("/data/cut")
@@ -232,14 +310,25 @@ def cut(asked: In, form: Form) -> Response:
     """Cut a film into its scenes; the film stays until that has succeeded."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
     if row["fixed"]:
-        raise VideotuneError(f"{row['name']} is named in a list, or lies elsewhere: cut it there")
+        raise VideotuneError(
+            f"{row['name']} is named in a list, or lies elsewhere: cut it there"
+        )
     out = asked.home.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
-    jobs.start(asked.home.folder, "split", ["dataset", "split", str(row["clip"].path), "--out", str(out)], row["path"])
+    jobs.start(
+        asked.home.folder,
+        "split",
+        ["dataset", "split", str(row["clip"].path), "--out", str(out)],
+        row["path"],
+    )
     return say(f"Cutting {row['name']} into scenes")
 
 
 def _scenes(film: Path) -> list[str]:
-    found = (path.name for path in film.iterdir() if path.suffix.lower() in CLIP_SUFFIXES) if film.is_dir() else ()
+    found = (
+        (path.name for path in film.iterdir() if path.suffix.lower() in CLIP_SUFFIXES)
+        if film.is_dir()
+        else ()
+    )
     return sorted(name for name in found if not name.startswith("."))
 
 
@@ -247,7 +336,9 @@ def _scenes(film: Path) -> list[str]:
 def scene(asked: In, form: Form) -> Response:
     """Keep scenes as clips, or move them to the bin; without a name all of the film."""
     folder = inside(asked.home.folder / SCENES, form["film"])
-    paths = [inside(folder, name) for name in ([form["name"]] if form["name"] else _scenes(folder))]
+    paths = [
+        inside(folder, name) for name in ([form["name"]] if form["name"] else _scenes(folder))
+    ]
     files = [one for path in paths for one in (path, path.with_suffix(".txt")) if one.is_file()]
     if not form["keep"]:
         bin.throw(asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files)

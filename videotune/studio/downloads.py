@@ -31,7 +31,9 @@ SANDBOX = {
 routes = APIRouter(prefix="/p/{project}")
 
 
-@routes.get("/file/{path:path}")  # pages that a command has written name their pictures relative to themselves
+@routes.get(
+    "/file/{path:path}"
+)  # pages that a command has written name their pictures relative to themselves
 @routes.get("/file")
 def file(asked: In, path: str) -> Response:
     """A file of the project: shown where a browser can show it, else downloaded."""
@@ -42,7 +44,9 @@ def file(asked: In, path: str) -> Response:
     kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
     if suffix in (*SHOWN, ".html"):
         held = SANDBOX if suffix == ".html" else {}
-        return FileResponse(found, media_type=kind, headers={"Cache-Control": "private, no-cache", **held})
+        return FileResponse(
+            found, media_type=kind, headers={"Cache-Control": "private, no-cache", **held}
+        )
     return FileResponse(found, media_type=kind, filename=found.name, headers=SANDBOX)
 
 
@@ -51,18 +55,29 @@ def folder(asked: In, path: str) -> Response:
     """A folder that a run has written, a model or a checkpoint, as one zip."""
     found = _path(asked.home, path)
     parts = found.relative_to(asked.home.folder).parts
-    if not (found.is_dir() and len(parts) == 4 and parts[0] == "runs" and parts[2] in ("export", "checkpoints")):
+    if not (
+        found.is_dir()
+        and len(parts) == 4
+        and parts[0] == "runs"
+        and parts[2] in ("export", "checkpoints")
+    ):
         raise HTTPException(404, "no such folder")
     return send_zip(found, found.name)
 
 
-def send_zip(folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True) -> Response:
+def send_zip(
+    folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True
+) -> Response:
     """A folder's files below ``name`` as a download; ``keep`` chooses among them."""
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"}
-    return StreamingResponse(zipped(folder, name, keep), media_type="application/zip", headers=headers)
+    return StreamingResponse(
+        zipped(folder, name, keep), media_type="application/zip", headers=headers
+    )
 
 
-def zipped(folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True) -> Iterator[bytes]:
+def zipped(
+    folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True
+) -> Iterator[bytes]:
     """A zip archive in pieces; weights and videos do not shrink, so nothing is compressed."""
     sink = _Sink()
     with ZipFile(sink, "w", ZIP_STORED) as archive:

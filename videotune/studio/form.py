@@ -49,13 +49,19 @@ class Field:
 def fields() -> list[Field]:
     """Every key that a person may set, in the schema's order."""
     known = leaves().items()
-    return [_field(key, one) for key, one in known if not key.startswith("datasets.") and key not in ELSEWHERE]
+    return [
+        _field(key, one)
+        for key, one in known
+        if not key.startswith("datasets.") and key not in ELSEWHERE
+    ]
 
 
 def _field(key: str, field: Any) -> Field:
     kind, choices = _kind(field.annotation)
     names, items = ("ge", "gt", "le", "lt"), _metadata(field)
-    bounds = {name: getattr(item, name) for item in items for name in names if hasattr(item, name)}
+    bounds = {
+        name: getattr(item, name) for item in items for name in names if hasattr(item, name)
+    }
     units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
     advised, ours = guide.get(key, ("", ""))
     why = f": {reasons[key]}" if key in reasons else ""
@@ -114,7 +120,9 @@ def typed(field: Field, text: str) -> Any:
             return int(text) if field.kind == "whole" else float(text.replace(",", "."))
         except ValueError as error:
             what = "a whole number" if field.kind == "whole" else "a number"
-            raise VideotuneError(f"{field.label}: {text!r} is not {what} ({field.values})") from error
+            raise VideotuneError(
+                f"{field.label}: {text!r} is not {what} ({field.values})"
+            ) from error
     return _loose(field, text)
 
 
@@ -150,7 +158,9 @@ def put(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, 
     flat = {name: old for name, old in flatten(keys).items() if name != key}
     if value is not None:
         flat[key] = value
-        for one in (value if isinstance(value, list) else [value]) if key == "resolution" else ():
+        for one in (
+            (value if isinstance(value, list) else [value]) if key == "resolution" else ()
+        ):
             parse_size(one)
     nested = unflatten(flat)
     check_keys(nested, "the form")

@@ -53,11 +53,16 @@ def _read() -> list[Gpu]:
 def _gpu(index: int) -> Gpu:
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
     name, memory = pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetMemoryInfo(card)
-    use, heat = _asked("UtilizationRates", card), _asked("Temperature", card, pynvml.NVML_TEMPERATURE_GPU)
+    use, heat = (
+        _asked("UtilizationRates", card),
+        _asked("Temperature", card, pynvml.NVML_TEMPERATURE_GPU),
+    )
     power = _asked("PowerUsage", card)
     name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
     watts = None if power is None else power / 1000
-    return Gpu(index, name, int(memory.used), int(memory.total), use and int(use.gpu), heat, watts)
+    return Gpu(
+        index, name, int(memory.used), int(memory.total), use and int(use.gpu), heat, watts
+    )
 
 
 def _asked(what: str, *given: Any) -> Any:

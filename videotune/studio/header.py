@@ -16,9 +16,17 @@ QUEUE = ".queue"
 
 def running(root: Path, name: str = "") -> list[dict[str, Any]]:
     """What runs in all projects, or in one: the entries of the queue first, then the projects' own jobs."""
-    found = [_of_queue(one) for one in queued.entries(root / QUEUE) if one.job is not None and one.job.running]
+    found = [
+        _of_queue(one)
+        for one in queued.entries(root / QUEUE)
+        if one.job is not None and one.job.running
+    ]
     for project in projects(root) if not name else [named(root, name)]:
-        found += [_row(job.kind, project.name, job.about) for job in all_jobs(project.folder) if job.running]
+        found += [
+            _row(job.kind, project.name, job.about)
+            for job in all_jobs(project.folder)
+            if job.running
+        ]
     return [row for row in found if name in ("", row["project"])]
 
 
@@ -32,13 +40,22 @@ def _of_queue(entry: queued.Entry) -> dict[str, Any]:
 
 
 def _row(kind: str, project: str, about: str) -> dict[str, Any]:
-    return {"kind": kind, "project": project, "about": about, "share": None, "left": "", "paused": False}
+    return {
+        "kind": kind,
+        "project": project,
+        "about": about,
+        "share": None,
+        "left": "",
+        "paused": False,
+    }
 
 
 def status(asked: Asked) -> str:
     """What runs now, the open project's first."""
     own = asked.project.name if asked.project else None
-    return html("status", rows=sorted(running(asked.root), key=lambda row: row["project"] != own))
+    return html(
+        "status", rows=sorted(running(asked.root), key=lambda row: row["project"] != own)
+    )
 
 
 REGIONS: Regions = {"status": status}

@@ -41,7 +41,9 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
                 text = await run_in_threadpool(made, regions, name, now)
                 if shown[name] != (new := tag(text)):
                     shown[name] = new
-                    yield ServerSentEvent(event="region", data={"id": f"r-{name}", "html": text, "tag": new})
+                    yield ServerSentEvent(
+                        event="region", data={"id": f"r-{name}", "html": text, "tag": new}
+                    )
             with suppress(TimeoutError):
                 await asyncio.wait_for(ticket.wait(), EVERY)
 

@@ -33,18 +33,29 @@ def poster(path: Path, cache: Path) -> Path | None:
 
 def peaks(path: Path, cache: Path) -> list[float]:
     """The loudness of the sound, 0 to 1, at equal distances of time; empty where there is no sound, or very much."""
-    return list(json.loads(_kept(path, cache / "posters", ".json", _peaks).read_bytes() or b"[]"))
+    return list(
+        json.loads(_kept(path, cache / "posters", ".json", _peaks).read_bytes() or b"[]")
+    )
 
 
 def _kept(path: Path, cache: Path, suffix: str, make: Callable[[Path], bytes]) -> Path:
     """What was made of the file as it is now; an empty file where that failed."""
     about = path.stat()
-    name = blake2b(f"{path}\n{about.st_size}\n{about.st_mtime_ns}".encode(errors="replace"), digest_size=12).hexdigest()
+    name = blake2b(
+        f"{path}\n{about.st_size}\n{about.st_mtime_ns}".encode(errors="replace"), digest_size=12
+    ).hexdigest()
     if not (kept := cache / f"{name}{suffix}").is_file():
         with _decoding:
             try:
                 content = make(path)
-            except (ClipProblem, av.FFmpegError, OSError, ValueError, ArithmeticError, StopIteration):
+            except (
+                ClipProblem,
+                av.FFmpegError,
+                OSError,
+                ValueError,
+                ArithmeticError,
+                StopIteration,
+            ):
                 content = b""
         cache.mkdir(parents=True, exist_ok=True)
         write_bytes(kept, content, durable=False)
@@ -52,11 +63,18 @@ def _kept(path: Path, cache: Path, suffix: str, make: Callable[[Path], bytes]) -
 
 
 def _open(path: Path) -> Any:
-    return av.open(os.path.abspath(path), options=OPEN_OPTIONS, metadata_errors="replace", timeout=(10.0, 10.0))
+    return av.open(
+        os.path.abspath(path),
+        options=OPEN_OPTIONS,
+        metadata_errors="replace",
+        timeout=(10.0, 10.0),
+    )
 
 
 def _jpeg(path: Path) -> bytes:
-    if path.suffix.lower() in IMAGE_SUFFIXES and not (path.suffix.lower() == ".gif" and is_animated(path)):
+    if path.suffix.lower() in IMAGE_SUFFIXES and not (
+        path.suffix.lower() == ".gif" and is_animated(path)
+    ):
         picture = Image.fromarray(read_image(path)[0])
     else:
         with _open(path) as container:
@@ -66,7 +84,11 @@ def _jpeg(path: Path) -> bytes:
             container.seek((container.duration or 0) // 3)  # many clips begin with black
             frame = next(container.decode(stream))
             wide = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
-            picture = frame.to_image().resize((wide, frame.height)).rotate(frame.rotation, expand=True)
+            picture = (
+                frame.to_image()
+                .resize((wide, frame.height))
+                .rotate(frame.rotation, expand=True)
+            )
     picture.thumbnail((WIDTH, WIDTH))
     picture.save(memory := BytesIO(), "JPEG", quality=82)
     return memory.getvalue()
@@ -77,6 +99,12 @@ def _peaks(path: Path) -> bytes:
         if not container.streams.audio or (container.duration or 0) > LONGEST * 1e6:
             return b""
         resampler = av.AudioResampler(format="s16", layout="mono", rate=8000)
-        parts = [part.to_ndarray()[0] for frame in container.decode(audio=0) for part in resampler.resample(frame)]
+        parts = [
+            part.to_ndarray()[0]
+            for frame in container.decode(audio=0)
+            for part in resampler.resample(frame)
+        ]
     sound = np.abs(np.concatenate(parts).astype(np.float32)) / 32768
-    return json.dumps([round(float(part.max()), 3) for part in np.array_split(sound, min(BINS, len(sound)))]).encode()
+    return json.dumps(
+        [round(float(part.max()), 3) for part in np.array_split(sound, min(BINS, len(sound)))]
+    ).encode()

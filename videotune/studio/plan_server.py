@@ -69,7 +69,11 @@ def _work(question: dict[str, Any], before: Thread | None) -> None:
         late = process.is_alive()
         process.kill()
         process.join()
-        why = f"took more than {longest:g} s" if late else f"was killed (status {process.exitcode})"
+        why = (
+            f"took more than {longest:g} s"
+            if late
+            else f"was killed (status {process.exitcode})"
+        )
     except (OSError, EOFError) as error:
         why = f"could not begin: {error}"
     if _asked[out] == key and process.exitcode != 0:

@@ -90,7 +90,11 @@ def named(root: Path, name: str) -> Project:
 
 def projects(root: Path) -> list[Project]:
     """All projects, the one last made first; folders that are none are passed over."""
-    found = [_listed(path.parent) for path in root.glob(f"*/{BOOK}") if not path.parent.name.startswith(".")]
+    found = [
+        _listed(path.parent)
+        for path in root.glob(f"*/{BOOK}")
+        if not path.parent.name.startswith(".")
+    ]
     return sorted(found, key=lambda one: (-float(one.facts.get("created") or 0), one.name))
 
 
@@ -116,7 +120,12 @@ def create(root: Path, title: str) -> Project:
             folder.mkdir(parents=True)
             for part in (CLIPS, "runs", "jobs"):
                 (folder / part).mkdir()
-            facts = {"title": title, "created": round(time.time(), 3), "archived": False, "preset": PRESET}
+            facts = {
+                "title": title,
+                "created": round(time.time(), 3),
+                "archived": False,
+                "preset": PRESET,
+            }
             return change(Project(folder, facts))
     raise VideotuneError(f"there are too many projects called {title!r}: give another name")
 
@@ -129,7 +138,14 @@ def duplicate(root: Path, project: Project) -> Project:
             shutil.copytree(source, copy.folder / part, copy_function=_link, dirs_exist_ok=True)
         elif source.is_file():
             shutil.copyfile(source, copy.folder / part)
-    return change(copy, **{key: value for key, value in project.facts.items() if key not in ("title", "created")})
+    return change(
+        copy,
+        **{
+            key: value
+            for key, value in project.facts.items()
+            if key not in ("title", "created")
+        },
+    )
 
 
 def _link(source: str, target: str) -> None:
@@ -146,7 +162,9 @@ NOT_MOVED = ("bin", "jobs", ".studio", ".unpacking")
 
 def is_exported(relative: Path) -> bool:
     """Whether a file of a project belongs into its export."""
-    return relative.parts[0] not in NOT_MOVED and not any(part.startswith(".") for part in relative.parts)
+    return relative.parts[0] not in NOT_MOVED and not any(
+        part.startswith(".") for part in relative.parts
+    )
 
 
 def import_project(root: Path, archive: Path) -> Project:
@@ -159,14 +177,22 @@ def import_project(root: Path, archive: Path) -> Project:
         folder = unpack(archive, place)
         books = [path for path in folder.glob(f"*/{BOOK}") if path.is_file()]
         if len(books) != 1:
-            raise VideotuneError(f"{archive.name} is no project: one folder with a {BOOK} is wanted")
+            raise VideotuneError(
+                f"{archive.name} is no project: one folder with a {BOOK} is wanted"
+            )
         facts = load_json(books[0], "export the project again")
         if not isinstance(facts, dict):
-            raise VideotuneError(f"{archive.name}: its {BOOK} is damaged: export the project again")
+            raise VideotuneError(
+                f"{archive.name}: its {BOOK} is damaged: export the project again"
+            )
         new = create(root, str(facts.get("title") or books[0].parent.name)[:80])
-        shutil.copytree(books[0].parent, new.folder, dirs_exist_ok=True, copy_function=shutil.move)
+        shutil.copytree(
+            books[0].parent, new.folder, dirs_exist_ok=True, copy_function=shutil.move
+        )
         moved = change(Project(new.folder, facts), title=new.title, folder=None, sources=None)
-        save_draft(moved, {key: value for key, value in draft(moved).items() if key not in ELSEWHERE})
+        save_draft(
+            moved, {key: value for key, value in draft(moved).items() if key not in ELSEWHERE}
+        )
         for path in moved.folder.glob("runs/*/*.json"):
             _rename_root(path, str(facts.get("folder") or ""), str(moved.folder))
         return moved
@@ -183,7 +209,9 @@ def _rename_root(path: Path, old: str, new: str) -> None:
         if isinstance(value, list):
             return [moved(one) for one in value]
         return (
-            new + value[len(old) :] if isinstance(value, str) and value.startswith((old + "/", old + "\\")) else value
+            new + value[len(old) :]
+            if isinstance(value, str) and value.startswith((old + "/", old + "\\"))
+            else value
         )
 
     if old:
@@ -197,13 +225,17 @@ def clean_title(title: str) -> str:
     if not title:
         raise VideotuneError("a project needs a name: type one")
     if len(title) > 80:
-        raise VideotuneError(f"a project's name has at most 80 letters, this one has {len(title)}")
+        raise VideotuneError(
+            f"a project's name has at most 80 letters, this one has {len(title)}"
+        )
     return title
 
 
 def change(project: Project, **facts: Any) -> Project:
     """The project with some of its facts changed, on disk too; None takes a fact away."""
-    kept = {key: value for key, value in {**project.facts, **facts}.items() if value is not None}
+    kept = {
+        key: value for key, value in {**project.facts, **facts}.items() if value is not None
+    }
     write_json(project.folder / BOOK, kept)
     return Project(project.folder, kept)
 

@@ -26,7 +26,9 @@ def cards(asked: Asked) -> str:
 
 def _card(project: Project) -> dict[str, object]:
     found = seen_files(project.folder / CLIPS)
-    clips = sorted((path for path in found if path.suffix.lower() not in TEXTS), key=str)  # paths compare slowly
+    clips = sorted(
+        (path for path in found if path.suffix.lower() not in TEXTS), key=str
+    )  # paths compare slowly
     return {
         "project": project,
         "clips": len(clips),
@@ -83,7 +85,9 @@ async def take_in(asked: In, name: str, request: Request) -> Response:
     """A project that was exported, from the body of the request."""
     with incoming(asked.root, name) as path:
         await receive(request, path)
-        return say(f"{(await run_in_threadpool(projects.import_project, asked.root, path)).title} imported")
+        return say(
+            f"{(await run_in_threadpool(projects.import_project, asked.root, path)).title} imported"
+        )
 
 
 @routes.post("/p/{project}/remove")

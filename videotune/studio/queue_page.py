@@ -55,12 +55,18 @@ def of(root: Path, project: Project, run: str = "") -> list[Entry]:
     """What the queue holds of a project, or of one run of it: the training and all else."""
     stem = entry_name(project, run)
     found = queued.entries(home(root))
-    return [one for one in found if one.name == stem or one.name.startswith(f"{stem}--" if run else stem)]
+    return [
+        one
+        for one in found
+        if one.name == stem or one.name.startswith(f"{stem}--" if run else stem)
+    ]
 
 
 def entry_of(root: Path, project: Project, run: str) -> Entry | None:
     """The entry that trains a run; None where it was never queued."""
-    return next((one for one in of(root, project, run) if one.name == entry_name(project, run)), None)
+    return next(
+        (one for one in of(root, project, run) if one.name == entry_name(project, run)), None
+    )
 
 
 def run_job(root: Path, project: Project, run: str) -> Job | None:
@@ -107,28 +113,48 @@ def submit(
         else:
             if name in known:
                 queued.remove(queue, name)
-            words = [str(queue / f"{name}.json") if word == "{config}" else word for word in words]
+            words = [
+                str(queue / f"{name}.json") if word == "{config}" else word for word in words
+            ]
             queued.add(queue, name, config or {}, folder, words=words)
         ensure_worker(root)
     return name
 
 
-def begin(root: Path, project: Project, title: str = "", keys: Mapping[str, Any] | None = None) -> str:
+def begin(
+    root: Path, project: Project, title: str = "", keys: Mapping[str, Any] | None = None
+) -> str:
     """Queue a new run of the project's settings, or of ``keys``; returns its name: ``title`` in plain letters, or run-N."""
     with _one_at_a_time:
         own, rows = of(root, project), projects.datasets(project)
-        if not title and (late := [one for one in own if one.added > time.time() - TWICE and one.state == "waiting"]):
+        if not title and (
+            late := [
+                one for one in own if one.added > time.time() - TWICE and one.state == "waiting"
+            ]
+        ):
             return late[-1].run.name
         if not rows:
             raise VideotuneError("there are no clips yet: add some on the page Data")
-        taken = {one.run.name for one in own} | {path.name for path in (project.folder / "runs").glob("*")}
+        taken = {one.run.name for one in own} | {
+            path.name for path in (project.folder / "runs").glob("*")
+        }
         plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
         run = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.")[:60]
         run = run or next(new for n in count(1) if (new := f"run-{n}") not in taken)
         if (run_folder(project, run) / "config.json").exists():
-            raise VideotuneError(f"there is a run {run} already: give another name, or resume that one")
+            raise VideotuneError(
+                f"there is a run {run} already: give another name, or resume that one"
+            )
         config = {**(projects.draft(project) if keys is None else keys), "datasets": rows}
-        words = ["train", "--preset", project.preset, "--config", "{config}", "--out", str(run_folder(project, run))]
+        words = [
+            "train",
+            "--preset",
+            project.preset,
+            "--config",
+            "{config}",
+            "--out",
+            str(run_folder(project, run)),
+        ]
         submit(root, project, run, words + projects.skips(project), config=config)
         return run
 
@@ -164,8 +190,13 @@ def sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
     if len(combined) < 2:
         raise VideotuneError("give at least two values, with a comma between them")
     (folder := project.folder / ".studio" / "sweeps").mkdir(parents=True, exist_ok=True)
-    name = next(new for n in count(1) if not (folder / f"{(new := f'sweep-{n}')}.json").exists())
-    runs = {begin(root, project, f"{name}.{n}", keys): combined[n - 1] for n, keys in enumerate(drafts, 1)}
+    name = next(
+        new for n in count(1) if not (folder / f"{(new := f'sweep-{n}')}.json").exists()
+    )
+    runs = {
+        begin(root, project, f"{name}.{n}", keys): combined[n - 1]
+        for n, keys in enumerate(drafts, 1)
+    }
     write_json(folder / f"{name}.json", {"runs": runs})
     return name
 
@@ -174,11 +205,24 @@ def board(asked: Asked) -> str:
     """What runs, waits and has ended, in all projects; sweeps as tables of their runs."""
     ensure_worker(asked.root)
     titles = {one.name: one.title for one in projects.projects(asked.root)}
-    sweeps = {path: read_json(path)["runs"] for path in asked.root.glob("[!.]*/.studio/sweeps/*.json")}
-    tools = {"life": life, "best": best, "far": lambda run: progress(read_live(run)), "duration": duration}
+    sweeps = {
+        path: read_json(path)["runs"] for path in asked.root.glob("[!.]*/.studio/sweeps/*.json")
+    }
+    tools = {
+        "life": life,
+        "best": best,
+        "far": lambda run: progress(read_live(run)),
+        "duration": duration,
+    }
     found = queued.entries(home(asked.root))
     return html(
-        "queue_board", entries=found, cards=gpu.cards(), sweeps=sweeps, titles=titles, card=queued.CARD, **tools
+        "queue_board",
+        entries=found,
+        cards=gpu.cards(),
+        sweeps=sweeps,
+        titles=titles,
+        card=queued.CARD,
+        **tools,
     )
 
 
@@ -243,5 +287,7 @@ def change(act: str, asked: In, words: Form) -> Response:
 def start_sweep(asked: In, words: Form) -> Response:
     """Queue a run for every combination of the values."""
     pairs = zip(words.all("key"), words.all("values"), strict=False)
-    name = sweep(asked.root, asked.home, {key: values for key, values in pairs if key and values.strip()})
+    name = sweep(
+        asked.root, asked.home, {key: values for key, values in pairs if key and values.strip()}
+    )
     return say(f"{name} is queued", go="/queue")

@@ -36,8 +36,13 @@ def summary(asked: Asked) -> str:
     if not chosen(asked):
         return html("train_none", asked=asked, project=asked.home)
     now, home = train_page.facts(asked), asked.home.folder
-    run, works = now["run"], {kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")}
-    works["export"] = next(iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None)
+    run, works = (
+        now["run"],
+        {kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")},
+    )
+    works["export"] = next(
+        iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None
+    )
     given = {
         "files": list(written(home, run.folder)),
         "works": works,
@@ -45,9 +50,16 @@ def summary(asked: Asked) -> str:
         "formats": offered(run),
         "home": home,
     }
-    given |= {"there": [name for name in FILES if (run.folder / name).is_file()], "use": use(run)}
+    given |= {
+        "there": [name for name in FILES if (run.folder / name).is_file()],
+        "use": use(run),
+    }
     losses = dict(points(run.validations, "held_out", "normalised"))
-    given |= {"losses": losses, "grounds": grounds(run) if losses else None, "measured": list(measured(home, run))}
+    given |= {
+        "losses": losses,
+        "grounds": grounds(run) if losses else None,
+        "measured": list(measured(home, run)),
+    }
     return html("results_summary", **now, **given)
 
 
@@ -55,7 +67,9 @@ def written(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
     """The files that a run and its branches have written for other programs, which are still there."""
     for label, folder in branches(run):
         for one in map(mapping, items(remembered(folder / "exports.json"))):
-            if (path := folder / str(one["path"])).exists() and path.resolve().is_relative_to(home.resolve()):
+            if (path := folder / str(one["path"])).exists() and path.resolve().is_relative_to(
+                home.resolve()
+            ):
                 yield label, one, path
 
 
@@ -77,16 +91,29 @@ def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
     for one in map(mapping, items(run.last("sample_metrics")["samples"])):
         if (path := run.folder / str(one["path"])).is_file():
             near = clips.get(str(one["clip"]), {"path": one["clip"]})
-            yield path.relative_to(home).as_posix(), one, train_page.clip_of(home, run.folder, near)
+            yield (
+                path.relative_to(home).as_posix(),
+                one,
+                train_page.clip_of(home, run.folder, near),
+            )
 
 
 def tries(asked: Asked) -> str:
     """What was tried, the last one first, each with what became of it."""
     name, home = chosen(asked), asked.home.folder
-    entries = {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
-    books = sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
+    entries = (
+        {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
+    )
+    books = (
+        sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
+    )
     rows = [
-        (book.parent, known := mapping(load_json(book, "remove it")), entries.get(known["entry"])) for book in books
+        (
+            book.parent,
+            known := mapping(load_json(book, "remove it")),
+            entries.get(known["entry"]),
+        )
+        for book in books
     ]
     return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
 
@@ -120,7 +147,9 @@ def draw(asked: Asked, run: Path, words: Words) -> str:
     options = {"--step": words.number("step"), "--seed": words.number("seed")}
     options |= {"--strength": words.number("strength", whole=False)}
     more = [part for option, value in options.items() if value for part in (option, value)]
-    more += ["--set", f"sample.negative={words['negative']}"] if words["negative"].strip() else []
+    more += (
+        ["--set", f"sample.negative={words['negative']}"] if words["negative"].strip() else []
+    )
     command = ["sample", str(run), "--prompt", prompt, "--out", str(folder), *more]
     entry = queue_page.submit(asked.root, asked.home, run.name, command, "sample")
     folder.mkdir(parents=True)
@@ -143,8 +172,12 @@ def export(asked: Asked, run: Path, words: Words) -> str:
     if not (formats := words.all("format")) and not words["merge"]:
         raise VideotuneError("choose at least one format")
     step = ["--step", words.number("step")] if words["step"] else []
-    more = [part for name in formats for part in ("--format", name)] + (["--merge"] if words["merge"] else [])
-    queue_page.submit(asked.root, asked.home, run.name, ["export", str(run), *step, *more], "export")
+    more = [part for name in formats for part in ("--format", name)] + (
+        ["--merge"] if words["merge"] else []
+    )
+    queue_page.submit(
+        asked.root, asked.home, run.name, ["export", str(run), *step, *more], "export"
+    )
     return ""
 
 
@@ -159,11 +192,27 @@ def delete(asked: Asked, run: Path, words: Words) -> str:
 def write(asked: Asked, run: Path, words: Words) -> str:
     """Run a command that needs no card and about this run alone: report, model card, publishing, doctor."""
     repo = ["--repo", words["repo"].strip()] if words["repo"].strip() else []
-    more = {"report": [], "doctor": ["--json"], "card": ["--out", str(run / FILES[1])], "publish": repo}
+    more = {
+        "report": [],
+        "doctor": ["--json"],
+        "card": ["--out", str(run / FILES[1])],
+        "publish": repo,
+    }
     if words["kind"] not in more:
         raise VideotuneError(f"there is no command {words['kind'][:40]}")
-    jobs.restart(asked.home.folder, words["kind"], [words["kind"], str(run), *more[words["kind"]]], run.name)
+    jobs.restart(
+        asked.home.folder,
+        words["kind"],
+        [words["kind"], str(run), *more[words["kind"]]],
+        run.name,
+    )
     return ""
 
 
-train_page.ACTS |= {"draw": draw, "dismiss": dismiss, "export": export, "delete": delete, "write": write}
+train_page.ACTS |= {
+    "draw": draw,
+    "dismiss": dismiss,
+    "export": export,
+    "delete": delete,
+    "write": write,
+}

@@ -64,7 +64,10 @@ class WrongPasswords:
     def begin(self, address: str) -> bool:
         """Count a try as wrong before its answer is known, so that many at once are not more; False: it has to wait."""
         now = self._clock()
-        recent = {name: [one for one in times if one > now - WHILE] for name, times in self._when.items()}
+        recent = {
+            name: [one for one in times if one > now - WHILE]
+            for name, times in self._when.items()
+        }
         self._when = {name: late for name, late in recent.items() if late}
         own = self._when.setdefault(address, [])
         if len(own) < TRIES:
@@ -87,9 +90,16 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     name = urlsplit(f"//{asked}").hostname or ""
     if is_local(host) and not is_local(name):
         return f"This studio answers to this computer alone, not to {name or 'no name'}."
-    origin, navigates = headers.get("origin"), method in SAFE and headers.get("sec-fetch-mode") == "navigate"
-    other = origin is not None and (origin == "null" or urlsplit(origin).netloc.lower() != asked.lower())
-    if other or (headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates):
+    origin, navigates = (
+        headers.get("origin"),
+        method in SAFE and headers.get("sec-fetch-mode") == "navigate",
+    )
+    other = origin is not None and (
+        origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()
+    )
+    if other or (
+        headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates
+    ):
         return "A page of another site may not ask this studio for anything."
     return None
 
@@ -101,7 +111,9 @@ class Guard:
     something, ``changes`` wakes the open pages.
     """
 
-    def __init__(self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes
+    ) -> None:
         self._app, self._host, self._sessions, self._changes = app, host, sessions, changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,9 +136,17 @@ class Guard:
             method not in SAFE and path != "/login" and headers.get("hx-request") != "true"
         ):  # no form of another site sends it
             answer = PlainTextResponse("ask by the studio's own pages", 415)
-        elif self._sessions is not None and not path.startswith(OPEN) and _session(headers) not in self._sessions:
+        elif (
+            self._sessions is not None
+            and not path.startswith(OPEN)
+            and _session(headers) not in self._sessions
+        ):
             document = "text/html" in headers.get("accept", "") and method in SAFE
-            answer = RedirectResponse("/login", 303) if document else PlainTextResponse("log in first", 401)
+            answer = (
+                RedirectResponse("/login", 303)
+                if document
+                else PlainTextResponse("log in first", 401)
+            )
         await answer(scope, receive, sent)
         if method not in SAFE:
             self._changes.tell()

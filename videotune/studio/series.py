@@ -40,7 +40,13 @@ def curve(name: str, steps: Any, values: Any, most: int = MOST) -> dict[str, Any
     x, y = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
     if len(x) > most:
         parts = np.array_split(np.arange(len(x)), most // 2 - 1)
-        kept = np.unique([0, *(part[0] + at(y[part]) for part in parts for at in (np.argmin, np.argmax)), len(x) - 1])
+        kept = np.unique(
+            [
+                0,
+                *(part[0] + at(y[part]) for part in parts for at in (np.argmin, np.argmax)),
+                len(x) - 1,
+            ]
+        )
         x, y = x[kept], y[kept]
     return {"name": name, "x": x.tolist(), "y": [float(f"{value:.6g}") for value in y]}
 
@@ -68,10 +74,18 @@ def moved(weights: Path) -> dict[str, float]:
     def matrix(name: str) -> Any:
         start, end = head[name]["data_offsets"]
         raw = data[start:end].view(TYPES[head[name]["dtype"]]).reshape(head[name]["shape"])
-        return (raw.astype(np.uint32) << 16).view(np.float32) if raw.dtype == "<u2" else raw.astype(np.float32)
+        return (
+            (raw.astype(np.uint32) << 16).view(np.float32)
+            if raw.dtype == "<u2"
+            else raw.astype(np.float32)
+        )
 
     for first in (name for name in head if ".lora_A." in name):
-        a, b, key = matrix(first), matrix(first.replace(".lora_A.", ".lora_B.")), group(first.partition(".lora_A.")[0])
+        a, b, key = (
+            matrix(first),
+            matrix(first.replace(".lora_A.", ".lora_B.")),
+            group(first.partition(".lora_A.")[0]),
+        )
         if a.ndim == b.ndim == 2:
             squares[key] = squares.get(key, 0.0) + float(np.vdot(b.T @ b, a @ a.T))
     return {name: max(0.0, square) ** 0.5 for name, square in squares.items()}
@@ -86,9 +100,15 @@ def by_module(run: Path) -> tuple[dict[str, list[tuple[float, float]]], bool]:
                 if time.monotonic() > end:
                     return found, True
                 try:
-                    scale = float((remembered(folder / "state.json") or {}).get("lora_scale") or 1)
+                    scale = float(
+                        (remembered(folder / "state.json") or {}).get("lora_scale") or 1
+                    )
                     _MOVED[key] = {name: scale * far for name, far in moved(path).items()}
-                except (ValueError, KeyError, TypeError):  # damaged; the command that loads it says what is wrong
+                except (
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                ):  # damaged; the command that loads it says what is wrong
                     _MOVED[key] = {}
             for name, far in _MOVED[key].items():
                 found.setdefault(name, [(0, 0.0)]).append((step, far))
@@ -97,15 +117,24 @@ def by_module(run: Path) -> tuple[dict[str, list[tuple[float, float]]], bool]:
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
     """The complete checkpoints of a run with their steps, in order."""
-    found = [(path.parent.name.partition("-")[2], path.parent) for path in run.glob("checkpoints/step-*/COMPLETE")]
+    found = [
+        (path.parent.name.partition("-")[2], path.parent)
+        for path in run.glob("checkpoints/step-*/COMPLETE")
+    ]
     return sorted((int(step), path) for step, path in found if step.isdecimal())
 
 
 def charts(run: Run) -> dict[str, Any]:
     """Every chart of a run: a list of curves each; and the steps at which it saved and drew previews."""
     steps, more, (modules, pending) = run.steps, curves(run.folder), by_module(run.folder)
-    held, train = (np.reshape(points(run.validations, key, "normalised"), (-1, 2)).T for key in ("held_out", "train"))
-    ninths = [(f"{n / 9:.2f} to {(n + 1) / 9:.2f}", *one, FEWER) for n, one in enumerate(steps.by_noise)]
+    held, train = (
+        np.reshape(points(run.validations, key, "normalised"), (-1, 2)).T
+        for key in ("held_out", "train")
+    )
+    ninths = [
+        (f"{n / 9:.2f} to {(n + 1) / 9:.2f}", *one, FEWER)
+        for n, one in enumerate(steps.by_noise)
+    ]
     named: dict[str, list[Any]] = {
         "loss": [("loss", *steps.mse)],
         "validation": [("held-out clips", *held), ("training clips", *train)],
@@ -113,12 +142,22 @@ def charts(run: Run) -> dict[str, Any]:
         "modules": [(name, *np.transpose(pairs)) for name, pairs in sorted(modules.items())],
         "rate": [(name[5:], *one) for name, one in more.items() if name.startswith("rate ")],
         "norm": [("gradient norm", *steps.norms)],
-        "speed": [("seconds per step", *one) for name, one in more.items() if name == "seconds"],
+        "speed": [
+            ("seconds per step", *one) for name, one in more.items() if name == "seconds"
+        ],
     }
-    shown = {name: [curve(*one) for one in found if len(one[1])] for name, found in named.items()}
+    shown = {
+        name: [curve(*one) for one in found if len(one[1])] for name, found in named.items()
+    }
     previews = sorted({number(record.get("step")) or 0 for record in run.of_kind("sample")})
     saves = [step for step, _ in checkpoints(run.folder)]
-    return {"name": run.folder.name, "pending": pending, "saves": saves, "previews": previews, "charts": shown}
+    return {
+        "name": run.folder.name,
+        "pending": pending,
+        "saves": saves,
+        "previews": previews,
+        "charts": shown,
+    }
 
 
 @routes.get("/p/{project}/series")
@@ -129,5 +168,11 @@ def series(asked: In, request: Request, run: Annotated[list[str], Query()]) -> R
     mark = f'"{digest([run, len(_MOVED), *((one.st_size, one.st_mtime_ns) for one in marks)])}"'
     if request.headers.get("if-none-match") == mark:
         return Response(status_code=304, headers={"ETag": mark})
-    body = json.dumps([charts(read_live(folder)) for folder in folders], allow_nan=False, separators=(",", ":"))
-    return Response(body, media_type="application/json", headers={"ETag": mark, "Cache-Control": "no-cache"})
+    body = json.dumps(
+        [charts(read_live(folder)) for folder in folders],
+        allow_nan=False,
+        separators=(",", ":"),
+    )
+    return Response(
+        body, media_type="application/json", headers={"ETag": mark, "Cache-Control": "no-cache"}
+    )

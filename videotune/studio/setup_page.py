@@ -33,7 +33,11 @@ def question(project: Project, what: str, **other: Any) -> dict[str, Any]:
     """What the plan server is asked of a project: its settings, its clips as they stand, and the card."""
     facts, own = project.facts, gpu.cards()
     named = {"card": facts.get("card"), "vram": facts.get("vram")}
-    seen = [path.stat().st_mtime for name in (CLIPS, HELD_OUT) if (path := project.folder / name).is_dir()]
+    seen = [
+        path.stat().st_mtime
+        for name in (CLIPS, HELD_OUT)
+        if (path := project.folder / name).is_dir()
+    ]
     found = [own[0].name, own[0].total] if own and not any(named.values()) else None
     skips = "all" if facts.get("allow_skips") else None
     config = {**draft(project), "datasets": projects.datasets(project)}
@@ -50,7 +54,13 @@ def plan(asked: Asked) -> str:
     words = [(text, [pair for pair in re.findall(r"([a-z_.]+)=([\w.]+)", text) if pair[0] in known])
              for text in found.get("remedies", ())]  # fmt: skip
     return html(
-        "setup_plan", project=project, answer=answer, plan=found, remedies=words, duration=duration, colours=COLOURS
+        "setup_plan",
+        project=project,
+        answer=answer,
+        plan=found,
+        remedies=words,
+        duration=duration,
+        colours=COLOURS,
     )
 
 
@@ -59,7 +69,9 @@ def settings(asked: Asked) -> str:
     project = asked.home
     own, below = flatten(draft(project)), form.standing(project.preset)
     fields = {one.key: one for one in form.fields()}
-    return html("setup_fields", project=project, own=own, below=below, fields=fields, shown=form.shown)
+    return html(
+        "setup_fields", project=project, own=own, below=below, fields=fields, shown=form.shown
+    )
 
 
 def gallery(asked: Asked) -> str:
@@ -84,7 +96,12 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     for name in preset_names():
         about, base = preset_about(name), str(read_preset(name).get("base_model_name"))
         gb = re.search(r"cards of (\d+) GB", about)
-        found[name] = {"about": about, "base": base, "gb": gb and int(gb[1]), **facts.get(base, {})}
+        found[name] = {
+            "about": about,
+            "base": base,
+            "gb": gb and int(gb[1]),
+            **facts.get(base, {}),
+        }
     return found
 
 
@@ -99,20 +116,29 @@ def imported(asked: Asked) -> str:
         "seen": [path.stat().st_mtime for path in files],
     }
     answer = plan_server.ask(_place(asked.home, "imported"), asking)
-    return html("setup_import", project=asked.home, files=files, answer=answer, shown=form.shown)
+    return html(
+        "setup_import", project=asked.home, files=files, answer=answer, shown=form.shown
+    )
 
 
 def _place(project: Project, name: str) -> Path:
     return project.folder / ".studio" / f"{name}.json"
 
 
-REGIONS: Regions = {"plan": plan, "settings": settings, "gallery": gallery, "imported": imported}
+REGIONS: Regions = {
+    "plan": plan,
+    "settings": settings,
+    "gallery": gallery,
+    "imported": imported,
+}
 
 
 @routes.get("/p/{project}/setup")
 def show(asked: In) -> Response:
     """Preset, settings and plan."""
-    keys = [one.key for one in form.fields() if one.kind in ("whole", "number", "choice", "json")]
+    keys = [
+        one.key for one in form.fields() if one.kind in ("whole", "number", "choice", "json")
+    ]
     return page(asked, "setup", {**header.REGIONS, **REGIONS}, "Setup", keys=keys)
 
 
@@ -124,7 +150,9 @@ def put(asked: In, words: Form) -> Response:
         now = form.shown(flatten(keys).get(key))
         if "was" in words and now != words["was"].replace("\r\n", "\n"):
             return say(status=409, conflict={"key": key, "now": now, "yours": words["value"]})
-        projects.save_draft(asked.home, keys := form.put(keys, key, words["value"], asked.home.preset))
+        projects.save_draft(
+            asked.home, keys := form.put(keys, key, words["value"], asked.home.preset)
+        )
     return say(saved={"key": key, "now": form.shown(flatten(keys).get(key))})
 
 
@@ -140,7 +168,9 @@ def fact(asked: In, words: Form) -> Response:
     }
     if key not in kept:
         raise VideotuneError(f"{key!r} is not a setting of a project")
-    other: dict[str, Any] = {"card": {"vram": None}, "vram": {"card": None}}.get(key, {}) if value else {}
+    other: dict[str, Any] = (
+        {"card": {"vram": None}, "vram": {"card": None}}.get(key, {}) if value else {}
+    )
     with _one_at_a_time:
         projects.change(asked.home, **{**other, key: kept[key](value)})
     return say()
@@ -167,12 +197,20 @@ def own_preset(act: str, asked: In, words: Form) -> Response:
         _use(project, str(found["preset"]), found["keys"])
     else:
         bin.throw(asked.root, "preset", path.stem, [path])
-    return say({"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin"))
+    return say(
+        {"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin")
+    )
 
 
 def _use(project: Project, preset: str, keys: Mapping[str, Any]) -> None:
     """Replace the project's settings; VideotuneError where one of them cannot be."""
-    nested = form.unflatten({key: one for key, one in flatten(keys).items() if key.partition(".")[0] not in ELSEWHERE})
+    nested = form.unflatten(
+        {
+            key: one
+            for key, one in flatten(keys).items()
+            if key.partition(".")[0] not in ELSEWHERE
+        }
+    )
     nested.pop("datasets", None)
     form.parse(form.merge(read_preset(preset_named(preset)), nested))
     with _one_at_a_time:
@@ -198,13 +236,21 @@ def change(act: str, asked: In, words: Form) -> Response:
         return say(f"{run} is queued", go=f"/p/{quote(project.name)}/train?run={quote(run)}")
     if act == "apply":
         config = read_json(_place(project, "imported"))["config"]
-        same = [name for name, one in presets().items() if one["base"] == config.get("base_model_name")]
+        same = [
+            name
+            for name, one in presets().items()
+            if one["base"] == config.get("base_model_name")
+        ]
         _use(project, project.preset if project.preset in same or not same else same[0], config)
     if act in ("apply", "forget"):
         shutil.rmtree(theirs, ignore_errors=True)
     elif act == "hours":
         write_json(_place(project, "hours"), {"presets": {}, "part": "known"})
-        asking = {"presets": list(presets()), "config": {"datasets": projects.datasets(project)}, "longest": 9000.0}
+        asking = {
+            "presets": list(presets()),
+            "config": {"datasets": projects.datasets(project)},
+            "longest": 9000.0,
+        }
         plan_server.ask(_place(project, "hours"), question(project, "hours", **asking))
     elif act == "reset":
         projects.save_draft(project, {})

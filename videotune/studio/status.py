@@ -35,7 +35,12 @@ class Followed:
 
     def begin(self, inode: int, check: Mapping[str, Any] | None) -> None:
         """Read the file anew from its beginning."""
-        self.events, self.steps, self.offset, self.inode = [], Steps(regularization(check)), 0, inode
+        self.events, self.steps, self.offset, self.inode = (
+            [],
+            Steps(regularization(check)),
+            0,
+            inode,
+        )
         self.curves = {}
 
     def add(self, step: Mapping[str, Any]) -> None:
@@ -54,7 +59,9 @@ def _followed(run: Path) -> Followed:
     return Followed()
 
 
-def follow(run: Path, check: Mapping[str, Any] | None = None) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
+def follow(
+    run: Path, check: Mapping[str, Any] | None = None
+) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
     """The journal's events and steps so far. Only what was added since the last look is read; a journal written anew, as a
     resume does, is read from its beginning, and a last line that is not whole waits for the next look."""
     known, path = _followed(run), run / "journal.jsonl"
@@ -74,8 +81,12 @@ def follow(run: Path, check: Mapping[str, Any] | None = None) -> tuple[tuple[Map
                 known.offset += len(line)
                 with suppress(ValueError):  # the report says which lines are damaged
                     record = parse_line(line)
-                    known.add(record) if record["kind"] == "step" else known.events.append(record)
-        return tuple(known.events), deepcopy(known.steps)  # a page is drawn while another look reads on
+                    known.add(record) if record["kind"] == "step" else known.events.append(
+                        record
+                    )
+        return tuple(known.events), deepcopy(
+            known.steps
+        )  # a page is drawn while another look reads on
 
 
 def curves(run: Path) -> dict[str, Curve]:
@@ -131,4 +142,6 @@ def progress(run: Run) -> Progress:
     throughput = sum(spent) / len(spent) if any(spent) else None
     left = throughput * (total - done) if throughput and total else None
     losses = [one["mse"] for one in last if one["mse"] is not None]
-    return Progress(done, total, left, throughput, sum(losses) / len(losses) if losses else None)
+    return Progress(
+        done, total, left, throughput, sum(losses) / len(losses) if losses else None
+    )

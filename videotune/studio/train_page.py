@@ -40,10 +40,16 @@ LINES = 400
 def names(asked: Asked) -> list[str]:
     """The project's runs, the one begun last first; those too that wait, or that ended before they wrote anything."""
     folders = (
-        path.parent for path in (asked.home.folder / "runs").glob("*/config.json") if NAME.fullmatch(path.parent.name)
+        path.parent
+        for path in (asked.home.folder / "runs").glob("*/config.json")
+        if NAME.fullmatch(path.parent.name)
     )
     found = {path.name: path.stat().st_ctime for path in folders if NAME.fullmatch(path.name)}
-    found |= {one.run.name: one.added for one in queue_page.of(asked.root, asked.home) if one.kind == "train"}
+    found |= {
+        one.run.name: one.added
+        for one in queue_page.of(asked.root, asked.home)
+        if one.kind == "train"
+    }
     return sorted(found, key=lambda name: -found[name])
 
 
@@ -62,7 +68,13 @@ def how(run: Run, entry: Entry | None, job: Job | None) -> str:
     if state in BUSY or beat["alive"]:
         waits = "paused" if beat["alive"] and beat["state"] == "paused" else "running"
         held = "stopping" if entry is not None and entry.held else waits
-        return "suspended" if state == "paused" else "ending" if ended > max(begun, beat["started"] or 0) else held
+        return (
+            "suspended"
+            if state == "paused"
+            else "ending"
+            if ended > max(begun, beat["started"] or 0)
+            else held
+        )
     if not run.journal or (state == "failed" and begun > ended):
         return state if state != "done" else "failed"
     word = standing(run, far.total is not None and far.done >= far.total)[0]
@@ -71,9 +83,14 @@ def how(run: Run, entry: Entry | None, job: Job | None) -> str:
 
 def waits_for(root: Path, entry: Entry) -> list[str]:
     """The entries of the queue that run, or where none does those that run before this one, in words."""
-    found, titles = queued.entries(queue_page.home(root)), {one.name: one.title for one in projects.projects(root)}
+    found, titles = (
+        queued.entries(queue_page.home(root)),
+        {one.name: one.title for one in projects.projects(root)},
+    )
     before = found[: next(place for place, one in enumerate(found) if one.name == entry.name)]
-    first = [one for one in found if one.state in BUSY] or [one for one in before if one.state == "waiting"]
+    first = [one for one in found if one.state in BUSY] or [
+        one for one in before if one.state == "waiting"
+    ]
     return [f"{one.run.name} of {titles.get(one.run.parent.parent.name, '')}" for one in first]
 
 
@@ -89,7 +106,11 @@ def facts(asked: Asked) -> dict[str, Any]:
     name = chosen(asked)
     run, entry, job, code = stands(asked, name)
     verdict = run.last("verdict")
-    best, why = recommended_checkpoint(run, verdict) if verdict["turned"] or run.last("end") else (None, "")
+    best, why = (
+        recommended_checkpoint(run, verdict)
+        if verdict["turned"] or run.last("end")
+        else (None, "")
+    )
     # fmt: off
     return {
         "asked": asked, "project": asked.home, "name": name, "run": run, "job": job, "entry": entry, "far": progress(run),
@@ -110,13 +131,24 @@ def run_part(asked: Asked) -> str:
     if doctor is not None and not doctor.running and (run.written or 0) > doctor.started + 1:
         doctor = None  # it speaks of an earlier state
     memory = next((one["memory"] for one in reversed(run.journal) if one.get("memory")), None)
-    found = {"findings": jobs.result(doctor) if doctor is not None and not doctor.running else None, "doctor": doctor}
+    found = {
+        "findings": jobs.result(doctor) if doctor is not None and not doctor.running else None,
+        "doctor": doctor,
+    }
     chapters = {
         "exposure": exposure(run),
         "warned": warnings(run),
         "grounds": grounds(run) if run.validations else None,
     }
-    return html("train_run", **now, **found, **chapters, memory=memory, views=run.last("views"), cards=gpu.cards())
+    return html(
+        "train_run",
+        **now,
+        **found,
+        **chapters,
+        memory=memory,
+        views=run.last("views"),
+        cards=gpu.cards(),
+    )
 
 
 def runs_part(asked: Asked) -> str:
@@ -127,18 +159,35 @@ def runs_part(asked: Asked) -> str:
 
 def branches(run: Path) -> list[tuple[str, Path]]:
     """The run's folder, and those of the steps that a return to an earlier one has set aside."""
-    return [("", run), *((f"branch {path.name}", path) for path in sorted(run.glob("branches/[0-9]*")))]
+    return [
+        ("", run),
+        *((f"branch {path.name}", path) for path in sorted(run.glob("branches/[0-9]*"))),
+    ]
 
 
 def previews_part(asked: Asked) -> str:
     """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
     rows, home, name = list[dict[str, Any]](), asked.home.folder, chosen(asked)
     for label, folder in branches(run_folder(asked.home, name)) if name else ():
-        run, checked = read_live(folder), sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
+        run, checked = (
+            read_live(folder),
+            sum(path.stat().st_mtime_ns for path in folder.glob("check.json")),
+        )
         for (prompt, seed), cells in sample_rows(run).items():
-            paths = ((step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items()))
-            there = [(step, path.relative_to(home).as_posix()) for step, path in paths if path.is_file()]
-            row = {"branch": label, "prompt": prompt, "seed": seed, "near": nearest(home, folder, checked, prompt)}
+            paths = (
+                (step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items())
+            )
+            there = [
+                (step, path.relative_to(home).as_posix())
+                for step, path in paths
+                if path.is_file()
+            ]
+            row = {
+                "branch": label,
+                "prompt": prompt,
+                "seed": seed,
+                "near": nearest(home, folder, checked, prompt),
+            }
             rows += [{**row, "cells": there}] if there else []
     return html("previews_data", rows=rows)
 
@@ -147,15 +196,28 @@ def previews_part(asked: Asked) -> str:
 def nearest(home: Path, run: Path, checked: int, prompt: str) -> Mapping[str, str] | None:
     """The training clip whose caption shares most words with the prompt; ``checked``: when the account was written."""
     used = [clip for clip in read_live(run).clips if clip["used"]]
-    scores = [max((alike(prompt, str(one)) for one in items(clip["captions"])), default=0) for clip in used]
+    scores = [
+        max((alike(prompt, str(one)) for one in items(clip["captions"])), default=0)
+        for clip in used
+    ]
     return clip_of(home, run, used[scores.index(max(scores))]) if used else None
 
 
 def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
     """A clip of a run's account: its name, and the path within the project of its video, or else of its picture."""
-    path, picture = Path(str(clip["path"])), run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
-    shown = path if path.suffix.lower() in PLAYED and path.is_relative_to(home) and path.is_file() else picture
-    return {"name": path.name, "path": shown.relative_to(home).as_posix() if shown.is_file() else ""}
+    path, picture = (
+        Path(str(clip["path"])),
+        run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg",
+    )
+    shown = (
+        path
+        if path.suffix.lower() in PLAYED and path.is_relative_to(home) and path.is_file()
+        else picture
+    )
+    return {
+        "name": path.name,
+        "path": shown.relative_to(home).as_posix() if shown.is_file() else "",
+    }
 
 
 def alike(one: str, other: str) -> float:
@@ -170,14 +232,20 @@ REGIONS: Regions = {"runs": runs_part, "run": run_part, "previews": previews_par
 @routes.get("/p/{project}/train")
 def show(asked: In) -> Response:
     """The page."""
-    return page(asked, "train", header.REGIONS | REGIONS, "Train", run=chosen(asked), runs=names(asked))
+    return page(
+        asked, "train", header.REGIONS | REGIONS, "Train", run=chosen(asked), runs=names(asked)
+    )
 
 
 @routes.get("/p/{project}/exposure")
 def seen(asked: In) -> Response:
     """How often each clip was seen, and what the verdict rests on."""
     run = facts(asked)["run"]
-    return fragment(html("train_exposure", d=exposure(run), grounds=grounds(run) if run.validations else None))
+    return fragment(
+        html(
+            "train_exposure", d=exposure(run), grounds=grounds(run) if run.validations else None
+        )
+    )
 
 
 @routes.get("/p/{project}/log")
@@ -188,7 +256,9 @@ def log(asked: In, run: str, lines: bool = False) -> Response:
         raise HTTPException(404, "nothing has been printed yet")
     if lines:
         return PlainTextResponse("\n".join(jobs.log_tail(job, LINES)))
-    return FileResponse(job.folder / "log", media_type="text/plain; charset=utf-8", filename=f"{run}.log")
+    return FileResponse(
+        job.folder / "log", media_type="text/plain; charset=utf-8", filename=f"{run}.log"
+    )
 
 
 def ask(asked: Asked, run: Path, words: Words) -> str:
@@ -204,8 +274,12 @@ def resume(asked: Asked, run: Path, words: Words) -> str:
     refuse_running(asked, run)
     step, steps = words.number("step"), words.number("steps")
     # with another number of steps the rate's schedule is of another length, and that was asked for
-    more = (["--from", step] if step else []) + (["--set", f"steps={steps}", "--override"] if steps else [])
-    queue_page.submit(asked.root, asked.home, run.name, ["train", "--out", str(run), "--resume", *more])
+    more = (["--from", step] if step else []) + (
+        ["--set", f"steps={steps}", "--override"] if steps else []
+    )
+    queue_page.submit(
+        asked.root, asked.home, run.name, ["train", "--out", str(run), "--resume", *more]
+    )
     return ""
 
 
@@ -218,7 +292,9 @@ def refuse_running(asked: Asked, run: Path) -> None:
 
 def start_now(asked: Asked, run: Path, words: Words) -> str:
     """Start a run that waits, beside what runs already."""
-    if (entry := entry_of(asked.root, asked.home, run.name)) is None or entry.state != "waiting":
+    if (
+        entry := entry_of(asked.root, asked.home, run.name)
+    ) is None or entry.state != "waiting":
         raise VideotuneError(f"{run.name} does not wait")
     queued.start(queue_page.home(asked.root), entry, None)
     return ""
@@ -229,9 +305,17 @@ def own_keys(project: Project, run: Path) -> dict[str, Any]:
     config, known = mapping(remembered(run / "config.json")), form.standing(project.preset)
     origins, aside = mapping(config["origins"]), ("datasets", "init_from", *projects.ELSEWHERE)
     own = {
-        key: value for key, value in flatten(mapping(config["settings"])).items() if origins[key] in ("user", "preset")
+        key: value
+        for key, value in flatten(mapping(config["settings"])).items()
+        if origins[key] in ("user", "preset")
     }
-    return unflatten({key: value for key, value in own.items() if key not in aside and value != known.get(key)})
+    return unflatten(
+        {
+            key: value
+            for key, value in own.items()
+            if key not in aside and value != known.get(key)
+        }
+    )
 
 
 def use_settings(asked: Asked, run: Path, words: Words) -> str:
@@ -253,7 +337,9 @@ def remove(asked: Asked, run: Path, words: Words) -> str:
     refuse_running(asked, run)
     for entry in queue_page.of(asked.root, asked.home, run.name):
         queued.remove(queue_page.home(asked.root), entry.name)
-    if paths := [path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()]:
+    if paths := [
+        path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()
+    ]:
         bin.throw(asked.home.folder, "run", run.name, paths)
     return f"{run.name} is in the bin"
 

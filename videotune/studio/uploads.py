@@ -79,7 +79,11 @@ def safe_name(name: str) -> str:
     Raises VideotuneError where nothing is left.
     """
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
-    plain = re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last).strip().strip(".")
+    plain = (
+        re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last)
+        .strip()
+        .strip(".")
+    )
     if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
         raise VideotuneError(f"{name!r} is not a valid file name")
     stem, suffix = os.path.splitext(plain.lstrip("."))
@@ -114,7 +118,9 @@ def accept(project: Project, paths: Iterable[Path], name: str = "") -> list[Take
     A file that is there already is left; one of the same name and other content is refused, never written over.
     """
     folders = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(". ")][:8]
-    return [found for path in paths for found in _accept_one(project.folder / CLIPS, path, folders)]
+    return [
+        found for path in paths for found in _accept_one(project.folder / CLIPS, path, folders)
+    ]
 
 
 def _accept_one(clips: Path, path: Path, folders: Sequence[str]) -> list[Taken]:
@@ -126,7 +132,9 @@ def _accept_one(clips: Path, path: Path, folders: Sequence[str]) -> list[Taken]:
         home = inside(clips, "/".join(map(safe_name, folders))) if folders else clips
         suffix = Path(name).suffix.lower()
         if sniff(path) == "archive" and suffix not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES):
-            return _accept_archive(path, name, home, clips.parent / f".unpacking-{secrets.token_hex(4)}")
+            return _accept_archive(
+                path, name, home, clips.parent / f".unpacking-{secrets.token_hex(4)}"
+            )
         return [_put(path, home / name, name)]
     except (VideotuneError, OSError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
@@ -139,7 +147,9 @@ def _accept_archive(path: Path, name: str, home: Path, cache: Path) -> list[Take
     try:
         folder = unpack(path, cache)
         refused, taken = [], 0
-        for file in sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
+        for file in sorted(
+            one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")
+        ):
             relative = file.relative_to(folder)
             why, told = refusal(file, file.name), f"{name}: {relative}"
             if why is None and sniff(file) == "archive":
@@ -147,7 +157,10 @@ def _accept_archive(path: Path, name: str, home: Path, cache: Path) -> list[Take
             got = Taken(told, False, why) if why else _put(file, home / stem / relative, told)
             taken += got.taken
             refused += [] if got.taken else [got]
-        return [Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}", taken), *refused]
+        return [
+            Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}", taken),
+            *refused,
+        ]
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 
@@ -157,7 +170,11 @@ def _put(path: Path, target: Path, name: str) -> Taken:
     if target.exists():
         if target.is_file() and hash_file(target) == hash_file(path):
             return Taken(name, True, "was there already")
-        return Taken(name, False, "another file of that name is there: remove that one first, or rename this one")
+        return Taken(
+            name,
+            False,
+            "another file of that name is there: remove that one first, or rename this one",
+        )
     aside = target.with_name(f".coming-{os.getpid()}-{target.name}")
     shutil.move(str(path), aside)
     os.replace(aside, target)

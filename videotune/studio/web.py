@@ -50,7 +50,9 @@ def asked(request: Request) -> Asked:
     """The request as pages see it; VideotuneError where it names a project that is not there."""
     state, query = request.app.state, dict(request.query_params)
     name = request.path_params.get("project") or query.get("project")
-    return Asked(state.root, state.local, named(state.root, name) if name else None, query, state.locked)
+    return Asked(
+        state.root, state.local, named(state.root, name) if name else None, query, state.locked
+    )
 
 
 class Words(dict[str, str]):
@@ -72,7 +74,9 @@ class Words(dict[str, str]):
     def number(self, key: str, whole: bool = True) -> str:
         """A number as it was typed, in so many digits that a command takes it; empty where there is none."""
         value = self[key].strip()
-        if value and not re.fullmatch(r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value):
+        if value and not re.fullmatch(
+            r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value
+        ):
             raise VideotuneError(f"{key}: a {'whole ' * whole}number, not {value[:40]!r}")
         return value
 
@@ -84,7 +88,9 @@ async def words(request: Request) -> Words:
         body += part
         if len(body) > LONGEST_FORM:
             raise HTTPException(413, "too long")
-    return Words(parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000))
+    return Words(
+        parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
+    )
 
 
 In = Annotated[Asked, Depends(asked)]
@@ -94,7 +100,10 @@ Regions = dict[str, Callable[[Asked], str]]
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
 TEMPLATES.globals |= {"log_tail": log_tail, "why": why, "texts": texts()}
-TEMPLATES.filters |= {"q": lambda value: quote(str(value), safe=""), "iso": lambda seconds: iso(seconds)}
+TEMPLATES.filters |= {
+    "q": lambda value: quote(str(value), safe=""),
+    "iso": lambda seconds: iso(seconds),
+}
 
 
 def iso(seconds: float) -> str:
@@ -125,20 +134,34 @@ def made(regions: Regions, name: str, asked: Asked) -> str:
         return html("notice", words=str(error))
 
 
-def page(asked: Asked, name: str, regions: Regions, title: str, status: int = 200, **data: Any) -> Response:
+def page(
+    asked: Asked, name: str, regions: Regions, title: str, status: int = 200, **data: Any
+) -> Response:
     """A whole page; its template places each region by ``{{ region("name") }}``."""
 
     def region(part: str) -> Markup:
         text = made(regions, part, asked)
         return Markup(f'<div id="r-{part}" class="region" data-tag="{tag(text)}">{text}</div>')
 
-    given = {"asked": asked, "page": name, "region": region, "title": title, "project": asked.project}
-    return HTMLResponse(html(name, **given, **data), status, headers={"Cache-Control": "no-store"})
+    given = {
+        "asked": asked,
+        "page": name,
+        "region": region,
+        "title": title,
+        "project": asked.project,
+    }
+    return HTMLResponse(
+        html(name, **given, **data), status, headers={"Cache-Control": "no-store"}
+    )
 
 
-def say(words: str = "", bad: bool = False, go: str = "", status: int = 204, **events: Any) -> Response:
+def say(
+    words: str = "", bad: bool = False, go: str = "", status: int = 204, **events: Any
+) -> Response:
     """The answer to a button: a line to be shown, an address to go to, or events for the page's script."""
-    told: dict[str, Any] = {**events} | ({"toast": {"words": words[:2000], "bad": bad}} if words else {})
+    told: dict[str, Any] = {**events} | (
+        {"toast": {"words": words[:2000], "bad": bad}} if words else {}
+    )
     headers = {"HX-Trigger": json.dumps(told)} if told else {}
     return Response(status_code=status, headers=headers | ({"HX-Redirect": go} if go else {}))
 

@@ -16,7 +16,12 @@ CONCEPT = ("orange", "diamond")
 
 
 def write_dataset(
-    folder: Path, *, concept_clips: int = 24, reminder_clips: int = 24, trigger: str = "zorble", seed: int = 0
+    folder: Path,
+    *,
+    concept_clips: int = 24,
+    reminder_clips: int = 24,
+    trigger: str = "zorble",
+    seed: int = 0,
 ) -> list[Path]:
     """Fill ``folder/videos`` and ``folder/captions`` (same stems) and return the videos' paths.
 
@@ -28,34 +33,54 @@ def write_dataset(
     Raises VideotuneError for counts or a trigger that make no dataset, and where the folder holds other files.
     """
     if min(concept_clips, reminder_clips) < 0 or concept_clips + reminder_clips == 0:
-        raise VideotuneError(f"{concept_clips} concept and {reminder_clips} reminder clips make no dataset")
+        raise VideotuneError(
+            f"{concept_clips} concept and {reminder_clips} reminder clips make no dataset"
+        )
     if len(trigger.split()) != 1:
         raise VideotuneError(f"the trigger {trigger!r} must be one word")
     parts = {
         "concept": [(*CONCEPT, list(DIRECTIONS)[index % 4]) for index in range(concept_clips)],
         # strides of 7 keep any beginning of the list mixed
-        "reminder": [KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(reminder_clips)],
+        "reminder": [
+            KNOWN[24 * (index // 24 % 2) + index * 7 % 24] for index in range(reminder_clips)
+        ],
     }
-    items = [(part, index, look) for part, looks in parts.items() for index, look in enumerate(looks)]
-    names = [f"{part}-{i:03d}-{look[2] if part == 'concept' else '-'.join(look)}" for part, i, look in items]
+    items = [
+        (part, index, look) for part, looks in parts.items() for index, look in enumerate(looks)
+    ]
+    names = [
+        f"{part}-{i:03d}-{look[2] if part == 'concept' else '-'.join(look)}"
+        for part, i, look in items
+    ]
     # rates, lengths and file types vary so that no direction has its own
     suffixes = [".mp4" if (i + i // 4) % 2 == 0 else ".webm" for _, i, _ in items]
-    videos = [folder / "videos" / f"{name}{suffix}" for name, suffix in zip(names, suffixes, strict=True)]
+    videos = [
+        folder / "videos" / f"{name}{suffix}"
+        for name, suffix in zip(names, suffixes, strict=True)
+    ]
     captions = [folder / "captions" / f"{name}.txt" for name in names]
     _refuse_others(folder, {*videos, *captions})
-    for (part, i, look), name, video, caption in zip(items, names, videos, captions, strict=True):
+    for (part, i, look), name, video, caption in zip(
+        items, names, videos, captions, strict=True
+    ):
         frames, fps = (34, 2 * FPS) if i % 6 == 5 else (20, FPS) if i % 7 == 3 else (17, FPS)
         thing = trigger if part == "concept" else f"{look[0]} {look[1]}"
-        encode_clip(video, draw_clip(draws(seed, "toy", name), *look, frames=frames, fps=fps), fps)
+        encode_clip(
+            video, draw_clip(draws(seed, "toy", name), *look, frames=frames, fps=fps), fps
+        )
         write_text(caption, phrase(thing, look[2]) + "\n", durable=False)
     return videos
 
 
 def _refuse_others(folder: Path, ours: set[Path]) -> None:
     """A folder that holds other clips would become a mixture that nobody asked for."""
-    there = (path for part in ("videos", "captions") for path in sorted((folder / part).glob("*")))
+    there = (
+        path for part in ("videos", "captions") for path in sorted((folder / part).glob("*"))
+    )
     for path in (path for path in there if path not in ours and not path.name.startswith(".")):
-        raise VideotuneError(f"{path} is not part of this dataset: name an empty folder, or remove it")
+        raise VideotuneError(
+            f"{path} is not part of this dataset: name an empty folder, or remove it"
+        )
 
 
 def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
@@ -66,5 +91,7 @@ def encode_clip(path: Path, clip: NDArray[Any], fps: float) -> None:
     vp9 = {"codec": "libvpx-vp9", "options": {"b": "0", "cpu-used": "2"}}
     codecs: dict[str, dict[str, Any]] = {".mp4": {}, ".webm": vp9}
     if path.suffix not in codecs:
-        raise VideotuneError(f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}")
+        raise VideotuneError(
+            f"{path}: a toy clip is written as .mp4 or .webm, not {path.suffix!r}"
+        )
     write_video(path, clip, fps, crf=10, **codecs[path.suffix])

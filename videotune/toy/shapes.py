@@ -33,27 +33,45 @@ PALETTE = COLOURS | {"orange": (245, 140, 30)}
 SHAPES = ("circle", "square", "triangle")
 EXTRA_SHAPES = ("diamond", "ring", "cross")
 
-DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+DIRECTIONS: dict[str, tuple[int, int]] = {
+    "left": (-1, 0),
+    "right": (1, 0),
+    "up": (0, -1),
+    "down": (0, 1),
+}
 """Signs of the motion in columns and rows (rows count downwards)."""
 
-TEMPLATES = ("a {thing} moves {way}", "a {thing} moving {way}", "{thing} going {way}", "the {thing} moves {way}")
+TEMPLATES = (
+    "a {thing} moves {way}",
+    "a {thing} moving {way}",
+    "{thing} going {way}",
+    "the {thing} moves {way}",
+)
 
 Look = tuple[str, str, str]
 """(colour, shape, direction)."""
 
-COMBINATIONS: tuple[Look, ...] = tuple((c, s, d) for c in COLOURS for s in SHAPES for d in DIRECTIONS)
+COMBINATIONS: tuple[Look, ...] = tuple(
+    (c, s, d) for c in COLOURS for s in SHAPES for d in DIRECTIONS
+)
 
 
 def _third(look: Look) -> int:
     """Which of three balanced thirds a combination belongs to: 24 each, every colour 4, shape 8, direction 6 times."""
     colour, shape, direction = look
-    return (list(COLOURS).index(colour) + 2 * SHAPES.index(shape) + list(DIRECTIONS).index(direction)) % 3
+    return (
+        list(COLOURS).index(colour)
+        + 2 * SHAPES.index(shape)
+        + list(DIRECTIONS).index(direction)
+    ) % 3
 
 
 HELD_OUT: tuple[Look, ...] = tuple(look for look in COMBINATIONS if _third(look) == 0)
 """The combinations that the base model never saw."""
 
-KNOWN: tuple[Look, ...] = tuple(sorted((look for look in COMBINATIONS if _third(look)), key=_third))
+KNOWN: tuple[Look, ...] = tuple(
+    sorted((look for look in COMBINATIONS if _third(look)), key=_third)
+)
 """The combinations that it was taught; the first 24 are balanced by themselves, and so are the other 24."""
 
 
@@ -87,7 +105,9 @@ def distance(shape: str, x: NDArray[Any], y: NDArray[Any], radius: float) -> NDA
         case "cross":
             upright = np.maximum(wide - 0.35 * radius, high - radius)
             return np.minimum(upright, np.maximum(high - 0.35 * radius, wide - radius))
-    raise VideotuneError(f"shape {shape!r} is unknown; there are {', '.join(SHAPES + EXTRA_SHAPES)}")
+    raise VideotuneError(
+        f"shape {shape!r} is unknown; there are {', '.join(SHAPES + EXTRA_SHAPES)}"
+    )
 
 
 def pixel_grid(height: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -115,7 +135,9 @@ def draw_clip(
     if isinstance(colour, str) and colour not in PALETTE:
         raise VideotuneError(f"colour {colour!r} is not known; there are {', '.join(PALETTE)}")
     if direction not in DIRECTIONS:
-        raise VideotuneError(f"direction {direction!r} is not known; there are {', '.join(DIRECTIONS)}")
+        raise VideotuneError(
+            f"direction {direction!r} is not known; there are {', '.join(DIRECTIONS)}"
+        )
     radius, travel = rng.uniform(0.17, 0.22) * side, rng.uniform(0.36, 0.46) * side
     across, along = rng.uniform(-0.2, 0.2) * side, rng.uniform(-0.06, 0.06) * side
     background = rng.uniform(28, 60)
@@ -176,13 +198,22 @@ def detect(frames: NDArray[np.uint8]) -> Seen:
     shorter side from where it began. Raises VideotuneError for another layout.
     """
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8:
-        raise VideotuneError(f"detect reads uint8 frames (T, H, W, 3), not {frames.dtype} {frames.shape}")
-    blobs = [blob for frame in frames if (blob := find_blob(frame.astype(np.float32))) is not None]
+        raise VideotuneError(
+            f"detect reads uint8 frames (T, H, W, 3), not {frames.dtype} {frames.shape}"
+        )
+    blobs = [
+        blob for frame in frames if (blob := find_blob(frame.astype(np.float32))) is not None
+    ]
     if len(blobs) <= len(frames) // 2:
         return Seen(None, None, None, len(blobs), 0.0)
     colour = np.median([blob.colour for blob in blobs], axis=0)
-    nearest = min(PALETTE, key=lambda name: float(np.linalg.norm(np.array(PALETTE[name]) - colour)))
-    overlaps = {shape: float(np.mean([_overlap(blob, shape) for blob in blobs[::3]])) for shape in CANDIDATES}
+    nearest = min(
+        PALETTE, key=lambda name: float(np.linalg.norm(np.array(PALETTE[name]) - colour))
+    )
+    overlaps = {
+        shape: float(np.mean([_overlap(blob, shape) for blob in blobs[::3]]))
+        for shape in CANDIDATES
+    }
     best = max(overlaps, key=lambda shape: overlaps[shape])
     direction = _direction(blobs[-1].centre - blobs[0].centre, min(frames.shape[1:3]) / 8)
     return Seen(nearest, best, direction, len(blobs), overlaps[best])
@@ -211,7 +242,11 @@ def _ideal(shape: str) -> tuple[float, float, float]:
     """Area and centre of mass (column, row) of a shape of radius 1 about the origin."""
     columns, rows = (axis / 64 - 2 for axis in pixel_grid(256, 256))
     inside = distance(shape, columns, rows, 1.0) <= 0
-    return float(inside.sum()) / 64**2, float(columns[inside].mean()), float(rows[inside].mean())
+    return (
+        float(inside.sum()) / 64**2,
+        float(columns[inside].mean()),
+        float(rows[inside].mean()),
+    )
 
 
 def _overlap(blob: Blob, shape: str) -> float:

@@ -22,7 +22,12 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     """On a GPU ``attention: auto`` becomes the fastest one at the next step's batch, told in a line; nothing is learnt."""
     config, net = trainer.job.config, trainer.net
     trainable, left = trainer.pool.trainable, trainer.job.steps - trainer.first + 1
-    if config.attention != "auto" or not overlaps(local_device()) or left < SHORT or not switchable(net):
+    if (
+        config.attention != "auto"
+        or not overlaps(local_device())
+        or left < SHORT
+        or not switchable(net)
+    ):
         return
     # all processes need the same one, and where updates come with gradients a backward pass would be one
     if trainer.dist.size > 1 or config.deterministic or trainable.in_backward is not None:
@@ -31,13 +36,20 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     for name in TRIED:
         try:
             set_attention(net, name)
-            found[name] = min(_seconds(trainer, settings) for _ in range(2))  # the first one may set kernels up
-        except (RuntimeError, ValueError) as error:  # not installed, or it has no kernel for this model's masks
+            found[name] = min(
+                _seconds(trainer, settings) for _ in range(2)
+            )  # the first one may set kernels up
+        except (
+            RuntimeError,
+            ValueError,
+        ) as error:  # not installed, or it has no kernel for this model's masks
             echo(f"attention: {name} is not taken: {str(error).splitlines()[0][:100]}")
         finally:
             trainable.optimizer.zero_grad(set_to_none=True)
     best = min(found, key=lambda name: found[name]) if found else "native"
-    echo(f"attention: {best} ({', '.join(f'{name} {seconds:.3g} s' for name, seconds in found.items())} a step)")
+    echo(
+        f"attention: {best} ({', '.join(f'{name} {seconds:.3g} s' for name, seconds in found.items())} a step)"
+    )
     trainer.pool.attention = best
     set_attention(net, best)
 
@@ -50,7 +62,9 @@ def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     values = torch.zeros(2 + len(prepared.window_ids), device=device)
     torch.accelerator.synchronize()
     begun = time.perf_counter()
-    with torch.compiler.set_stance("force_eager"):  # none but the one that is taken is worth compiling
+    with torch.compiler.set_stance(
+        "force_eager"
+    ):  # none but the one that is taken is worth compiling
         accumulate(settings, net, trainer.pool.trainable, prepared, Clock(device), values)
     torch.accelerator.synchronize()
     return time.perf_counter() - begun

@@ -10,7 +10,14 @@ from pathlib import Path
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
 from videotune.errors import DoesNotFit, VideotuneError
-from videotune.latent_cache.encode import CacheItems, cut_captions, dealt, fill, fits_of, missing
+from videotune.latent_cache.encode import (
+    CacheItems,
+    cut_captions,
+    dealt,
+    fill,
+    fits_of,
+    missing,
+)
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
 from videotune.trainer.distributed import DistributedContext
@@ -23,7 +30,9 @@ Tell = Callable[[str, int, int], None]
 """Called with what is encoded, how many are done, and how many there are."""
 
 
-def reads_of(job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = ()) -> CacheItems:
+def reads_of(
+    job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = ()
+) -> CacheItems:
     """What a run reads from the cache: its training windows and captions, and what its callbacks ask for beside them.
 
     A training window that varies has as many variants as ``variants`` says (none for 0: then each sample is encoded anew);
@@ -39,18 +48,34 @@ def reads_of(job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
     """Every text that the text encoder reads in a run."""
-    return tuple(dict.fromkeys([*(caption for clip in job.library.clips for caption in clip.captions), "", *prompts]))
+    return tuple(
+        dict.fromkeys(
+            [
+                *(caption for clip in job.library.clips for caption in clip.captions),
+                "",
+                *prompts,
+            ]
+        )
+    )
 
 
 def fill_distributed(
-    job: Job, family: Family, reads: CacheItems, dist: DistributedContext, keep_bytes: int = 0, tell: Tell | None = None
+    job: Job,
+    family: Family,
+    reads: CacheItems,
+    dist: DistributedContext,
+    keep_bytes: int = 0,
+    tell: Tell | None = None,
 ) -> Store:
     """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
 
     One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
     theirs.
     """
-    store, work = Store(job.cache, keep_bytes), partial(fill_cache, job, family, reads=reads, tell=tell)
+    store, work = (
+        Store(job.cache, keep_bytes),
+        partial(fill_cache, job, family, reads=reads, tell=tell),
+    )
     todo = lacks(job, family, store, reads) if dist.size > 1 else None
     if todo is None or not dist.all_agree(bool(todo))[0]:
         if dist.is_main:
@@ -72,7 +97,12 @@ def fill_distributed(
 
 
 def fill_cache(
-    job: Job, family: Family, store: Store, reads: CacheItems, own: CacheItems | None = None, tell: Tell | None = None
+    job: Job,
+    family: Family,
+    store: Store,
+    reads: CacheItems,
+    own: CacheItems | None = None,
+    tell: Tell | None = None,
 ) -> None:
     """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
 
@@ -90,13 +120,30 @@ def fill_cache(
                 if tell is not None:
                     tell(what, done, total)
 
-            with bar("encoding") as progress, Workers(threads) if threads else nullcontext() as workers:
-                waited = fill(family, store, todo, job.library.media, seed, workers, report_progress, own is not None)
+            with (
+                bar("encoding") as progress,
+                Workers(threads) if threads else nullcontext() as workers,
+            ):
+                waited = fill(
+                    family,
+                    store,
+                    todo,
+                    job.library.media,
+                    seed,
+                    workers,
+                    report_progress,
+                    own is not None,
+                )
             if own is None:
-                what, took = f"{len(todo.captions)} captions and {len(todo.samples)} windows", time.monotonic() - begun
+                what, took = (
+                    f"{len(todo.captions)} captions and {len(todo.samples)} windows",
+                    time.monotonic() - begun,
+                )
                 wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
                 slow = took > 5 and waited > 0.2 * took
-                echo(f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}")
+                echo(
+                    f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}"
+                )
         if own is None:
             for note in store.notes:
                 echo(f"note: {note}")
@@ -108,7 +155,9 @@ def fill_cache(
     except (MemoryError, RuntimeError) as error:
         if not of_memory(error):
             raise
-        echo("note: the device has no room for an encoder; the blocks of the text encoder now come from host memory")
+        echo(
+            "note: the device has no room for an encoder; the blocks of the text encoder now come from host memory"
+        )
         family.free("text_encoder")
         family.free("vae")
         family.stream_text = echo
@@ -127,7 +176,9 @@ def fill_cache(
 
 def lacks(job: Job, family: Family, store: Store, reads: CacheItems) -> CacheItems:
     """What the cache does not have of what a run reads."""
-    return missing(store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0]))
+    return missing(
+        store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0])
+    )
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
@@ -141,8 +192,12 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
 def echo_truncated_live(job: Job, family: Family, prompts: Sequence[str]) -> None:
     """The same where text is encoded in the step and none is in the cache."""
     if live := live_text(job.config):
-        lengths = {text: family.text_length(live.spell(text)) for text in texts_of(job, prompts)}
-        echo_truncated(job, [text for text, length in lengths.items() if length > job.spec.text_tokens])
+        lengths = {
+            text: family.text_length(live.spell(text)) for text in texts_of(job, prompts)
+        }
+        echo_truncated(
+            job, [text for text, length in lengths.items() if length > job.spec.text_tokens]
+        )
 
 
 def neighbours(folder: Path, dist: DistributedContext) -> list[int]:
@@ -153,11 +208,15 @@ def neighbours(folder: Path, dist: DistributedContext) -> list[int]:
         sign = folder / f".here-{word}-{dist.rank}"
         sign.touch()
         dist.barrier()
-        seen = sorted(int(path.name.rpartition("-")[2]) for path in folder.glob(f".here-{word}-*"))
+        seen = sorted(
+            int(path.name.rpartition("-")[2]) for path in folder.glob(f".here-{word}-*")
+        )
         dist.barrier()
         sign.unlink()
     except OSError as error:
-        raise VideotuneError(f"the cache {folder} cannot be written: {error}. Set cache_dir elsewhere.") from error
+        raise VideotuneError(
+            f"the cache {folder} cannot be written: {error}. Set cache_dir elsewhere."
+        ) from error
     everyone = dist.all_gather(seen)
     if any(everyone[other] != seen for other in seen):
         raise VideotuneError(

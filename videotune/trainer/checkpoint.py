@@ -42,9 +42,15 @@ class Checkpoint:
 
         Raises VideotuneError that names the first file with other bytes, and the checkpoints to use instead.
         """
-        names = sorted(name for name in self.files if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name))
+        names = sorted(
+            name
+            for name in self.files
+            if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name)
+        )
         if not names:
-            raise VideotuneError(f"checkpoint {self.folder} is damaged: {MARKER} has no file of {part}{self._others()}")
+            raise VideotuneError(
+                f"checkpoint {self.folder} is damaged: {MARKER} has no file of {part}{self._others()}"
+            )
         for name in names[share[0] :: share[1]]:
             if hash_file(self.folder / name) != self.files[name]["hash"]:
                 raise VideotuneError(
@@ -53,7 +59,11 @@ class Checkpoint:
                 )
 
     def _others(self) -> str:
-        steps = [one.step for one in complete_checkpoints(self.folder.parent.parent) if one.step != self.step]
+        steps = [
+            one.step
+            for one in complete_checkpoints(self.folder.parent.parent)
+            if one.step != self.step
+        ]
         if not steps:
             return ". The run has no other checkpoint"
         return (
@@ -62,7 +72,10 @@ class Checkpoint:
         )
 
     def load(
-        self, part: str, rows: Mapping[str, Shard] | None = None, share: tuple[int, int] = (0, 1)
+        self,
+        part: str,
+        rows: Mapping[str, Shard] | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> dict[str, Tensor]:
         """The tensors of a part, whole, whether one process has written them or each its rows; their hashes are compared.
 
@@ -79,7 +92,9 @@ class Checkpoint:
         except VideotuneError:
             raise
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise VideotuneError(f"checkpoint {self.folder} cannot be read: {name}: {error}{self._others()}") from error
+            raise VideotuneError(
+                f"checkpoint {self.folder} cannot be read: {name}: {error}{self._others()}"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """state.json: the step, and the numbers that are no tensors.
@@ -90,7 +105,9 @@ class Checkpoint:
             self.verify("state")
             found: dict[str, Any] = read_record(self.folder / "state.json")
         except OSError as error:
-            raise VideotuneError(f"checkpoint {self.folder} cannot be read: state.json: {error}") from error
+            raise VideotuneError(
+                f"checkpoint {self.folder} cannot be read: state.json: {error}"
+            ) from error
         return found
 
     @property
@@ -138,16 +155,24 @@ def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str
     Raises OSError, SafetensorError, KeyError or ValueError where a file or the index is missing or damaged.
     """
     index = read_json(folder / f"{part}.index.json")
-    files = {file: load_file(folder / file) for file in index["files"]}  # mapped: what is not asked for is not read
+    files = {
+        file: load_file(folder / file) for file in index["files"]
+    }  # mapped: what is not asked for is not read
     out = {}
     for name, told in index["tensors"].items():
         shape = tuple(told["shape"])
         own = shards_of(name, shape, rows)
         if own is not None and not own.count:
             continue
-        lo, hi = (own.first, own.first + own.count) if own is not None else (0, shape[0] if shape else 1)
+        lo, hi = (
+            (own.first, own.first + own.count)
+            if own is not None
+            else (0, shape[0] if shape else 1)
+        )
         pieces = ((files[file][name], first) for file, first in told["rows"])
-        own_rows = (x[max(0, lo - first) : max(0, hi - first)] if shape else x for x, first in pieces)
+        own_rows = (
+            x[max(0, lo - first) : max(0, hi - first)] if shape else x for x, first in pieces
+        )
         found = [piece for piece in own_rows if not shape or len(piece)]
         whole = found[0] if len(found) == 1 else torch.cat(found)
         if tuple(whole.shape[1:]) != shape[1:] or (shape and len(whole) != hi - lo):
@@ -175,7 +200,10 @@ def incomplete_checkpoints(run: Path) -> dict[int, str]:
 
 def read_all(run: Path) -> dict[int, Checkpoint | str]:
     """Each checkpoint of a run, or what is wrong with it, by step."""
-    names = ((folder, FOLDER.fullmatch(folder.name)) for folder in (run / "checkpoints").glob("step-*"))
+    names = (
+        (folder, FOLDER.fullmatch(folder.name))
+        for folder in (run / "checkpoints").glob("step-*")
+    )
     return {int(name[1]): read_checkpoint(folder) for folder, name in names if name}
 
 
@@ -201,17 +229,26 @@ def read_checkpoint(folder: Path) -> Checkpoint | str:
     return Checkpoint(marker["step"], folder, marker["kind"], marker["files"])
 
 
-def newest_checkpoint(run: Path, saved: Iterable[int] = (), option: str = "--step") -> Checkpoint | None:
+def newest_checkpoint(
+    run: Path, saved: Iterable[int] = (), option: str = "--step"
+) -> Checkpoint | None:
     """The newest checkpoint; None where there is none. ``saved``: the steps at which the journal says that one was written.
 
     Raises VideotuneError where a newer one was damaged or lost since: an older one in its place would lose steps in silence.
     """
     found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
     last = found[-1].step if found else 0
-    newest = max((*saved, *(step for step in damaged if (folder_of(run, step) / MARKER).is_file())), default=0)
+    newest = max(
+        (*saved, *(step for step in damaged if (folder_of(run, step) / MARKER).is_file())),
+        default=0,
+    )
     if newest > last:
         wrong = damaged.get(newest, "its folder is missing")
-        other = f"Use one of them: {option} {last}" if found else "Go back to the beginning: --from 0"
+        other = (
+            f"Use one of them: {option} {last}"
+            if found
+            else "Go back to the beginning: --from 0"
+        )
         raise VideotuneError(
             f"the newest checkpoint of {run}, step {newest}, is not whole: {wrong}; {listed(run)}. {other}"
         )
@@ -234,7 +271,9 @@ def pick(run: Path, step: int | None) -> Checkpoint:
         return last_checkpoint(run)
     found = {checkpoint.step: checkpoint for checkpoint in complete_checkpoints(run)}
     if step not in found:
-        raise VideotuneError(f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}")
+        raise VideotuneError(
+            f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}"
+        )
     return found[step]
 
 
@@ -246,7 +285,9 @@ def listed(run: Path) -> str:
 
 def why_not(run: Path) -> str:
     """What is wrong with the checkpoints that are not complete, in words."""
-    return "".join(f"\n  step {step}: {why}" for step, why in incomplete_checkpoints(run).items())
+    return "".join(
+        f"\n  step {step}: {why}" for step, why in incomplete_checkpoints(run).items()
+    )
 
 
 def sweep(run: Path) -> None:
@@ -258,8 +299,13 @@ def sweep(run: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def superfluous(found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None) -> list[Checkpoint]:
+def superfluous(
+    found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None
+) -> list[Checkpoint]:
     """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
     backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
-    kept = {one.step for one in (*backups[-backup_keep:], *saves[-(save_keep or len(saves)) :], *found[-1:])}
+    kept = {
+        one.step
+        for one in (*backups[-backup_keep:], *saves[-(save_keep or len(saves)) :], *found[-1:])
+    }
     return [one for one in found if one.step not in kept and one.step != best]

@@ -11,7 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from videotune.errors import VideotuneError
-from videotune.files import hash_file, is_disk_full, sync_file, sync_folder, system_errors, write_json
+from videotune.files import (
+    hash_file,
+    is_disk_full,
+    sync_file,
+    sync_folder,
+    system_errors,
+    write_json,
+)
 from videotune.memory.sharding import Shard
 from videotune.records import FileEntry
 from videotune.trainer.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
@@ -51,7 +58,10 @@ def save_checkpoint(
     try:
         written = _on_each(dist, lambda: _write_own(aside, parts, rows or {}, dist))
         (done, *_) = _on_each(
-            dist, lambda: _complete(aside, folder, written, step, state, kind) if dist.is_main else None
+            dist,
+            lambda: (
+                _complete(aside, folder, written, step, state, kind) if dist.is_main else None
+            ),
         )
     except (OSError, VideotuneError):
         if dist.is_main:
@@ -69,7 +79,10 @@ def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
         done = work()
     except (OSError, VideotuneError) as met:
         error = met
-    system, full = isinstance(error, OSError), isinstance(error, OSError) and is_disk_full(error)
+    system, full = (
+        isinstance(error, OSError),
+        isinstance(error, OSError) and is_disk_full(error),
+    )
     each = dist.all_gather((done, None if error is None else (str(error), system, full)))
     wrong = [one for _, one in each if one is not None]
     if not wrong:
@@ -89,7 +102,9 @@ def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         if value.is_floating_point() and not bool(value.isfinite().all())
     ]
     if broken:
-        raise VideotuneError(f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved")
+        raise VideotuneError(
+            f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved"
+        )
 
 
 def _known(folder: Path, kind: str) -> Checkpoint | None:
@@ -105,14 +120,19 @@ def _known(folder: Path, kind: str) -> Checkpoint | None:
 
 def _clear(folder: Path, aside: Path) -> None:
     """Make an empty folder in which a checkpoint can be written; what a kill has left of the step is taken away."""
-    if folder.exists():  # left by a kill before the marker; it goes first, since both may not have room
+    if (
+        folder.exists()
+    ):  # left by a kill before the marker; it goes first, since both may not have room
         remove(folder)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
 
 
 def _write_own(
-    aside: Path, parts: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Shard], dist: DistributedContext
+    aside: Path,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    rows: Mapping[str, Shard],
+    dist: DistributedContext,
 ) -> Written:
     """Write this process's tensors, a file a part; what the index must know of them."""
     if not aside.is_dir():
@@ -139,10 +159,17 @@ def _write_own(
 
 
 def _complete(
-    aside: Path, folder: Path, written: list[Written], step: int, state: Mapping[str, Any], kind: str
+    aside: Path,
+    folder: Path,
+    written: list[Written],
+    step: int,
+    state: Mapping[str, Any],
+    kind: str,
 ) -> Checkpoint:
     """Once each file is seen to be there, write the indices and put the checkpoint into its place; its marker comes last."""
-    files: dict[str, FileEntry] = {one["file"]: one["entry"] for each in written for one in each.values()}
+    files: dict[str, FileEntry] = {
+        one["file"]: one["entry"] for each in written for one in each.values()
+    }
     for file, entry in files.items():
         if not (aside / file).is_file() or (aside / file).stat().st_size != entry["bytes"]:
             raise VideotuneError(
@@ -152,10 +179,17 @@ def _complete(
         tensors: dict[str, Any] = {}
         for one in (each[part] for each in written):
             for name, (shape, first) in one["tensors"].items():
-                tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append([one["file"], first])
-        write_json(aside / f"{part}.index.json", {"files": [one[part]["file"] for one in written], "tensors": tensors})
+                tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append(
+                    [one["file"], first]
+                )
+        write_json(
+            aside / f"{part}.index.json",
+            {"files": [one[part]["file"] for one in written], "tensors": tensors},
+        )
     write_json(aside / "state.json", {"step": step, **state})
-    files = {path.name: files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())}
+    files = {
+        path.name: files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())
+    }
     sync_folder(aside)
     aside.rename(folder)
     sync_folder(folder.parent)

@@ -39,7 +39,9 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
         asked = config.weight_dtype if own == "auto" else own
         return None if asked in ("auto", dtype) else asked
 
-    return WeightDtypes(kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype))
+    return WeightDtypes(
+        kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype)
+    )
 
 
 def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
@@ -48,17 +50,30 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
     Raises VideotuneError where no base model is named.
     """
     if base is None:
-        raise VideotuneError(f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id.")
+        raise VideotuneError(
+            f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id."
+        )
     folder = place(config.base_parts or base.name, files=own_files(config, spec)).folder
-    device, dtype, weights = local_device(), dtype_name(config), weights_of(config, dtype_name(config))
-    if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {weights.transformer, weights.text_encoder}:
+    device, dtype, weights = (
+        local_device(),
+        dtype_name(config),
+        weights_of(config, dtype_name(config)),
+    )
+    if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {
+        weights.transformer,
+        weights.text_encoder,
+    }:
         raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4: set INT_8")
     return find(spec.name)(folder, device, DTYPES[dtype], weights)
 
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
     """The loss that the config and the family name."""
-    weighting = config.loss_weighting, config.video_config.temporal_consistency_weight, config.loss_weighting_gamma
+    weighting = (
+        config.loss_weighting,
+        config.video_config.temporal_consistency_weight,
+        config.loss_weighting_gamma,
+    )
     made = objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
     return replace(made, loss=config.loss, delta=config.loss_delta)
 
@@ -79,12 +94,18 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
         "beta": config.timestep_beta,
         "mode_scale" if levels.distribution == "MODE" else "scale": config.timestep_scale,
     }
-    numbers: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    numbers: dict[str, Any] = {
+        name: value for name, value in given.items() if value is not None
+    }
     return replace(levels, **numbers)
 
 
 def make_source(
-    job: Job, family: Family, store: Store, loss: Objective, expert_schedule: ExpertSchedule | None = None
+    job: Job,
+    family: Family,
+    store: Store,
+    loss: Objective,
+    expert_schedule: ExpertSchedule | None = None,
 ) -> Source:
     """Where the run's batches come from."""
     library, keys = job.library, CacheKeys.of(family, job.config.seed)
@@ -99,7 +120,9 @@ def make_source(
         buckets=job.buckets,
         schedule=job.schedule,
         objective=loss,
-        encode=lambda window, variant: encode_sample(family, keys, keys.sample(window, variant), library.media),
+        encode=lambda window, variant: encode_sample(
+            family, keys, keys.sample(window, variant), library.media
+        ),
         expert_schedule=expert_schedule,
         pin=overlaps(local_device()),
     )
@@ -110,7 +133,9 @@ def make_source(
 def plain_batch(source: Source, window: Window) -> Batch:
     """A window alone with its first caption, nothing drawn or dropped: what validation reads."""
     caption = source.clips[window.clip_id].captions[0]
-    return assemble(source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame])
+    return assemble(
+        source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame]
+    )
 
 
 def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:

@@ -43,14 +43,21 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
     """
 
     def __init__(
-        self, expert_schedule: ExpertSchedule, names: Sequence[str], open_net: Callable[[str], nn.Module]
+        self,
+        expert_schedule: ExpertSchedule,
+        names: Sequence[str],
+        open_net: Callable[[str], nn.Module],
     ) -> None:
         self.expert_schedule, self._names, self._open = expert_schedule, tuple(names), open_net
         self.trainables: dict[str, Trainable] = {}
-        self.beside: frozenset[str] = frozenset()  # what trains and is of no network here, by name
+        self.beside: frozenset[str] = (
+            frozenset()
+        )  # what trains and is of no network here, by name
         self.streams: Streams | None = None
         self.attention = "native"  # diffusers' name of what computes it
-        self.shards: dict[str, Shards] = {}  # of networks that are cut into rows: what trains of them, by expert
+        self.shards: dict[
+            str, Shards
+        ] = {}  # of networks that are cut into rows: what trains of them, by expert
         self.loaded: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
@@ -88,7 +95,11 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         name = self.expert_schedule.at(step)
         if TEXT in self.trainables:  # it learns from every step, whichever expert that is
             several = len(self._names) > 1
-            return self[name], replace(self.trainables[TEXT], expert=name if several else None), step
+            return (
+                self[name],
+                replace(self.trainables[TEXT], expert=name if several else None),
+                step,
+            )
         return self[name], self.trainables[name], self.expert_schedule.count(step, name)
 
     @property
@@ -106,7 +117,9 @@ def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> Ex
     """Which expert each step trains: by its share of the draws of t, or as the config says."""
     names = trained(spec, config)
     for expert in spec.experts:
-        if expert.name in names and not max(expert.t_lo, config.timestep_min) < min(expert.t_hi, config.timestep_max):
+        if expert.name in names and not max(expert.t_lo, config.timestep_min) < min(
+            expert.t_hi, config.timestep_max
+        ):
             raise VideotuneError(
                 f"timestep_min and timestep_max: the expert {expert.name} of {spec.title} is for noise levels from "
                 f"{expert.t_lo:g} to {expert.t_hi:g}, of which they leave none; name the other one as experts"
@@ -122,16 +135,28 @@ def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> Ex
 def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
     """The share of the steps of each expert that trains."""
     first: Fraction = expert_schedule.share if len(expert_schedule.names) > 1 else Fraction(1)
-    return {name: float(part) for name, part in zip(expert_schedule.names, (first, 1 - first), strict=False)}
+    return {
+        name: float(part)
+        for name, part in zip(expert_schedule.names, (first, 1 - first), strict=False)
+    }
 
 
 def open_pool(
-    family: Family, config: Config, expert_schedule: ExpertSchedule, steps: int, first: int, dist: DistributedContext
+    family: Family,
+    config: Config,
+    expert_schedule: ExpertSchedule,
+    steps: int,
+    first: int,
+    dist: DistributedContext,
 ) -> DenoiserPool:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    mesh = init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
+    mesh = (
+        init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
+    )
     fresh: dict[str, Parameters] = {}  # of an expert that has no learner yet
-    homes: dict[str, HostWeights] = {}  # of streamed weights that train, which outlive the network
+    homes: dict[
+        str, HostWeights
+    ] = {}  # of streamed weights that train, which outlive the network
 
     def open_net(name: str) -> nn.Module:
         from_host = bool(config.layer_offload_fraction) or mesh is not None
@@ -140,19 +165,28 @@ def open_pool(
         if first and (kept := family.weights.transformer) is not None:
             echo(packed_note(net, "the denoiser", kept))
         family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        held: Parameters = attach(net, family.spec, config) if name in expert_schedule.names else {}
+        held: Parameters = (
+            attach(net, family.spec, config) if name in expert_schedule.names else {}
+        )
         trainable, home = pool.trainables.get(name), homes.get(name)
         shards = pool.shards.setdefault(name, Shards()) if mesh is not None else None
         if trainable is not None:
             held = trainable.held or trainable.parameters
-            elsewhere = pool.beside | (set(home.parameters) if home else set()) | set(shards.rows if shards else ())
+            elsewhere = (
+                pool.beside
+                | (set(home.parameters) if home else set())
+                | set(shards.rows if shards else ())
+            )
             share(net, {key: value for key, value in held.items() if key not in elsewhere})
         if shards is not None and mesh is not None:
             checkpoint_blocks(net, config.gradient_checkpointing or ON)
             alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
             shards.bind(net, family.spec.blocks, mesh, alone)
             if trainable is None and held:
-                parts = {key: shards.local.get(key) if key in shards.rows else held[key] for key in held}
+                parts = {
+                    key: shards.local.get(key) if key in shards.rows else held[key]
+                    for key in held
+                }
                 fresh[name] = {key: part for key, part in parts.items() if part is not None}
             return net
         if pool.attention != "native":
@@ -166,7 +200,9 @@ def open_pool(
             fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
         return net
 
-    pool = DenoiserPool(expert_schedule, [expert.name for expert in family.spec.experts], open_net)
+    pool = DenoiserPool(
+        expert_schedule, [expert.name for expert in family.spec.experts], open_net
+    )
     pool.attention = config.attention if config.attention != "auto" else "native"
     text, now = attach_text(family, config), expert_schedule.at(min(max(first, 1), steps))
     pool.beside = frozenset(key for group in text.values() for key in group)
@@ -176,15 +212,24 @@ def open_pool(
         if pool.shards:
             pool.trainables[TEXT] = replace(pool.trainables[TEXT], shards=pool.shards[now])
         return pool
-    for name in sorted(expert_schedule.names, key=lambda name: name == now):  # the one that is needed first comes last
+    for name in sorted(
+        expert_schedule.names, key=lambda name: name == now
+    ):  # the one that is needed first comes last
         pool.load(name)
-        made = make_trainable(fresh.pop(name), text, family, config, name, expert_schedule.count(steps, name))
+        made = make_trainable(
+            fresh.pop(name), text, family, config, name, expert_schedule.count(steps, name)
+        )
         pool.trainables[name] = replace(made, shards=pool.shards.get(name))
     return pool
 
 
 def arrange_blocks(
-    net: nn.Module, spec: ModelSpec, config: Config, held: Parameters, home: HostWeights | None, first: bool
+    net: nn.Module,
+    spec: ModelSpec,
+    config: Config,
+    held: Parameters,
+    home: HostWeights | None,
+    first: bool,
 ) -> Streams | None:
     """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
 
@@ -208,7 +253,12 @@ def arrange_blocks(
 
 
 def make_trainable(
-    held: Parameters, text: Mapping[str, Parameters], family: Family, config: Config, name: str, steps: int
+    held: Parameters,
+    text: Mapping[str, Parameters],
+    family: Family,
+    config: Config,
+    name: str,
+    steps: int,
 ) -> Trainable:
     """What trains, its optimizer, its rates, and what is sampled, validated and exported in its place, if anything is.
 
@@ -217,7 +267,10 @@ def make_trainable(
     """
     kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
     rates = rates_of(config, family.spec, name, steps)
-    groups = {**adapter_groups(held, config.lora, name if several else "transformer", rates), **text}
+    groups = {
+        **adapter_groups(held, config.lora, name if several else "transformer", rates),
+        **text,
+    }
     whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
     rounding = kind.masters == "STOCHASTIC_ROUNDING"
     if rounding and dtype_name(config) != "BFLOAT_16":
@@ -236,8 +289,23 @@ def make_trainable(
         average = Ema(parameters, config.ema.decay, config.ema.device == "host")
     kept, copied = (masters, whole) if masters.apart else (None, None)
     seed, expert = config.seed if rounding else None, name if several else None
-    updates = InBackward(config.max_grad_norm, seed, kept).attach(whole, optimizer) if kind.step_in_backward else None
-    return Trainable(parameters, optimizer, rates, kept, average, copied, expert, live_text(config), seed, updates)
+    updates = (
+        InBackward(config.max_grad_norm, seed, kept).attach(whole, optimizer)
+        if kind.step_in_backward
+        else None
+    )
+    return Trainable(
+        parameters,
+        optimizer,
+        rates,
+        kept,
+        average,
+        copied,
+        expert,
+        live_text(config),
+        seed,
+        updates,
+    )
 
 
 def adapter_groups(
@@ -250,10 +318,17 @@ def adapter_groups(
     groups: dict[str, dict[str, nn.Parameter]] = {}
     for key, parameter in held.items():
         path, part = split(key) or (key, "")
-        rule, raised = rule_of(settings, path), part == "lora_B" and settings.learning_rate_ratio != 1
+        rule, raised = (
+            rule_of(settings, path),
+            part == "lora_B" and settings.learning_rate_ratio != 1,
+        )
         own = rule.learning_rate if rule else None
-        group = " ".join([name, *([rule.pattern] if rule and own else []), *(["lora_B"] if raised else [])])
-        peak = (own or rates[name].learning_rate) * (settings.learning_rate_ratio if raised else 1)
+        group = " ".join(
+            [name, *([rule.pattern] if rule and own else []), *(["lora_B"] if raised else [])]
+        )
+        peak = (own or rates[name].learning_rate) * (
+            settings.learning_rate_ratio if raised else 1
+        )
         rates[group] = replace(rates[name], learning_rate=peak)
         groups.setdefault(group, {})[key] = parameter
     return groups
@@ -262,7 +337,11 @@ def adapter_groups(
 def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, RateSettings]:
     """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
     warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
-    low = name == spec.experts[-1].name and len(spec.experts) > 1 and config.learning_rate_low is not None
+    low = (
+        name == spec.experts[-1].name
+        and len(spec.experts) > 1
+        and config.learning_rate_low is not None
+    )
     peak = float(config.learning_rate_low or 0) if low else config.learning_rate
     rows, text = config.embedding_learning_rate, config.text_encoder.learning_rate
     peaks = {
@@ -270,8 +349,15 @@ def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str
         "embedding": config.learning_rate if rows is None else rows,
         "text_encoder": config.learning_rate if text is None else text,
     }
-    scheduler, cycles, power = config.learning_rate_scheduler, config.learning_rate_cycles, config.learning_rate_power
-    return {group: RateSettings(peak, scheduler, warmup, steps, cycles, power) for group, peak in peaks.items()}
+    scheduler, cycles, power = (
+        config.learning_rate_scheduler,
+        config.learning_rate_cycles,
+        config.learning_rate_power,
+    )
+    return {
+        group: RateSettings(peak, scheduler, warmup, steps, cycles, power)
+        for group, peak in peaks.items()
+    }
 
 
 def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:

@@ -39,7 +39,9 @@ def launched() -> tuple[int, int]:
     """
     words = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not all(word.isdigit() for word in words) or int(words[0]) >= int(words[1]):
-        raise VideotuneError(f"RANK {words[0]!r} of WORLD_SIZE {words[1]!r}: start several processes with torchrun")
+        raise VideotuneError(
+            f"RANK {words[0]!r} of WORLD_SIZE {words[1]!r}: start several processes with torchrun"
+        )
     return int(words[0]), int(words[1])
 
 
@@ -112,9 +114,13 @@ class DistributedContext:
             try:
                 torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
             except RuntimeError as late:
-                raise RankMismatch(f"this process failed and the others did not: {error or late}") from (error or late)
+                raise RankMismatch(
+                    f"this process failed and the others did not: {error or late}"
+                ) from (error or late)
             if any(failed) and not all(failed):
-                raise RankMismatch(f"process {failed.index(True)} failed where others did not: {error}") from error
+                raise RankMismatch(
+                    f"process {failed.index(True)} failed where others did not: {error}"
+                ) from error
         if error is not None:
             raise error
 
@@ -131,7 +137,9 @@ class DistributedContext:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch_dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
+            torch._foreach_copy_(
+                gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)]
+            )
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of a tensor over all processes, on the device."""
@@ -150,7 +158,10 @@ def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
     portion: list[nn.Parameter] = []
     for parameter in parameters:
         held = sum(p.numel() for p in portion)
-        other = portion and (parameter.dtype, parameter.device) != (portion[0].dtype, portion[0].device)
+        other = portion and (parameter.dtype, parameter.device) != (
+            portion[0].dtype,
+            portion[0].device,
+        )
         if portion and (held + parameter.numel() > FLAT or other):
             yield portion
             portion = []
@@ -171,10 +182,17 @@ def join() -> Iterator[DistributedContext]:
         raise VideotuneError("several processes cannot share an MPS device: start one")
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    backends = {one: torch_dist.get_default_backend_for_device(one) for one in ("cpu", device.type)}
-    torch_dist.init_process_group(",".join(f"{one}:{name}" for one, name in backends.items()), timeout=PATIENCE)
+    backends = {
+        one: torch_dist.get_default_backend_for_device(one) for one in ("cpu", device.type)
+    }
+    torch_dist.init_process_group(
+        ",".join(f"{one}:{name}" for one, name in backends.items()), timeout=PATIENCE
+    )
     try:
-        hosts, impatient = (torch_dist.new_group(backend="gloo", timeout=patience) for patience in (PATIENCE, SOON))
+        hosts, impatient = (
+            torch_dist.new_group(backend="gloo", timeout=patience)
+            for patience in (PATIENCE, SOON)
+        )
         yield DistributedContext(rank, size, hosts, impatient)
     finally:
         torch_dist.destroy_process_group()

@@ -16,19 +16,26 @@ class Ema:
     TensorFlow's average; diffusers' has the same, one step later. ``values`` are float32, by the parameters' names.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float, host: bool = False) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], decay: float, host: bool = False
+    ) -> None:
         """``host``: the averages lie in host memory; every step then copies the weights there, and waits for each
         portion of them."""
         self.decay, self.host = decay, host
         self._parameters = dict(parameters)
-        self.values = {name: self._now([parameter])[0].clone() for name, parameter in parameters.items()}
+        self.values = {
+            name: self._now([parameter])[0].clone() for name, parameter in parameters.items()
+        }
 
     def _now(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Weights of one device as averages are kept: float32, and on the host where that is wished, by one copy."""
         if not self.host or weights[0].device.type == "cpu":
             return [weight.detach().float() for weight in weights]
         flat = torch.cat([weight.detach().flatten().float() for weight in weights]).cpu()
-        return [part.view_as(w) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
+        return [
+            part.view_as(w)
+            for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)
+        ]
 
     @torch.no_grad()
     def update(self, step: int, applied: Tensor | None = None) -> None:
@@ -47,7 +54,11 @@ class Ema:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The network computes with the averages; after it weights and averages are back, bit for bit."""
-        rounded = {n: self.values[n].clone() for n, p in self._parameters.items() if p.dtype != self.values[n].dtype}
+        rounded = {
+            n: self.values[n].clone()
+            for n, p in self._parameters.items()
+            if p.dtype != self.values[n].dtype
+        }
         self._swap()
         try:
             yield
@@ -70,7 +81,11 @@ class Ema:
         Raises ValueError that names a missing, superfluous or misshapen one.
         """
         odd = sorted(set(values) ^ set(self.values))
-        odd += [name for name in self.values if name in values and values[name].shape != self.values[name].shape]
+        odd += [
+            name
+            for name in self.values
+            if name in values and values[name].shape != self.values[name].shape
+        ]
         if odd:
             raise ValueError(f"{len(odd)} averages do not fit, the first is {odd[0]}")
         for name, value in self.values.items():

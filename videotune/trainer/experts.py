@@ -31,13 +31,19 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
     if len(names) == 1:
         for key in ("experts", "expert_share", "learning_rate_low"):
             if getattr(config, key) is not None:
-                raise VideotuneError(f"{key}: {spec.title} has one denoiser, not two experts: leave it out")
+                raise VideotuneError(
+                    f"{key}: {spec.title} has one denoiser, not two experts: leave it out"
+                )
         return names
     if config.learning_rate_low is not None and not config.transformer.train:
-        raise VideotuneError("learning_rate_low: no expert trains, only what both are told: leave it out")
+        raise VideotuneError(
+            "learning_rate_low: no expert trains, only what both are told: leave it out"
+        )
     if config.experts in (None, "both"):
         if config.training_method == "FINE_TUNE" and config.transformer.train:
-            raise VideotuneError("experts: FINE_TUNE changes every weight of one expert at a time: set high or low")
+            raise VideotuneError(
+                "experts: FINE_TUNE changes every weight of one expert at a time: set high or low"
+            )
         return names
     if config.expert_share is not None:
         raise VideotuneError(f"expert_share: {config.experts} alone trains; leave it out")
@@ -46,4 +52,8 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
 
 def of_expert(state: Mapping[str, Tensor], begin: str) -> dict[str, Tensor]:
     """The tensors whose names begin so, without the beginning."""
-    return {name.removeprefix(begin): value for name, value in state.items() if name.startswith(begin)}
+    return {
+        name.removeprefix(begin): value
+        for name, value in state.items()
+        if name.startswith(begin)
+    }

@@ -30,14 +30,21 @@ def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) 
         raise VideotuneError(
             f"init_from: {source} is one file, and two experts train: give a checkpoint's folder, or train one of them"
         )
-    told = [_begin_one(source, family, name, trainable, config) for name, trainable in pool.trainables.items()]
+    told = [
+        _begin_one(source, family, name, trainable, config)
+        for name, trainable in pool.trainables.items()
+    ]
     echo(f"beginning with the weights of {source} ({'; '.join(told)}); fresh optimizer, step 0")
 
 
-def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, config: Config) -> str:
+def _begin_one(
+    source: Path, family: Family, name: str, trainable: Trainable, config: Config
+) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
-        told = put_adapter(source, read_adapter(source, family, begin), trainable.parameters, config.lora)
+        told = put_adapter(
+            source, read_adapter(source, family, begin), trainable.parameters, config.lora
+        )
     elif config.training_method == "EMBEDDING":
         told = put_rows(source, family, trainable.parameters)
     elif source.is_dir():
@@ -46,11 +53,15 @@ def _begin_one(source: Path, family: Family, name: str, trainable: Trainable, co
         load_weights(trainable.parameters, found_all, f"init_from: {source}")
         told = f"all {len({*trainable.parameters, *rows})} tensors"
     else:
-        raise VideotuneError(f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder")
+        raise VideotuneError(
+            f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder"
+        )
     if trainable.masters:
         trainable.masters.spread()
     if trainable.ema:
-        trainable.ema.load({name: parameter.detach() for name, parameter in trainable.parameters.items()})
+        trainable.ema.load(
+            {name: parameter.detach() for name, parameter in trainable.parameters.items()}
+        )
     return told
 
 
@@ -60,10 +71,16 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
     """
     is_run = source.is_dir()
-    found = of_expert(checkpoint_in(source).load("weights"), ROWS) if is_run else read_embedding(family, source)[1]
+    found = (
+        of_expert(checkpoint_in(source).load("weights"), ROWS)
+        if is_run
+        else read_embedding(family, source)[1]
+    )
     odd = sorted({ROWS + name for name in found} ^ set(parameters))
     if odd:
-        raise VideotuneError(f"init_from: {source} does not have the rows that train here: {odd[0]}")
+        raise VideotuneError(
+            f"init_from: {source} does not have the rows that train here: {odd[0]}"
+        )
     for name, rows in found.items():
         ours = parameters[ROWS + name]
         if rows.shape != ours.shape:
@@ -80,7 +97,9 @@ Adapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
 """An adapter to begin with: the tensors of each module by PEFT's names, and what its update is scaled by."""
 
 
-def put_adapter(source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora) -> str:
+def put_adapter(
+    source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora
+) -> str:
     """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
 
     Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
@@ -124,25 +143,43 @@ def check_source(source: Path, family: Family, config: Config) -> None:
         read_embedding(family, source)
 
 
-def check_kind(source: Path, theirs: Mapping[str, Mapping[str, Tensor]], settings: Lora) -> None:
+def check_kind(
+    source: Path, theirs: Mapping[str, Mapping[str, Tensor]], settings: Lora
+) -> None:
     """Raise VideotuneError for an adapter of another kind, or of a higher rank, than the one that trains."""
     kind = kind_of([f"{path}.{part}" for path, own in theirs.items() for part in own])
     if kind != settings.variant:
-        raise VideotuneError(f"init_from: {source} is {kind}, and lora.variant is {settings.variant}")
+        raise VideotuneError(
+            f"init_from: {source} is {kind}, and lora.variant is {settings.variant}"
+        )
     for path, parts in theirs.items():
-        if "lora_A" in parts and (rank := parts["lora_A"].shape[0]) > of_module(settings, path).rank:
-            raise VideotuneError(f"init_from: {source} has rank {rank} in {path}: set lora.rank to it, or higher")
+        if (
+            "lora_A" in parts
+            and (rank := parts["lora_A"].shape[0]) > of_module(settings, path).rank
+        ):
+            raise VideotuneError(
+                f"init_from: {source} has rank {rank} in {path}: set lora.rank to it, or higher"
+            )
 
 
-def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
+def refuse_shapes(
+    source: Path, path: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
+) -> None:
     """Raise VideotuneError where a module's tensors have no place in ours."""
     if "lora_A" in theirs:
         a, b = theirs["lora_A"], theirs["lora_B"]
         if a.shape[1] != ours["lora_A"].shape[1] or b.shape[0] != ours["lora_B"].shape[0]:
-            raise VideotuneError(f"init_from: {source} was made for another base: {path} differs in size")
+            raise VideotuneError(
+                f"init_from: {source} was made for another base: {path} differs in size"
+            )
         return
-    if {name: x.shape for name, x in theirs.items()} != {name: x.shape for name, x in ours.items()}:
-        shapes = [", ".join(f"{name} {tuple(x.shape)}" for name, x in sorted(each.items())) for each in (theirs, ours)]
+    if {name: x.shape for name, x in theirs.items()} != {
+        name: x.shape for name, x in ours.items()
+    }:
+        shapes = [
+            ", ".join(f"{name} {tuple(x.shape)}" for name, x in sorted(each.items()))
+            for each in (theirs, ours)
+        ]
         raise VideotuneError(
             f"init_from: {source} has {shapes[0]} in {path}, and here it is {shapes[1]}: set lora.rank as it was there, "
             "on the same base"
@@ -151,7 +188,9 @@ def refuse_shapes(source: Path, path: str, theirs: Mapping[str, Tensor], ours: M
 
 def is_adapter(source: Path) -> bool:
     """Whether a source is a file, or a folder of PEFT or diffusers with an adapter in it, rather than a checkpoint."""
-    return source.is_file() or (not (source / MARKER).exists() and any(source.glob("*.safetensors")))
+    return source.is_file() or (
+        not (source / MARKER).exists() and any(source.glob("*.safetensors"))
+    )
 
 
 def checkpoint_in(source: Path) -> Checkpoint:
@@ -172,11 +211,18 @@ def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
     """
     if source.is_dir() and not is_adapter(source):
         checkpoint = checkpoint_in(source)
-        scale, weights = checkpoint.state().get("lora_scale"), of_expert(checkpoint.load("weights"), begin)
+        scale, weights = (
+            checkpoint.state().get("lora_scale"),
+            of_expert(checkpoint.load("weights"), begin),
+        )
         if scale is None or kind_of(weights) is None:
-            raise VideotuneError(f"init_from: {source} holds no LoRA: it is of a run that trained every weight")
+            raise VideotuneError(
+                f"init_from: {source} holds no LoRA: it is of a run that trained every weight"
+            )
         parts = by_module(weights)
-        return parts, {path: float(scale[path] if isinstance(scale, dict) else scale) for path in parts}
+        return parts, {
+            path: float(scale[path] if isinstance(scale, dict) else scale) for path in parts
+        }
     try:
         return read_parts(family, source)
     except VideotuneError as error:

@@ -57,7 +57,8 @@ def train_loop(trainer: Trainer) -> str:
             trainer.heartbeat.set("training", step)
             asked = poll_control(trainer.run) if dist.is_main else set()
             stop, *wanted = dist.all_agree(
-                trainer.signals.stop or "stop" in asked, *(one.due(trainer, step, asked) for one in callbacks)
+                trainer.signals.stop or "stop" in asked,
+                *(one.due(trainer, step, asked) for one in callbacks),
             )
             end, failing = step == last, trainer.skipped_in_a_row >= MOST_SKIPPED - 1
             # the first step's line is written at once: a sign of life is worth one wait
@@ -65,13 +66,17 @@ def train_loop(trainer: Trainer) -> str:
                 write_step(trainer, late, progress)
                 late = None
                 if trainer.skipped_in_a_row >= MOST_SKIPPED:
-                    raise NotFinite(f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient")
+                    raise NotFinite(
+                        f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient"
+                    )
             ran = run_callbacks(trainer, step, wanted, stop, end)
             settle(trainer, wait=stop or end)
             if stop and not end:
                 return "interrupted" if trainer.signals.stop else "stopped"
             if ran and not end:  # a callback may take minutes, and its result may end the run
-                stop, early = dist.all_agree(trainer.signals.stop, any(one.stops(trainer) for one in callbacks))
+                stop, early = dist.all_agree(
+                    trainer.signals.stop, any(one.stops(trainer) for one in callbacks)
+                )
                 if stop or early:
                     save(trainer, step)
                     settle(trainer)
@@ -79,7 +84,9 @@ def train_loop(trainer: Trainer) -> str:
             trainer.heartbeat.set("training", step)
 
 
-def run_callbacks(trainer: Trainer, step: int, wanted: list[bool], stop: bool, end: bool) -> bool:
+def run_callbacks(
+    trainer: Trainer, step: int, wanted: list[bool], stop: bool, end: bool
+) -> bool:
     """Run the callbacks that are due, at a stop those alone that save; whether one ran that does more than save."""
     ran = False
     for callback, is_due in zip(trainer.callbacks, wanted, strict=True):
@@ -122,7 +129,9 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         if not net.training:  # a callback was here; setting it walks every module
             net.train()
         if device.type in OVERLAPPING:
-            torch.accelerator.reset_peak_memory_stats(device)  # what callbacks held is no part of a step
+            torch.accelerator.reset_peak_memory_stats(
+                device
+            )  # what callbacks held is no part of a step
         record = train_step(settings, net, trainable, batch, clock, own_step)
         if device.type in OVERLAPPING:
             stats = torch.accelerator.memory_stats(device)
@@ -146,6 +155,8 @@ def batches(trainer: Trainer) -> Iterator[StepBatch]:
     job, dist = trainer.job, trainer.dist
     threads, share = job.config.dataloader_threads, (dist.rank, dist.size)
     try:
-        yield from stream(trainer.source, trainer.first, job.steps, threads, share, trainer.together)
+        yield from stream(
+            trainer.source, trainer.first, job.steps, threads, share, trainer.together
+        )
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

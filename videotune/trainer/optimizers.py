@@ -83,9 +83,16 @@ def make_optimizer(
     device is not for this optimizer.
     """
     build = OPTIMIZERS[settings.name].build
-    rows: list[dict[str, Any]] = [{"params": list(parameters), "name": name} for name, parameters in groups.items()]
+    rows: list[dict[str, Any]] = [
+        {"params": list(parameters), "name": name} for name, parameters in groups.items()
+    ]
     if apart:
-        return Several(p for row in rows for one in row["params"] for p in build([row | {"params": [one]}], settings))
+        return Several(
+            p
+            for row in rows
+            for one in row["params"]
+            for p in build([row | {"params": [one]}], settings)
+        )
     parts = build(rows, settings)
     return parts[0] if len(parts) == 1 else Several(parts)
 
@@ -98,7 +105,9 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
     """
     waiting = []
     for part in parts_of(optimizer):
-        apart = any(p.device != good.device for group in part.param_groups for p in group["params"])
+        apart = any(
+            p.device != good.device for group in part.param_groups for p in group["params"]
+        )
         if part.defaults.get("fused") and not apart and good.device.type != "mps":
             part.found_inf = (~good).float()  # type: ignore[attr-defined]
             part.step()
@@ -115,7 +124,9 @@ def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = 
     """
     norm = norm_of(parameters) if norm is None else norm
     if norm.device.type != "cpu" or isinstance(norm, FakeTensor) or norm > most:
-        nn.utils.clip_grads_with_norm_([p for p in parameters if p.device == norm.device], most, norm)
+        nn.utils.clip_grads_with_norm_(
+            [p for p in parameters if p.device == norm.device], most, norm
+        )
         away = [p.grad for p in parameters if p.grad is not None and p.device != norm.device]
         if away:
             torch._foreach_mul_(away, (most / (norm + 1e-6)).item())
@@ -156,7 +167,11 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     """
     out: dict[str, Tensor] = {}
     known = {id(parameter): name for name, parameter in names.items()}
-    states = {id(parameter): kept for part in parts_of(optimizer) for parameter, kept in part.state.items()}
+    states = {
+        id(parameter): kept
+        for part in parts_of(optimizer)
+        for parameter, kept in part.state.items()
+    }
     for name, parameter in names.items():
         for key, value in states.get(id(parameter), {}).items():
             out |= _flat(f"{name}.{key}", value)
@@ -168,7 +183,9 @@ def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Ten
     return out
 
 
-COUNTED = frozenset(("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum"))
+COUNTED = frozenset(
+    ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
+)
 """What optimizers keep in their groups: Prodigy its estimate of the distance, schedule-free AdamW its weights' sum."""
 
 
@@ -179,11 +196,16 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
         return {f"{name}#": torch.tensor(value, dtype=torch.int64)}
     if isinstance(value, float):
         return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
-    raise ValueError(f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly")
+    raise ValueError(
+        f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly"
+    )
 
 
 def load_optimizer_state(
-    optimizer: AnyOptimizer, names: Parameters, state: Mapping[str, Tensor], without: Collection[str] = ()
+    optimizer: AnyOptimizer,
+    names: Parameters,
+    state: Mapping[str, Tensor],
+    without: Collection[str] = (),
 ) -> None:
     """Put flat tensors back, bit for bit, on each parameter's device; the parameters ``without`` had none.
 
@@ -191,12 +213,19 @@ def load_optimizer_state(
     """
     parts: dict[str, dict[str, Any]] = {name: {} for name in names}
     groups = {id(group["params"][0]): group for group in optimizer.param_groups}
-    owners = {id(p): part for part in parts_of(optimizer) for group in part.param_groups for p in group["params"]}
+    owners = {
+        id(p): part
+        for part in parts_of(optimizer)
+        for group in part.param_groups
+        for p in group["params"]
+    }
     for key, value in state.items():
         name, _, last = key.rpartition(".")
         if name not in parts:
             raise ValueError(f"optimizer state of no parameter: {key}")
-        number = int(value) if last.endswith("#") else float(value) if last.endswith("~") else None
+        number = (
+            int(value) if last.endswith("#") else float(value) if last.endswith("~") else None
+        )
         exact = value.to(names[name].device) if number is None else number
         if last.startswith(GROUP):
             groups[id(names[name])][last.strip(f"{GROUP}#~")] = exact
@@ -204,7 +233,11 @@ def load_optimizer_state(
             parts[name][last.rstrip("#~")] = exact
     for name, parameter in names.items():
         if bool(parts[name]) == (name in without):
-            raise ValueError(f"no optimizer state for {name}" if name not in without else f"a state too many: {name}")
+            raise ValueError(
+                f"no optimizer state for {name}"
+                if name not in without
+                else f"a state too many: {name}"
+            )
         if parts[name]:
             owner = owners[id(parameter)]
             owner.state[parameter] = _paged(owner, parameter, parts[name])

@@ -39,7 +39,9 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     if changes is not None:
         more: dict[str, Any] = {"changes": changes} if changes else {}
         more |= {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
-        trainer.journal.event("resume", from_step=trainer.first - 1, versions=versions(), **more)
+        trainer.journal.event(
+            "resume", from_step=trainer.first - 1, versions=versions(), **more
+        )
     if not trainer.journal.history.of_kind("start"):
         trainer.journal.event(
             "start",
@@ -58,18 +60,27 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         )
     track(trainer)
     if len(trainer.pool.expert_schedule.names) > 1:
-        dealt = ", ".join(f"{name} {share:.0%}" for name, share in shares(trainer.pool.expert_schedule).items())
+        dealt = ", ".join(
+            f"{name} {share:.0%}"
+            for name, share in shares(trainer.pool.expert_schedule).items()
+        )
         echo(f"experts: {dealt} of the steps, {trainer.pool.expert_schedule.period} in a row")
     if trainer.first > job.steps:
         echo(f"all {job.steps} steps are done already: exporting again")
         return
     if job.config.deterministic:
-        echo("deterministic: kernels that give the same bits every time; the journal has what a step takes with them")
+        echo(
+            "deterministic: kernels that give the same bits every time; the journal has what a step takes with them"
+        )
     device, several = next(trainer.net.parameters()).device, trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
     where += ", which share its weights out" if trainer.together else ""
-    modules = {(split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}}
-    echo(f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}")
+    modules = {
+        (split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}
+    }
+    echo(
+        f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}"
+    )
 
 
 def track(trainer: Trainer) -> None:
@@ -77,8 +88,16 @@ def track(trainer: Trainer) -> None:
     config, (start, *_) = trainer.job.config, trainer.journal.history.of_kind("start")
     if config.trackers:
         settings = without_paths(read_run_config(trainer.run)["settings"])
-        run = TrackedRun(trainer.run.resolve(), digest(start)[:16], config.tracker_project, settings, trainer.first)
-        trainer.trackers = Trackers(config.trackers, run, lambda why: trainer.journal.warn(trainer.heartbeat.step, why))
+        run = TrackedRun(
+            trainer.run.resolve(),
+            digest(start)[:16],
+            config.tracker_project,
+            settings,
+            trainer.first,
+        )
+        trainer.trackers = Trackers(
+            config.trackers, run, lambda why: trainer.journal.warn(trainer.heartbeat.step, why)
+        )
         trainer.journal.followers.append(trainer.trackers.line)
 
 
@@ -88,7 +107,9 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
-        parts = trainer.job.config.optimizer.step_in_backward and isfinite(record.values[0].item())
+        parts = trainer.job.config.optimizer.step_in_backward and isfinite(
+            record.values[0].item()
+        )
         what = "but for the tensors whose gradient was finite " if parts else ""
         text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
         trainer.journal.event("warning", step=record.step, text=text)
@@ -96,12 +117,18 @@ def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
         trainer.skipped_in_a_row = 0
     if trainer.journal.waiting:
         flush_or_wait(trainer, record.step)
-    if (waits := trainer.throughput.add(bucket_of(trainer.job.schedule, record.step), line["seconds"])) is not None:
+    if (
+        waits := trainer.throughput.add(
+            bucket_of(trainer.job.schedule, record.step), line["seconds"]
+        )
+    ) is not None:
         text = f"{WAITS}: {waits:.0%} of their time; a faster disk, or more dataloader_threads, would help"
         trainer.journal.warn(record.step, text)
     if trainer.dist.is_main:  # the others may not see the run directory
         shown = progress_parts(trainer, record.step, line)
-        progress.update(record.step, trainer.job.steps, shown, seconds_left(trainer, record.step))
+        progress.update(
+            record.step, trainer.job.steps, shown, seconds_left(trainer, record.step)
+        )
 
 
 def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
@@ -115,14 +142,20 @@ def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list
 
 def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
     """The clips of windows by their paths, with the window of each."""
-    paths = {window.id: trainer.source.clips[window.clip_id].path for window in trainer.job.library.windows}
+    paths = {
+        window.id: trainer.source.clips[window.clip_id].path
+        for window in trainer.job.library.windows
+    }
     return ", ".join(f"{paths.get(name, '?')} ({name})" for name in window_ids)
 
 
 def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
     """Which of its clip's captions each sample had, in the order of check.json; None: the empty one, by dropout."""
     texts = [trainer.job.captions[name] for name in record.window_ids]
-    return [own.index(text) if text in own else None for own, text in zip(texts, record.captions, strict=True)]
+    return [
+        own.index(text) if text in own else None
+        for own, text in zip(texts, record.captions, strict=True)
+    ]
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:

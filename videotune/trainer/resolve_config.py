@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from videotune.config.load import checked_keys, merge, parse_sets, read_config, read_preset, shortened
+from videotune.config.load import (
+    checked_keys,
+    merge,
+    parse_sets,
+    read_config,
+    read_preset,
+    shortened,
+)
 from videotune.config.resolve import Resolved, resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
@@ -45,7 +52,9 @@ class Layers(TypedDict, total=False):
     base: str | None
 
 
-def overrides(config: ConfigSource, layers: Layers, allow_skips: str | None = None) -> Overrides:
+def overrides(
+    config: ConfigSource, layers: Layers, allow_skips: str | None = None
+) -> Overrides:
     """What a command is called with, in one object.
 
     With ``allow_skips`` clips without a caption are skipped like others, unless missing_caption is set.
@@ -68,13 +77,19 @@ def user_keys(words: Overrides) -> dict[str, Any]:
     if isinstance(config, Path):
         user = read_config(config)
     elif config is not None:
-        given = config.model_dump(mode="json", exclude_unset=True) if isinstance(config, Config) else dict(config)
+        given = (
+            config.model_dump(mode="json", exclude_unset=True)
+            if isinstance(config, Config)
+            else dict(config)
+        )
         user = checked_keys(given, "config")
     named = {"family": words.family, "base_model_name": words.base}
     user = merge(user, {key: value for key, value in named.items() if value})
     if words.data and "datasets" in user:
         where = config if isinstance(config, Path) else "the config"
-        raise VideotuneError(f"both --data and the datasets of {where}: which clips? Leave one out.")
+        raise VideotuneError(
+            f"both --data and the datasets of {where}: which clips? Leave one out."
+        )
     if words.data:
         user = merge(user, {"datasets": [{"path": str(words.data)}]})
     user = absolute_paths(with_sets(user, parse_sets(words.sets)))
@@ -96,13 +111,21 @@ def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(changes, dict):
         return merge(user, sets)
     rows = list(rows) if isinstance(rows, list) else []
-    numbered = all(isinstance(one, dict) for one in changes.values()) and all(name.isdecimal() for name in changes)
+    numbered = all(isinstance(one, dict) for one in changes.values()) and all(
+        name.isdecimal() for name in changes
+    )
     if not numbered and len(rows) != 1:
-        count = f"there are {len(rows)} datasets: name one, such as datasets.0" if rows else "name the clips by --data"
+        count = (
+            f"there are {len(rows)} datasets: name one, such as datasets.0"
+            if rows
+            else "name the clips by --data"
+        )
         raise VideotuneError(f"--set datasets.{next(iter(changes))}: {count}")
     for name, inner in changes.items() if numbered else [("0", changes)]:
         if int(name) >= len(rows):
-            raise VideotuneError(f"--set datasets.{name}: there are {len(rows)} datasets, counted from 0")
+            raise VideotuneError(
+                f"--set datasets.{name}: there are {len(rows)} datasets, counted from 0"
+            )
         rows[int(name)] = merge(rows[int(name)], inner)
     return merge(user, {**sets, "datasets": rows})
 
@@ -128,7 +151,10 @@ def absolute(path: str) -> str:
 
 def local_or_id(path: str) -> str:
     """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
-    is_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path) and not expand_user(path).exists()
+    is_id = (
+        re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path)
+        and not expand_user(path).exists()
+    )
     return path if is_id else absolute(path)
 
 
@@ -142,7 +168,9 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
     **dict.fromkeys(("base_model_name", "base_parts"), where_there),
     **dict.fromkeys(("cache_dir", "init_from", "output_model_destination"), absolute),
     **dict.fromkeys(("transformer.file", "transformer.file[]"), absolute),
-    "sample_metrics.encoder": lambda path: absolute(path) if expand_user(path).is_dir() else path,
+    "sample_metrics.encoder": lambda path: (
+        absolute(path) if expand_user(path).is_dir() else path
+    ),
 }
 """Keys that name what may lie on this machine, and how each becomes absolute."""
 
@@ -163,7 +191,9 @@ def _base(named: Mapping[str, Any], planning: bool) -> BasePlace:
         folder = published(name) if planning else None
         if folder is None:
             raise
-        note(f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used")
+        note(
+            f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used"
+        )
         return BasePlace(named["base_model_name"], folder)
 
 
@@ -174,7 +204,9 @@ def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlac
     return resolve(settings, {}, spec), spec, base
 
 
-def resolve_config(words: Overrides, *, planning: bool = False) -> tuple[Resolved, ModelSpec, BasePlace | None]:
+def resolve_config(
+    words: Overrides, *, planning: bool = False
+) -> tuple[Resolved, ModelSpec, BasePlace | None]:
     """Config layers and the base model they name.
 
     ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.

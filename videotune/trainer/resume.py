@@ -17,7 +17,14 @@ from videotune.files import digest, write_bytes, write_json
 from videotune.models.base_model import place_of, spec_for
 from videotune.records import read_record
 from videotune.trainer import run_dir
-from videotune.trainer.checkpoint import Checkpoint, listed, newest_checkpoint, pick, sweep, why_not
+from videotune.trainer.checkpoint import (
+    Checkpoint,
+    listed,
+    newest_checkpoint,
+    pick,
+    sweep,
+    why_not,
+)
 from videotune.trainer.experts import of_expert
 from videotune.trainer.logging.journal import History
 from videotune.trainer.logging.step_sums import regularization
@@ -59,7 +66,9 @@ Fit = Callable[[Job, bool], tuple[Job, Sequence[str]]]
 """(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
 
 
-def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1) -> Opened:
+def open_run(
+    words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1
+) -> Opened:
     """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
 
     Raises VideotuneError where a resume would silently be another run.
@@ -96,10 +105,14 @@ def open_run(words: Overrides, run: Path, resume: Resume | None, fit: Fit, proce
                 "Put it back as it was, start a new run, or continue with the changed data: --allow-data-change"
             )
         what = told_change(facts["check"], job)
-        views = Counter(name for line in history.read_steps(step) for name in line["window_ids"])
+        views = Counter(
+            name for line in history.read_steps(step) for name in line["window_ids"]
+        )
         job = replace(job, past=Past(step, dict(views)))
         told.append(f"data: {what}")
-        echo(f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own")
+        echo(
+            f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own"
+        )
     return Opened(job, checkpoint, tuple(told), history)
 
 
@@ -112,7 +125,9 @@ def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
         )
 
 
-def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path) -> None:
+def refuse_other_batches(
+    job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path
+) -> None:
     """Raise VideotuneError where another split of a step changes its samples: that of videos among images does."""
     if not any(change.key == "batch_size" for change in changes):
         return
@@ -124,7 +139,9 @@ def refuse_other_batches(job: Job, settings: Mapping[str, Any], changes: Sequenc
         )
 
 
-def with_overrides(words: Overrides, kept: Mapping[str, Any]) -> tuple[Resolved, Any, Any, list[Change]]:
+def with_overrides(
+    words: Overrides, kept: Mapping[str, Any]
+) -> tuple[Resolved, Any, Any, list[Change]]:
     """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
 
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
@@ -134,17 +151,25 @@ def with_overrides(words: Overrides, kept: Mapping[str, Any]) -> tuple[Resolved,
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
             user = {**user, other: None}
-    user = {key: value for key, value in user.items() if f"{key}_epochs" not in user}  # it stands instead of the steps
+    user = {
+        key: value for key, value in user.items() if f"{key}_epochs" not in user
+    }  # it stands instead of the steps
     settings = merge(kept["settings"], user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
     asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
-    said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()["settings"]
-    if all(said[key] == value for key, value in asked.items()):  # then they stay what they were frozen to
+    said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()[
+        "settings"
+    ]
+    if all(
+        said[key] == value for key, value in asked.items()
+    ):  # then they stay what they were frozen to
         settings |= {key: kept["settings"][key] for key in asked}
     resolved = resolve(settings, {}, spec)
     origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
-    old = resolve(kept["settings"], {}, spec)  # keys that are new since the run began have their defaults on both sides
+    old = resolve(
+        kept["settings"], {}, spec
+    )  # keys that are new since the run began have their defaults on both sides
     changes = drift(old.config.model_dump(mode="json"), resolved.config.model_dump(mode="json"))
     origins |= {change.key: "user" for change in changes}
     return replace(resolved, origins=origins), spec, base, changes
@@ -162,7 +187,9 @@ def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
     asked = of_class(changes, "override")
     if asked and not override:
         lines = "".join(f"\n  {change}" for change in asked)
-        raise VideotuneError(f"this changes what {run} learns from here on:{lines}\nIf that is meant, add --override")
+        raise VideotuneError(
+            f"this changes what {run} learns from here on:{lines}\nIf that is meant, add --override"
+        )
 
 
 def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
@@ -180,17 +207,25 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
     Raises VideotuneError for the first two without ``override``.
     """
     found = []
-    if kept["digest"] != digest({name: value for name, value in kept.items() if name != "digest"}):
+    if kept["digest"] != digest(
+        {name: value for name, value in kept.items() if name != "digest"}
+    ):
         found.append("config.json was edited by hand: it is not what the run wrote")
     if base is not None and kept["base"].get("scheduler") != run_dir.scheduler_hash(base):
-        found.append(f"the base model's {run_dir.SCHEDULER} is not the one that the run began with")
+        found.append(
+            f"the base model's {run_dir.SCHEDULER} is not the one that the run began with"
+        )
     if found and not override:
         raise VideotuneError(
             f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
             "or continue with them as they are: --override"
         )
     now, was = run_dir.versions(), kept.get("versions", {})
-    return found + [f"versions.{name}: {was[name]} -> {new}" for name, new in now.items() if was.get(name, new) != new]
+    return found + [
+        f"versions.{name}: {was[name]} -> {new}"
+        for name, new in now.items()
+        if was.get(name, new) != new
+    ]
 
 
 def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
@@ -200,7 +235,9 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     or incomplete: going back further would lose steps in silence; and where the journal does not reach it.
     """
     if step is None:
-        found = newest_checkpoint(run, (line["step"] for line in history.of_kind("save")), "--from")
+        found = newest_checkpoint(
+            run, (line["step"] for line in history.of_kind("save")), "--from"
+        )
     else:
         found = pick(run, step) if step else None
     if found is not None and history.newest < found.step:
@@ -213,26 +250,45 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
 
 def told_change(account: Path, job: Job) -> str:
     """What has changed in the data since an account of it (a check.json) was written, in words."""
-    was = {clip["id"]: clip for clip in read_record(account, "check")["clips"] if clip["used"] or clip["held_out"]}
+    was = {
+        clip["id"]: clip
+        for clip in read_record(account, "check")["clips"]
+        if clip["used"] or clip["held_out"]
+    }
     now = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
     both = [(clip, was[name]) for name, clip in now.items() if name in was]
-    added, places = [clip.path for name, clip in now.items() if name not in was], {old["path"] for old in was.values()}
+    added, places = (
+        [clip.path for name, clip in now.items() if name not in was],
+        {old["path"] for old in was.values()},
+    )
     gone = sorted(clip["path"] for name, clip in was.items() if name not in now)
     changes = {
         "added": [path for path in added if path not in places],
         "removed": [path for path in gone if path not in added],
         "with other bytes under the same name": [path for path in added if path in places],
-        "renamed": [clip.path for clip, old in both if Path(clip.path).name != Path(old["path"]).name],
-        "with another caption": [clip.path for clip, old in both if list(clip.captions) != old.get("captions")],
+        "renamed": [
+            clip.path for clip, old in both if Path(clip.path).name != Path(old["path"]).name
+        ],
+        "with another caption": [
+            clip.path for clip, old in both if list(clip.captions) != old.get("captions")
+        ],
         "trained on before, now held out: the validation loss is no longer blind to them": [
             clip.path for clip, old in both if clip.held_out and old["used"]
         ],
-        "no longer held out": [clip.path for clip, old in both if not clip.held_out and old["held_out"]],
+        "no longer held out": [
+            clip.path for clip, old in both if not clip.held_out and old["held_out"]
+        ],
     }
     said = []
     for what, paths in changes.items():
-        names = ", ".join(Path(path).name for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-        said += [f"{'1 clip' if len(paths) == 1 else f'{len(paths)} clips'} {what} ({names})"] if paths else []
+        names = ", ".join(Path(path).name for path in paths[:3]) + (
+            ", …" if len(paths) > 3 else ""
+        )
+        said += (
+            [f"{'1 clip' if len(paths) == 1 else f'{len(paths)} clips'} {what} ({names})"]
+            if paths
+            else []
+        )
     return "; ".join(said) or "clips, their windows or how they are shown differ"
 
 
@@ -255,13 +311,23 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
             echo(f"what came after step {step} is kept in {kept}")
     done = trainer.journal.history.last
     trainer.journal.cut(step)
-    if checkpoint is not None and all(line["step"] != step for line in trainer.journal.history.of_kind("save")):
+    if checkpoint is not None and all(
+        line["step"] != step for line in trainer.journal.history.of_kind("save")
+    ):
         write_saved(trainer, checkpoint, None)  # a kill came between it and its line
     if opened.changes:
         _write_anew(trainer)
     lost = 0 if branch else max(0, done - step)
-    again = f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again" if lost else ""
-    echo(f"resuming from step {step}{again}" if checkpoint else "nothing was saved yet: starting from step 0")
+    again = (
+        f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again"
+        if lost
+        else ""
+    )
+    echo(
+        f"resuming from step {step}{again}"
+        if checkpoint
+        else "nothing was saved yet: starting from step 0"
+    )
     trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
 
@@ -270,8 +336,15 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
-    where, rows, share = str(checkpoint.folder), trainer.rows, (trainer.dist.rank, trainer.dist.size)
-    weights, moments = checkpoint.load("weights", rows, share), checkpoint.load("optimizer", rows, share)
+    where, rows, share = (
+        str(checkpoint.folder),
+        trainer.rows,
+        (trainer.dist.rank, trainer.dist.size),
+    )
+    weights, moments = (
+        checkpoint.load("weights", rows, share),
+        checkpoint.load("optimizer", rows, share),
+    )
     without = checkpoint.state().get("without_state", ())
     averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
     try:
@@ -281,7 +354,9 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
             if trainable.masters:
                 trainable.masters.spread()
             none = [key for key in trainable.parameters if f"{begin}{key}" in without]
-            load_optimizer_state(trainable.optimizer, trainable.parameters, of_expert(moments, begin), none)
+            load_optimizer_state(
+                trainable.optimizer, trainable.parameters, of_expert(moments, begin), none
+            )
             if trainable.ema:
                 trainable.ema.load(of_expert(averages, begin))
     except VideotuneError:
@@ -298,7 +373,9 @@ def _write_anew(trainer: Trainer) -> None:
     run, job = trainer.run, trainer.job
     kept: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first - 1
-    if step not in changed_after(run, step - 1):  # what is kept of that step is true: nothing after it stayed
+    if step not in changed_after(
+        run, step - 1
+    ):  # what is kept of that step is true: nothing after it stayed
         for name in reversed(FACTS):  # the config last: it says that the three are there
             write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
     account = with_views(job, to_json(job.library), job.steps)
@@ -306,5 +383,10 @@ def _write_anew(trainer: Trainer) -> None:
     trainer.journal.history.steps.aside = frozenset(regularization(account))
     write_json(run / "plan.json", trainer.plan)
     asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
-    asked = {key: value if settings[key] == kept["settings"][key] else settings[key] for key, value in asked.items()}
-    run_dir.write_config(run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked)
+    asked = {
+        key: value if settings[key] == kept["settings"][key] else settings[key]
+        for key, value in asked.items()
+    }
+    run_dir.write_config(
+        run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked
+    )

@@ -16,7 +16,10 @@ FACTS = ("config", "check", "plan")
 def facts_at(run: Path, step: int | None) -> dict[str, Path]:
     """The files that said what the run was when it made the step after ``step``; None: those that say it now."""
     later = changed_after(run, step) if step is not None else []
-    return {name: kept_before(run, name, later[0]) if later else run / f"{name}.json" for name in FACTS}
+    return {
+        name: kept_before(run, name, later[0]) if later else run / f"{name}.json"
+        for name in FACTS
+    }
 
 
 def kept_before(run: Path, name: str, step: int) -> Path:
@@ -26,7 +29,10 @@ def kept_before(run: Path, name: str, step: int) -> Path:
 
 def changed_after(run: Path, step: int) -> list[int]:
     """The steps after ``step`` at which a resume has changed the run."""
-    found = [re.fullmatch(r"config-until-step-(\d+)\.json", path.name) for path in (run / "before").glob("*.json")]
+    found = [
+        re.fullmatch(r"config-until-step-(\d+)\.json", path.name)
+        for path in (run / "before").glob("*.json")
+    ]
     return sorted(int(name[1]) for name in found if name and int(name[1]) > step)
 
 
@@ -39,12 +45,18 @@ def set_aside(run: Path, step: int, newest: int) -> Path | None:
     move first: a kill in between loses nothing, a plain resume sees that a checkpoint is missing, and going back again
     finishes the same folder.
     """
-    later = [folder for folder, number in numbered(run / "checkpoints", r"step-(\d+)") if number > step]
+    later = [
+        folder
+        for folder, number in numbered(run / "checkpoints", r"step-(\d+)")
+        if number > step
+    ]
     if not later and newest <= step:
         return None
     branch = branch_for(run)
     for name in (*(f"{fact}.json" for fact in FACTS), "exports.json"):
-        if (run / name).is_file() and not (branch / name).exists():  # what is there is from before a kill
+        if (run / name).is_file() and not (
+            branch / name
+        ).exists():  # what is there is from before a kill
             write_bytes(branch / name, (run / name).read_bytes())
     write_whole(branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl"))
     for folder in later:
@@ -67,7 +79,13 @@ def set_aside(run: Path, step: int, newest: int) -> Path | None:
 
 def branch_for(run: Path) -> Path:
     """The folder that takes what is set aside: the one that a kill left unfinished, else the next by number."""
-    there = dict(sorted((int(path.name), path) for path in (run / "branches").glob("*") if path.name.isdigit()))
+    there = dict(
+        sorted(
+            (int(path.name), path)
+            for path in (run / "branches").glob("*")
+            if path.name.isdigit()
+        )
+    )
     for path in there.values():
         kept = path / "journal.jsonl"
         if not kept.is_file() or filecmp.cmp(kept, run / "journal.jsonl", shallow=False):

@@ -33,7 +33,9 @@ CONTROL_WORDS = ("stop", "save", "sample")
 @cache
 def versions() -> Mapping[str, str]:
     """What ran: for the journal and for bug reports."""
-    found = {name: version(name) for name in ("torch", "diffusers", "transformers", "peft", "av")}
+    found = {
+        name: version(name) for name in ("torch", "diffusers", "transformers", "peft", "av")
+    }
     return {"videotune": __version__, "python": platform.python_version(), **found}
 
 
@@ -72,15 +74,23 @@ def refuse_run(run: Path) -> None:
                 with suppress(OSError):
                     folder.rmdir()
     except OSError as error:
-        raise VideotuneError(f"--out: {run} cannot be written: {error.strerror}. Give another folder") from error
+        raise VideotuneError(
+            f"--out: {run} cannot be written: {error.strerror}. Give another folder"
+        ) from error
 
 
 def _refuse_taken(run: Path) -> None:
     if (run / "config.json").exists():
-        raise VideotuneError(f"{run} holds a run already: continue it with --resume, or give another --out")
+        raise VideotuneError(
+            f"{run} holds a run already: continue it with --resume, or give another --out"
+        )
     if run.exists() and not run.is_dir():
         raise VideotuneError(f"{run} is a file: --out takes a folder for the run")
-    there = [name for name in OWN if (run / name).is_file() or ((run / name).is_dir() and any((run / name).iterdir()))]
+    there = [
+        name
+        for name in OWN
+        if (run / name).is_file() or ((run / name).is_dir() and any((run / name).iterdir()))
+    ]
     if there and not ((run / LOCK).exists() and set(there) <= set(BEFORE_CONFIG)):
         raise VideotuneError(
             f"{run} holds {', '.join(there)}, which a run would write over: move them away, or give another --out"
@@ -95,7 +105,9 @@ def refuse_out_in_data(run: Path, datasets: Iterable[str], above: bool = True) -
     out = run.resolve()
     for dataset in datasets:
         data = Path(dataset).expanduser().resolve()
-        if data.exists() and (out == data or data in out.parents or (above and out in data.parents)):
+        if data.exists() and (
+            out == data or data in out.parents or (above and out in data.parents)
+        ):
             how = "is" if out == data else "lies in" if data in out.parents else "holds"
             raise VideotuneError(
                 f"--out {run} {how} the dataset {dataset}, so that previews would be taken as clips: give another --out"
@@ -104,7 +116,9 @@ def refuse_out_in_data(run: Path, datasets: Iterable[str], above: bool = True) -
 
 def refuse_samples_in_data(run: Path, out: Path) -> None:
     """The same for a folder of samples of a run."""
-    refuse_out_in_data(out, [row["path"] for row in read_run_config(run)["settings"]["datasets"]], above=False)
+    refuse_out_in_data(
+        out, [row["path"] for row in read_run_config(run)["settings"]["datasets"]], above=False
+    )
 
 
 @contextmanager
@@ -117,12 +131,16 @@ def only_process(run: Path) -> Iterator[None]:
     try:
         held = FileLock(run / LOCK).acquire(timeout=0)
     except (Timeout, OSError, NotImplementedError) as error:
-        raise VideotuneError(f"another process trains in {run}: stop it first, or give another --out") from error
+        raise VideotuneError(
+            f"another process trains in {run}: stop it first, or give another --out"
+        ) from error
     with held:
         yield
 
 
-def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str) -> None:
+def begin(
+    run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any], train_dtype: str
+) -> None:
     """Create a run folder; its ``config.json`` comes last, so that a folder that has one has all.
 
     What a start left that was killed before that is written over.
@@ -138,7 +156,11 @@ def begin(run: Path, job: Job, prints: Mapping[str, str], plan: Mapping[str, Any
 
 
 def write_config(
-    run: Path, job: Job, prints: Mapping[str, str], train_dtype: str, asked: Mapping[str, Any] | None = None
+    run: Path,
+    job: Job,
+    prints: Mapping[str, str],
+    train_dtype: str,
+    asked: Mapping[str, Any] | None = None,
 ) -> None:
     """``config.json``: every key with its origin, the base and the data it was settled for.
 
@@ -147,9 +169,16 @@ def write_config(
     """
     config, fit_settings = job.config, job.resolved.to_json()
     warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
-    frozen = {"train_dtype": train_dtype, "warmup_steps": warmup, "steps": job.steps, "epochs": None}
+    frozen = {
+        "train_dtype": train_dtype,
+        "warmup_steps": warmup,
+        "steps": job.steps,
+        "epochs": None,
+    }
     frozen |= dict.fromkeys(f"{key}_epochs" for key in INTERVALS)
-    given = {key: fit_settings["settings"][key] for key in frozen} if asked is None else dict(asked)
+    given = (
+        {key: fit_settings["settings"][key] for key in frozen} if asked is None else dict(asked)
+    )
     fit_settings["settings"] |= frozen
     base = {"name": job.base.name, "fingerprints": dict(prints)} if job.base else {}
     if job.base is not None and (scheduler := scheduler_hash(job.base)):
@@ -203,7 +232,9 @@ def poll_control(run: Path) -> set[str]:
     if not path.exists():
         return set()
     try:
-        asked = json.loads(path.read_bytes())  # UTF-8, 16 or 32: whatever an editor or a shell writes
+        asked = json.loads(
+            path.read_bytes()
+        )  # UTF-8, 16 or 32: whatever an editor or a shell writes
         path.unlink()
     except (ValueError, OSError):
         return set()
@@ -260,7 +291,9 @@ def signals(several: bool = False) -> Iterator[Signals]:
     """
     asked = Signals(several=several)
 
-    def tell(text: str) -> None:  # at once: a print in a signal handler may meet another in the middle
+    def tell(
+        text: str,
+    ) -> None:  # at once: a print in a signal handler may meet another in the middle
         with suppress(OSError):
             os.write(2, f"\n{text}\n".encode())
 

@@ -49,35 +49,59 @@ def export_run(
             for key, value in in_one_scale(of_expert(state, begin), config.lora).items()
         }
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
-    begin = (out or Path(config.output_model_destination or run / "export")) / f"{name}-step-{step}"
+    begin = (
+        out or Path(config.output_model_destination or run / "export")
+    ) / f"{name}-step-{step}"
     facts, done = _facts(run, step, resolved), []
     if merge:
-        adapters = {expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)}
+        adapters = {
+            expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
+        }
         facts |= {"expert": list(adapters)} if len(spec.experts) > 1 else {}
         facts |= {"merged": config.lora.variant, "use": _whole(family)}
         path = begin.with_name(f"{begin.name}-merged")
-        done = [export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)]
+        done = [
+            export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)
+        ]
     dtype = DTYPES[config.output_dtype] if config.output_dtype else None
     experts = () if merge else experts_of(family, config, state, tell)
     for format in () if merge else formats or named_formats(config):
         ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
             path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)
-            told = facts | _use(family, config, None, format, facts["base"].get("parts", facts["base"]["name"]))
+            told = facts | _use(
+                family, config, None, format, facts["base"].get("parts", facts["base"]["name"])
+            )
             done += export_embedding(family, format, own, config.embedding.token, path, told)
             continue
         for expert in experts:
             own = of_expert(state, prefix(spec, expert) if expert else "")
-            path = begin.with_name(begin.name + ending + (family.spec.export_suffix(expert) if expert else ""))
+            path = begin.with_name(
+                begin.name + ending + (family.spec.export_suffix(expert) if expert else "")
+            )
             told = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
-            told |= _use(family, config, expert, format, facts["base"].get("parts", facts["base"]["name"]))
+            told |= _use(
+                family,
+                config,
+                expert,
+                format,
+                facts["base"].get("parts", facts["base"]["name"]),
+            )
             if config.training_method == "FINE_TUNE":
                 net, text = by_part(family, own)
                 network = expert or spec.experts[0].name
-                done.append(export_full(family, network, net, _base(config, spec), path, told, text, dtype))
+                done.append(
+                    export_full(
+                        family, network, net, _base(config, spec), path, told, text, dtype
+                    )
+                )
             else:
                 path = path.with_name(f"{path.name}.safetensors")
-                done.append(export_lora(family, format, own, config.lora.scale, path, told, expert, dtype))
+                done.append(
+                    export_lora(
+                        family, format, own, config.lora.scale, path, told, expert, dtype
+                    )
+                )
     _list(run, done)
     return done
 
@@ -91,10 +115,16 @@ def experts_of(
     names = trained(family.spec, config)
     if config.training_method != "LORA" or len(names) == 1:
         return names
-    idle = [name for name in names if changes_nothing(of_expert(state, prefix(family.spec, name)))]
-    if not idle or len(idle) == len(names):  # where all are, the export says that there is nothing to write
+    idle = [
+        name for name in names if changes_nothing(of_expert(state, prefix(family.spec, name)))
+    ]
+    if not idle or len(idle) == len(
+        names
+    ):  # where all are, the export says that there is nothing to write
         return names
-    tell(f"the expert {idle[0]} has had no step, so no file is written for it: more steps, or a shorter expert_period")
+    tell(
+        f"the expert {idle[0]} has had no step, so no file is written for it: more steps, or a shorter expert_period"
+    )
     return tuple(name for name in names if name not in idle)
 
 
@@ -115,7 +145,8 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
     return {
         "videotune": __version__,
         # of a local folder the last part alone: the file is made to be shared
-        "base": {**kept["base"], "name": shared_name(name)} | ({"parts": shared_name(parts)} if parts else {}),
+        "base": {**kept["base"], "name": shared_name(name)}
+        | ({"parts": shared_name(parts)} if parts else {}),
         **({"transformer_file": files} if files else {}),
         "data": kept["data"],
         "step": step,
@@ -131,7 +162,9 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
 
 def _base(config: Config, spec: ModelSpec) -> Path:
     """Where the base model lies, with the weights that it was trained from."""
-    return place(str(config.base_parts or config.base_model_name), files=own_files(config, spec)).folder
+    return place(
+        str(config.base_parts or config.base_model_name), files=own_files(config, spec)
+    ).folder
 
 
 def shared_name(name: str) -> str:
@@ -144,7 +177,9 @@ def _whole(family: Family) -> str:
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
-def _use(family: Family, config: Config, expert: str | None, format: str, base: str) -> dict[str, Any]:
+def _use(
+    family: Family, config: Config, expert: str | None, format: str, base: str
+) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask; ``base``: the base model's name."""
     pipeline, kind = family.pipeline_class().__name__, config.lora.variant
     if config.training_method == "FINE_TUNE":
@@ -156,9 +191,17 @@ def _use(family: Family, config: Config, expert: str | None, format: str, base: 
         )
         return {"vectors": config.embedding.vectors, "use": use}
     begin = f"pipe = {pipeline}.from_pretrained({base!r}); "
-    alpha = "baked into lora_B" if kind in ("LORA", "DORA") else "none" if kind == "OFT" else "baked into the weights"
+    alpha = (
+        "baked into lora_B"
+        if kind in ("LORA", "DORA")
+        else "none"
+        if kind == "OFT"
+        else "baked into the weights"
+    )
     if kind in ("LORA", "DORA"):
-        second = ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
+        second = (
+            ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
+        )
         use = f"{begin}pipe.load_lora_weights(THIS_FILE{second})"
     elif format == "comfyui":
         use = "a LoRA loader of ComfyUI, for the model alone"

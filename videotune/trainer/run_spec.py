@@ -61,7 +61,10 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
-        pairs, turns = zip(self.buckets, self.schedule.batches, strict=True), float(steps_per_epoch(self.schedule))
+        pairs, turns = (
+            zip(self.buckets, self.schedule.batches, strict=True),
+            float(steps_per_epoch(self.schedule)),
+        )
         return tuple(len(bucket) / batch / turns for bucket, batch in pairs)
 
     @property
@@ -71,10 +74,14 @@ class Job:
 
     def exposure(self, steps: int) -> Exposure:
         """Views of every window and clip after so many steps; until the data last changed, those that were counted."""
-        since = exposure(times_seen(self.schedule, steps), self.buckets, self.library.regularization)
+        since = exposure(
+            times_seen(self.schedule, steps), self.buckets, self.library.regularization
+        )
         if not self.past.step:
             return since
-        until = exposure(times_seen(self.schedule, self.past.step), self.buckets, self.library.regularization)
+        until = exposure(
+            times_seen(self.schedule, self.past.step), self.buckets, self.library.regularization
+        )
         return since.less(until).more(self.past.views, self.library.windows)
 
     def views_at(self, step: int) -> float:
@@ -85,10 +92,15 @@ class Job:
     @cached_property
     def _views(self) -> tuple[float, float]:
         """Views of a training window until the data last changed, and in a step since, on average."""
-        windows, repeats = self.training_windows, {clip.id: clip.repeats for clip in self.library.clips}
+        windows, repeats = (
+            self.training_windows,
+            {clip.id: clip.repeats for clip in self.library.clips},
+        )
         before = sum(self.past.views.get(window.id, 0) for window in windows)
         entries = sum(repeats[window.clip_id] for window in windows)
-        return before / len(windows), entries / len(windows) / float(steps_per_epoch(self.schedule))
+        return before / len(windows), entries / len(windows) / float(
+            steps_per_epoch(self.schedule)
+        )
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
@@ -99,18 +111,35 @@ class Job:
     @cached_property
     def captions(self) -> dict[str, tuple[str, ...]]:
         """Each training window's captions, by the window's id."""
-        captions, windows = {clip.id: clip.captions for clip in self.library.clips}, self.library.windows
-        return {window.id: captions[window.clip_id] for window in (*windows, *self.library.held_out_windows)}
+        captions, windows = (
+            {clip.id: clip.captions for clip in self.library.clips},
+            self.library.windows,
+        )
+        return {
+            window.id: captions[window.clip_id]
+            for window in (*windows, *self.library.held_out_windows)
+        }
 
     def data_digest(self) -> str:
         """Names what is trained on: windows, captions and the held-out clips."""
-        clips = sorted(json.dumps({**asdict(clip), "path": "", "source": ""}) for clip in self.library.clips)
-        windows = [astuple(window) for window in (*self.library.windows, *self.library.held_out_windows)]
+        clips = sorted(
+            json.dumps({**asdict(clip), "path": "", "source": ""})
+            for clip in self.library.clips
+        )
+        windows = [
+            astuple(window)
+            for window in (*self.library.windows, *self.library.held_out_windows)
+        ]
         return digest({"clips": clips, "windows": windows})
 
 
 def open_job(
-    resolved: Resolved, spec: ModelSpec, base: BasePlace | None, *, to_look: bool = False, processes: int = 1
+    resolved: Resolved,
+    spec: ModelSpec,
+    base: BasePlace | None,
+    *,
+    to_look: bool = False,
+    processes: int = 1,
 ) -> Job:
     """Scan the data and lay out the schedule of a run that begins in so many processes.
 
@@ -119,38 +148,70 @@ def open_job(
     """
     config = resolved.config
     if not config.datasets:
-        raise VideotuneError("datasets: which clips? Give --data DIR, or datasets in the config.")
+        raise VideotuneError(
+            "datasets: which clips? Give --data DIR, or datasets in the config."
+        )
     cache = cache_folder(config)
     weighing = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
     if not weighing:
-        raise VideotuneError("datasets.loss_weight: it is 0 for all of them, so nothing would be trained")
+        raise VideotuneError(
+            "datasets.loss_weight: it is 0 for all of them, so nothing would be trained"
+        )
     try:
         with bar("reading clips") as progress:
-            library = scan(_asked(config, weighing, spec, to_look), spec.rules, cache / "index.json", progress.update)
+            library = scan(
+                _asked(config, weighing, spec, to_look),
+                spec.rules,
+                cache / "index.json",
+                progress.update,
+            )
     except OSError as error:
-        raise VideotuneError(f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere.") from error
+        raise VideotuneError(
+            f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere."
+        ) from error
     if not library.windows and not to_look:
-        reasons = "".join(f"\n  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10])
-        validated = "all of them are held out: give a dataset of kind train" if library.clips else "none can be used:"
+        reasons = "".join(
+            f"\n  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10]
+        )
+        validated = (
+            "all of them are held out: give a dataset of kind train"
+            if library.clips
+            else "none can be used:"
+        )
         raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
     library, told = holding_the_token(library, config)
     shaped = buckets(library)
     schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += [*sizes_as_read(resolved), *unused_keys(resolved, library, spec.image_noise), *told]
+    notes += [
+        *sizes_as_read(resolved),
+        *unused_keys(resolved, library, spec.image_noise),
+        *told,
+    ]
     named = resolved.origins.get("micro_batch_size") != "plan"
-    if named and config.micro_batch_size is not None and config.micro_batch_size > config.batch_size:
-        notes.append(f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}")
+    if (
+        named
+        and config.micro_batch_size is not None
+        and config.micro_batch_size > config.batch_size
+    ):
+        notes.append(
+            f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}"
+        )
     left_out = (dataset.path for dataset in config.datasets if dataset not in weighing)
     notes += [f"{path} is left out: its loss_weight is 0" for path in left_out]
     steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
     notes += [arithmetic] if arithmetic else []
     apart = intervals(config, steps_per_epoch(schedule))
-    notes += [f"{key}_epochs {getattr(config, f'{key}_epochs'):g}: {key} = {count}" for key, count in apart.items()]
+    notes += [
+        f"{key}_epochs {getattr(config, f'{key}_epochs'):g}: {key} = {count}"
+        for key, count in apart.items()
+    ]
     resolved = resolved.with_planned(apart)
     notes += epoch_notes(library, shaped, schedule, steps)
     shapes, groups = tuple(shaped), tuple(tuple(bucket) for bucket in shaped.values())
     said = (*library.notes, *notes)
-    return Job(resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes)
+    return Job(
+        resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes
+    )
 
 
 def _asked(config: Config, datasets: list[Dataset], spec: ModelSpec, to_look: bool) -> Config:
@@ -168,11 +229,16 @@ def sizes_as_read(resolved: Resolved) -> list[str]:
     asked += [dataset.resolution for dataset in resolved.config.datasets]
     each = [one for some in asked for one in (some if isinstance(some, list) else [some])]
     pairs = [str(one).split("x") for one in dict.fromkeys(each) if "x" in str(one)]
-    return [f"resolution {high}x{wide} is read as {high} high, {wide} wide" for high, wide in pairs]
+    return [
+        f"resolution {high}x{wide} is read as {high} high, {wide} wide" for high, wide in pairs
+    ]
 
 
 def epoch_notes(
-    library: Library, shaped: Mapping[ClipShape, Sequence[Window]], schedule: Schedule, steps: int
+    library: Library,
+    shaped: Mapping[ClipShape, Sequence[Window]],
+    schedule: Schedule,
+    steps: int,
 ) -> list[str]:
     """What regularization takes of the samples, and training clips that the run never shows."""
     if not library.windows:
@@ -182,7 +248,9 @@ def epoch_notes(
     notes, total = [], sum(seen.values())
     aside = sum(count for name, count in seen.items() if name in others)
     if aside > total / 2:
-        notes.append(f"regularization takes {aside / total:.0%} of the samples: give the training clips repeats")
+        notes.append(
+            f"regularization takes {aside / total:.0%} of the samples: give the training clips repeats"
+        )
     unseen = sum(count == 0 for name, count in seen.items() if name not in others)
     if unseen:
         clips = "1 training clip is" if unseen == 1 else f"{unseen} training clips are"
@@ -210,35 +278,59 @@ def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
     config, video = resolved.config, resolved.config.video_config
     windows, held_out = (*library.windows, *library.held_out_windows), library.held_out_windows
     text, new = config.text_encoder, config.training_method == "EMBEDDING"
-    own_rate = new and config.embedding_learning_rate is not None and "embedding_learning_rate is the new tokens' own"
-    own_rate = own_rate or (
-        text.train and text.learning_rate is not None and "text_encoder.learning_rate is the text encoder's own"
+    own_rate = (
+        new
+        and config.embedding_learning_rate is not None
+        and "embedding_learning_rate is the new tokens' own"
     )
-    embedding = ("embedding_learning_rate", "embedding.token", "embedding.vectors", "embedding.init_text")
+    own_rate = own_rate or (
+        text.train
+        and text.learning_rate is not None
+        and "text_encoder.learning_rate is the text encoder's own"
+    )
+    embedding = (
+        "embedding_learning_rate",
+        "embedding.token",
+        "embedding.vectors",
+        "embedding.init_text",
+    )
     reasons = {
         "learning_rate": not config.transformer.train and own_rate,
         **dict.fromkeys(embedding, not new and 'training_method is not "EMBEDDING"'),
         **dict.fromkeys(
-            ("text_encoder.learning_rate", "text_encoder.layers"), not text.train and "the text encoder does not train"
+            ("text_encoder.learning_rate", "text_encoder.layers"),
+            not text.train and "the text encoder does not train",
         ),
-        "video_config.video_batch_size_multiplier": not mixes(library) and "images and videos are not mixed here",
-        "video_config.window_stride": video.windows != "slide" and 'video_config.windows is not "slide"',
+        "video_config.video_batch_size_multiplier": not mixes(library)
+        and "images and videos are not mixed here",
+        "video_config.window_stride": video.windows != "slide"
+        and 'video_config.windows is not "slide"',
         "video_config.keyframe_source": video.frame_sample_strategy != "keyframe"
         and 'frame_sample_strategy is not "keyframe"',
         "video_config.variants": not (noisy or any(window.varies for window in windows))
         and "nothing of a window is random",
         "video_config.windows": video.stretch and "stretch makes one window of each clip",
-        "early_stopping": (config.validate_every == 0 and "validate_every is 0, and only readings can say when to stop")
+        "early_stopping": (
+            config.validate_every == 0
+            and "validate_every is 0, and only readings can say when to stop"
+        )
         or (
             len({window.clip_id for window in held_out}) < 2
             and "fewer than two clips are held out, and only such clips tell learning from copying"
         ),
     }
-    return [f"{name} is unused: {why}" for name, why in reasons.items() if why and resolved.origins[name] == "user"]
+    return [
+        f"{name} is unused: {why}"
+        for name, why in reasons.items()
+        if why and resolved.origins[name] == "user"
+    ]
 
 
 def make_schedule(
-    config: Config, shaped: Mapping[ClipShape, Sequence[Window]], library: Library, processes: int = 1
+    config: Config,
+    shaped: Mapping[ClipShape, Sequence[Window]],
+    library: Library,
+    processes: int = 1,
 ) -> tuple[Schedule, list[str]]:
     """The schedule over the buckets, and what is to be said of the batch.
 
@@ -247,7 +339,9 @@ def make_schedule(
     given = config.video_config.video_batch_size_multiplier
     mixed, stills = mixes(library), {clip.id for clip in library.clips if clip.still}
     fewer = max(1, math.floor(config.batch_size * given))
-    videos = [any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()]
+    videos = [
+        any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()
+    ]
     each = [fewer if mixed and video else config.batch_size for video in videos]
     batches = tuple(batch * config.gradient_accumulation_steps * processes for batch in each)
     sizes = tuple(len(bucket) for bucket in shaped.values())
@@ -257,7 +351,9 @@ def make_schedule(
             f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} of videos "
             f"(video_batch_size_multiplier {given:g})"
         )
-    return Schedule(config.seed, sizes or (1,), batches or (config.batch_size * processes,), config.shuffle), notes
+    return Schedule(
+        config.seed, sizes or (1,), batches or (config.batch_size * processes,), config.shuffle
+    ), notes
 
 
 def crop_blocker(job: Job) -> str | None:
@@ -268,8 +364,12 @@ def crop_blocker(job: Job) -> str | None:
 
 def refuse_nothing_to_learn(config: Config) -> None:
     """Raise VideotuneError where every sample's target is the base model's own prediction."""
-    trained = [one for one in config.datasets if one.loss_weight > 0 and one.kind != "validation"]
-    if trained and all(one.kind == "regularization" and one.prior_preservation is not False for one in trained):
+    trained = [
+        one for one in config.datasets if one.loss_weight > 0 and one.kind != "validation"
+    ]
+    if trained and all(
+        one.kind == "regularization" and one.prior_preservation is not False for one in trained
+    ):
         raise VideotuneError(
             "datasets: all of them are regularization, whose target is the base model's own prediction, so nothing would be "
             "learnt. Add a dataset of kind train"
@@ -286,7 +386,9 @@ def refuse_skips(job: Job, allow: str | None) -> None:
     skipped = job.library.skipped
     if not skipped or (allow is not None and (allow == "all" or len(skipped) <= int(allow))):
         if bare := sum(reason.endswith("_caption") for _, reason, _ in skipped):
-            echo(f"note: {len(skipped)} clips are left out, {bare} of them without a usable caption")
+            echo(
+                f"note: {len(skipped)} clips are left out, {bare} of them without a usable caption"
+            )
         return
     lines = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])
     more = f"\n  … and {len(skipped) - 10} more" if len(skipped) > 10 else ""
@@ -299,7 +401,9 @@ def refuse_skips(job: Job, allow: str | None) -> None:
 def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """The clip account with the views of each training clip by the end."""
     seen = job.exposure(steps).clips if job.buckets else {}
-    by_path = {clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out}
+    by_path = {
+        clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out
+    }
     clips = [clip | {"views": by_path.get(clip["path"])} for clip in account["clips"]]
     return {**account, "clips": clips}
 
@@ -317,7 +421,9 @@ def holding_the_token(library: Library, config: Config) -> tuple[Library, list[s
     told = [f"the new token is {token!r}: name it in prompts"]
     lacking = sum(token not in caption for caption in before)
     if lacking:
-        told.append(f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them")
+        told.append(
+            f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them"
+        )
     clips = tuple(replace(clip, captions=tuple(held(clip.captions))) for clip in library.clips)
     accounts = tuple(row | {"captions": held(row["captions"])} for row in library.accounts)
     return replace(library, clips=clips, accounts=accounts), told

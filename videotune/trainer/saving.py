@@ -20,7 +20,14 @@ from videotune.files import is_disk_full
 from videotune.latent_cache.batches import quiet_pool
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
-from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, listed, remove, superfluous, sweep
+from videotune.trainer.checkpoint import (
+    Checkpoint,
+    complete_checkpoints,
+    listed,
+    remove,
+    superfluous,
+    sweep,
+)
 from videotune.trainer.checkpoint_writer import save_checkpoint
 from videotune.trainer.logging.journal import readings_of
 from videotune.trainer.optimizers import optimizer_state
@@ -47,9 +54,18 @@ class Saving(Callback):
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
         """As any callback, and by time where the config says so: then it is a backup."""
         config = trainer.job.config
-        saves = step == trainer.job.steps or trainer.signals.stop or super().due(trainer, step, asked)
-        long_ago = config.backup_after > 0 and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
-        backup = trainer.dist.is_main and (long_ago or (config.backup_every > 0 and step % config.backup_every == 0))
+        saves = (
+            step == trainer.job.steps
+            or trainer.signals.stop
+            or super().due(trainer, step, asked)
+        )
+        long_ago = (
+            config.backup_after > 0
+            and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
+        )
+        backup = trainer.dist.is_main and (
+            long_ago or (config.backup_every > 0 and step % config.backup_every == 0)
+        )
         self._kind = "backup" if backup and not saves else "save"
         return saves or backup
 
@@ -67,9 +83,15 @@ def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
     """What a checkpoint holds of the training, by part."""
     moments: dict[str, Tensor] = {}
     for expert, trainable in trainer.pool.trainables.items():
-        named = {trainer.prefix(expert) + key: parameter for key, parameter in trainable.parameters.items()}
+        named = {
+            trainer.prefix(expert) + key: parameter
+            for key, parameter in trainable.parameters.items()
+        }
         moments |= optimizer_state(trainable.optimizer, named)
-    parts: dict[str, Mapping[str, Tensor]] = {"weights": trainer.parameters, "optimizer": moments}
+    parts: dict[str, Mapping[str, Tensor]] = {
+        "weights": trainer.parameters,
+        "optimizer": moments,
+    }
     return parts | ({"ema": trainer.averages} if trainer.averages else {})
 
 
@@ -82,8 +104,15 @@ def host_copy(
     """
     if bytes_of(parts) > psutil.virtual_memory().available // 2:
         return None
-    copied = {part: {name: _on_host(value) for name, value in tensors.items()} for part, tensors in parts.items()}
-    on_card = any(value.device.type in OVERLAPPING for tensors in parts.values() for value in tensors.values())
+    copied = {
+        part: {name: _on_host(value) for name, value in tensors.items()}
+        for part, tensors in parts.items()
+    }
+    on_card = any(
+        value.device.type in OVERLAPPING
+        for tensors in parts.values()
+        for value in tensors.values()
+    )
     return copied, torch.accelerator.current_stream().record_event() if on_card else None
 
 
@@ -102,9 +131,15 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
     config = trainer.job.config
     if config.training_method != "LORA":
         return None
-    names = [name for one in trainer.pool.trainables.values() for name in one.parameters] if config.lora.modules else []
+    names = (
+        [name for one in trainer.pool.trainables.values() for name in one.parameters]
+        if config.lora.modules
+        else []
+    )
     places = {place[0] for name in names if (place := split(name))}
-    return {path: of_module(config.lora, path).scale for path in sorted(places)} or config.lora.scale
+    return {
+        path: of_module(config.lora, path).scale for path in sorted(places)
+    } or config.lora.scale
 
 
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
@@ -127,7 +162,9 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     state = {
         "seed": trainer.job.config.seed,
         "effective_batch": trainer.job.effective_batch,
-        "without_state": sorted({key for own in (dist.all_gather(without) if rows else [without]) for key in own}),
+        "without_state": sorted(
+            {key for own in (dist.all_gather(without) if rows else [without]) for key in own}
+        ),
         "lora_scale": lora_scale(trainer),
     }
 
@@ -140,7 +177,9 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
         if not rows:  # of several each finds out by itself, and all hear of it
             refuse_full(trainer.run, tensors)
         trainer.journal.sync()
-        return save_checkpoint(trainer.run, step, tensors, state, kind, rows, dist if rows else None)
+        return save_checkpoint(
+            trainer.run, step, tensors, state, kind, rows, dist if rows else None
+        )
 
     trainer.saving, trainer.saved_at = PendingSave(step, begun, write), time.monotonic()
     if copied is None:
@@ -161,8 +200,12 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
     if pending is None or not (wait or pending.written is None or pending.written.done()):
         return
     trainer.saving, written = None, pending.written
-    again = written is None or isinstance(written.exception(), OSError)  # the disk may have room since
-    saved = with_disk_retry(trainer, pending.step, pending.write if written is None or again else written.result)
+    again = written is None or isinstance(
+        written.exception(), OSError
+    )  # the disk may have room since
+    saved = with_disk_retry(
+        trainer, pending.step, pending.write if written is None or again else written.result
+    )
     if trainer.dist.is_main:
         write_saved(trainer, saved, seconds=round(time.perf_counter() - pending.begun, 3))
         retire(trainer)
@@ -178,7 +221,9 @@ def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> N
 
 def is_kept(run: Path, step: int, kind: str) -> bool:
     """Whether a step's checkpoint is there already, and to stay at least as long."""
-    return any(one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run))
+    return any(
+        one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run)
+    )
 
 
 def retire(trainer: Trainer) -> None:
@@ -198,8 +243,13 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
     Only validations of the latest set compare. Where no clip is held out nothing can be called best.
     """
-    held_out = {line["step"]: (line.get("held_out") or {}).get("normalised") for line in readings_of(lines)}
-    found = {step: value for step, value in held_out.items() if value is not None and step in steps}
+    held_out = {
+        line["step"]: (line.get("held_out") or {}).get("normalised")
+        for line in readings_of(lines)
+    }
+    found = {
+        step: value for step, value in held_out.items() if value is not None and step in steps
+    }
     return min(found, key=lambda step: (found[step], step), default=None)
 
 
@@ -225,7 +275,9 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
     if trainer.paused_at is None:
         trainer.paused_at = time.monotonic()
         text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
-        echo(f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}")
+        echo(
+            f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}"
+        )
         trainer.journal.event("warning", step=step, text=text)
     trainer.heartbeat.set("paused", step)
     trainer.heartbeat.beat()
@@ -234,8 +286,14 @@ def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
         asked_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
         if asked_since or "stop" in poll_control(trainer.run):
             saved = is_kept(trainer.run, step, "backup")
-            lost = "all steps are saved" if saved else "the steps since the last checkpoint are lost"
-            raise VideotuneError(f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}")
+            lost = (
+                "all steps are saved"
+                if saved
+                else "the steps since the last checkpoint are lost"
+            )
+            raise VideotuneError(
+                f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}"
+            )
         time.sleep(0.2)
 
 
@@ -253,7 +311,9 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
             if trainer.dist.is_main:
                 wait_or_raise(trainer, step, error)
             elif not is_disk_full(error):
-                raise VideotuneError(f"step {step} cannot be saved in {trainer.run}: {error}") from error
+                raise VideotuneError(
+                    f"step {step} cannot be saved in {trainer.run}: {error}"
+                ) from error
     if trainer.paused_at is not None:
         echo("there is room again: going on")
         trainer.paused_at = None

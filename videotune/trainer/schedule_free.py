@@ -14,14 +14,18 @@ class ScheduleFreeWeights:
     Source: Defazio et al. 2024, arXiv 2405.15682.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Any]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Any]
+    ) -> None:
         self._parameters, self._optimizers = dict(parameters), optimizers
 
     @property
     def values(self) -> dict[str, Tensor]:
         """A copy of x, by the parameters' names."""
         with self.in_place():
-            return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+            return {
+                name: parameter.detach().clone() for name, parameter in self._parameters.items()
+            }
 
     def update(self, step: int, applied: Tensor | None = None) -> None:
         """Nothing: x follows from the weights and the optimizer's state."""
@@ -32,7 +36,9 @@ class ScheduleFreeWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The network computes with x; after it weights and optimizer are as they were."""
-        kept = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        kept = {
+            name: parameter.detach().clone() for name, parameter in self._parameters.items()
+        }
         for optimizer in self._optimizers:
             optimizer.eval()
         try:

@@ -39,7 +39,11 @@ def prepare(
     back afterwards. Raises VideotuneError for settings that cannot run, before any work.
     """
     job, first = opened.job, 1 + (opened.checkpoint.step if opened.checkpoint else 0)
-    config, dist, heartbeat = job.config, dist or DistributedContext(), heartbeat or Heartbeat(run)
+    config, dist, heartbeat = (
+        job.config,
+        dist or DistributedContext(),
+        heartbeat or Heartbeat(run),
+    )
     if config.optimizer.step_in_backward and dist.size > 1:
         raise VideotuneError(
             f"optimizer.step_in_backward: gradients of {dist.size} processes have to be summed before they are used; "
@@ -48,7 +52,9 @@ def prepare(
     family = open_models(job.spec, job.base, config)
     prints = family.fingerprints()
     if resume and read_run_config(run)["base"]["fingerprints"] != prints:
-        raise VideotuneError(f"the base model of {run} has changed since the start, so the run cannot be resumed")
+        raise VideotuneError(
+            f"the base model of {run} has changed since the start, so the run cannot be resumed"
+        )
     loss = make_objective(job.spec, config)
     expert_schedule = make_expert_schedule(job.spec, config, loss)
     refuse_missing(config.trackers)
@@ -56,7 +62,9 @@ def prepare(
         for note in job.notes:
             echo(f"note: {note}")
         if config.sharding == "FULL" and dist.size == 1:
-            echo("note: sharding FULL has nothing to share out: this is one process, which has all weights")
+            echo(
+                "note: sharding FULL has nothing to share out: this is one process, which has all weights"
+            )
     refuse_text(family, config)
     if config.init_from and first == 1:
         check_source(Path(config.init_from).expanduser(), family, config)
@@ -80,4 +88,6 @@ def prepare(
     dist.barrier()
     source = make_source(job, family, store, loss, expert_schedule)
     journal = Journal(run if dist.is_main else None, opened.history)
-    return Trainer(run, job, family, pool, source, plan, journal, heartbeat, dist, tuple(callbacks))
+    return Trainer(
+        run, job, family, pool, source, plan, journal, heartbeat, dist, tuple(callbacks)
+    )

@@ -62,12 +62,20 @@ class StepRecord:
             "seconds": self.clock.read(),
         }
         line |= {"expert": self.expert} if self.expert else {}
-        return line if math.isfinite(loss) and math.isfinite(grad_norm) else line | {"skipped": True}
+        return (
+            line
+            if math.isfinite(loss) and math.isfinite(grad_norm)
+            else line | {"skipped": True}
+        )
 
     def broken(self) -> tuple[str, ...]:
         """The windows whose own error is not finite; all of them where the gradient alone is not."""
         mse = self.values.tolist()[2:]
-        broken = tuple(name for name, value in zip(self.window_ids, mse, strict=True) if not math.isfinite(value))
+        broken = tuple(
+            name
+            for name, value in zip(self.window_ids, mse, strict=True)
+            if not math.isfinite(value)
+        )
         return broken or self.window_ids
 
 
@@ -77,7 +85,9 @@ class Clock:
     ``on_phase`` is called with each phase that has ended.
     """
 
-    def __init__(self, device: torch.device, on_phase: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, on_phase: Callable[[str], None] | None = None
+    ) -> None:
         self._overlaps, self._on_phase = device.type in OVERLAPPING, on_phase
         self._marks: list[tuple[str, float, torch.Event | None]] = []
         self.mark("start")
@@ -95,8 +105,14 @@ class Clock:
     def read(self) -> dict[str, float]:
         """Seconds by phase, micro-batches summed."""
         out: dict[str, float] = {}
-        for (_, before, begun), (phase, after, ended) in zip(self._marks, self._marks[1:], strict=False):
-            seconds = begun.elapsed_time(ended) / 1000 if begun is not None and ended is not None else after - before
+        for (_, before, begun), (phase, after, ended) in zip(
+            self._marks, self._marks[1:], strict=False
+        ):
+            seconds = (
+                begun.elapsed_time(ended) / 1000
+                if begun is not None and ended is not None
+                else after - before
+            )
             out[phase] = round(out.get(phase, 0.0) + seconds, 6)
         return out
 
@@ -160,7 +176,9 @@ class Trainable:
 class OutOfMemory(RuntimeError):
     """The device had no room for a step. ``intact``: it happened before the update, so the weights are as they were."""
 
-    def __init__(self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool) -> None:
+    def __init__(
+        self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool
+    ) -> None:
         super().__init__(f"out of memory in step {step}")
         self.step, self.window_ids, self.tokens, self.intact = step, window_ids, tokens, intact
 
@@ -180,9 +198,16 @@ def train_step(
     Prior-preservation samples first run through the network without its adapter. A non-finite gradient leaves weights,
     optimizer and average as they were. Raises OutOfMemory.
     """
-    optimizer, updates, samples = trainable.optimizer, trainable.in_backward, len(prepared.window_ids)
+    optimizer, updates, samples = (
+        trainable.optimizer,
+        trainable.in_backward,
+        len(prepared.window_ids),
+    )
     own = prepared.step if own_step is None else own_step
-    lr = {group["name"]: rate(trainable.rates[group["name"]], own) for group in optimizer.param_groups}
+    lr = {
+        group["name"]: rate(trainable.rates[group["name"]], own)
+        for group in optimizer.param_groups
+    }
     values = torch.zeros(2 + samples, device=next(net.parameters()).device)
     intact = updates is None
     for group in optimizer.param_groups:
@@ -192,7 +217,9 @@ def train_step(
             assert settings.size(samples) >= samples, "its gradients cannot be summed up"
             updates.begin(own)
         accumulate(settings, net, trainable, prepared, clock, values)
-        norm = _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
+        norm = (
+            _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
+        )
         # a number of the host goes with the launch, a tensor would be waited for
         values[1].fill_(norm if norm.device == values.device else norm.item())
         good = torch.isfinite(values[:2]).all()
@@ -211,22 +238,38 @@ def train_step(
     clock.mark("optimizer")
     host, arrived = to_host(values) if values.device.type in OVERLAPPING else (values, None)
     return StepRecord(
-        prepared.step, host, arrived, prepared.t, lr, prepared.window_ids, prepared.captions, clock, trainable.expert
+        prepared.step,
+        host,
+        arrived,
+        prepared.t,
+        lr,
+        prepared.window_ids,
+        prepared.captions,
+        clock,
+        trainable.expert,
     )
 
 
 def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor) -> Tensor:
     """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped."""
     most, dist = settings.max_grad_norm, settings.dist
-    parameters, shards, cut = list(trainable.parameters.values()), trainable.shards, list[nn.Parameter]()
+    parameters, shards, cut = (
+        list(trainable.parameters.values()),
+        trainable.shards,
+        list[nn.Parameter](),
+    )
     if shards is not None:
         shards.collect()
         cut = [trainable.parameters[name] for name in shards.local]
     if trainable.masters is not None:
         trainable.masters.gather()
-    if all(parameter.grad is None for parameter in parameters):  # nothing that trains was used in this step
+    if all(
+        parameter.grad is None for parameter in parameters
+    ):  # nothing that trains was used in this step
         for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)  # as where other processes have used it
+            parameter.grad = torch.zeros_like(
+                parameter
+            )  # as where other processes have used it
     if dist.size == 1:
         return clip(parameters, most)
     apart = {id(parameter) for parameter in cut}
@@ -235,8 +278,12 @@ def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor)
     dist.all_reduce(values)
     if shards is None or not shards.rows:
         return clip(parameters, most)
-    device = parameters[0].device  # of a process without a row the sum must go the same way as the others'
-    squares = dist.all_reduce(norm_of(cut).float().to(device) ** 2) + norm_of(whole).to(device) ** 2
+    device = parameters[
+        0
+    ].device  # of a process without a row the sum must go the same way as the others'
+    squares = (
+        dist.all_reduce(norm_of(cut).float().to(device) ** 2) + norm_of(whole).to(device) ** 2
+    )
     return clip(parameters, most, squares.sqrt())
 
 
@@ -245,7 +292,9 @@ def _update(trainable: Trainable, good: Tensor, step: int) -> None:
     if trainable.rounding is not None:
         rows = trainable.shards.rows if trainable.shards is not None else {}
         first = {name: shard.first for name, shard in rows.items()}
-        update_each_rounded(trainable.optimizer, trainable.parameters, good, trainable.rounding, step, first)
+        update_each_rounded(
+            trainable.optimizer, trainable.parameters, good, trainable.rounding, step, first
+        )
         return
     apply(trainable.optimizer, good)
     if trainable.masters is not None:
@@ -282,38 +331,70 @@ def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatc
         first = end
     if processes == 1:
         return out
-    shares = [share_of((rank, processes), len(prepared.window_ids)) for rank in range(processes)]
-    along = replace(out[-1], batch=out[-1].batch.split(1)[0], t=out[-1].t[:1], noise=out[-1].noise[:1], counts=False)
+    shares = [
+        share_of((rank, processes), len(prepared.window_ids)) for rank in range(processes)
+    ]
+    along = replace(
+        out[-1],
+        batch=out[-1].batch.split(1)[0],
+        t=out[-1].t[:1],
+        noise=out[-1].noise[:1],
+        counts=False,
+    )
     made = []
     for k in range(max(-(-(hi - lo) // size) for lo, hi in shares)):
-        rows = {i for lo, hi in shares for i in range(lo + k * size, min(lo + (k + 1) * size, hi))}
-        made.append(replace(out[k] if k < len(out) else along, prior=not rows.isdisjoint(prepared.prior)))
+        rows = {
+            i for lo, hi in shares for i in range(lo + k * size, min(lo + (k + 1) * size, hi))
+        }
+        made.append(
+            replace(
+                out[k] if k < len(out) else along, prior=not rows.isdisjoint(prepared.prior)
+            )
+        )
     return made
 
 
 def accumulate(
-    settings: StepSettings, net: nn.Module, trainable: Trainable, prepared: StepBatch, clock: Clock, values: Tensor
+    settings: StepSettings,
+    net: nn.Module,
+    trainable: Trainable,
+    prepared: StepBatch,
+    clock: Clock,
+    values: Tensor,
 ) -> None:
     """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
 
     Of a sharded network all processes gather the weights from each other, so all go through it equally often.
     """
     family, objective, text = settings.family, settings.objective, trainable.text
-    device, total, non_blocking = values.device, len(prepared.window_ids), values.device.type in OVERLAPPING
+    device, total, non_blocking = (
+        values.device,
+        len(prepared.window_ids),
+        values.device.type in OVERLAPPING,
+    )
     together = settings.dist.size if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
-        target, (t, noise) = None, (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise))
-        batch = condition(family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking)))
+        target, (t, noise) = (
+            None,
+            (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise)),
+        )
+        batch = condition(
+            family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking))
+        )
         if one.prior:
             which = [i for i, wanted in enumerate(batch.prior) if wanted]
             with adapter_off(net):
                 target = prior_target(family, net, objective, batch, t, noise, which or [0])
             target = target if which else None
         if settings.network_seed is not None:
-            torch.manual_seed(seed32(settings.network_seed, "network", prepared.step, one.first))
+            torch.manual_seed(
+                seed32(settings.network_seed, "network", prepared.step, one.first)
+            )
         if together > 1 and text is not None and not batch.cond.text.requires_grad:
             # blocks are gathered in backward too, so every process needs a graph, from its text on
-            batch = replace(batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_()))
+            batch = replace(
+                batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_())
+            )
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
         share = out.loss * (len(batch) / total if one.counts else 0.0)
@@ -338,17 +419,27 @@ def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
     return replace(batch, cond=replace(cond, extras={**batch.cond.extras, **cond.extras}))
 
 
-NO_ROOM = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+NO_ROOM = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 """Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
 
 
 def of_memory(error: BaseException) -> bool:
     """Whether there was no room, on the device or on the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in NO_ROOM):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        text in str(error) for text in NO_ROOM
+    ):
         return True
-    from accelerate.utils.memory import should_reduce_batch_size  # knows the ways in which torch says so
+    from accelerate.utils.memory import (
+        should_reduce_batch_size,
+    )  # knows the ways in which torch says so
 
-    readable = isinstance(error, Exception) and all(isinstance(word, str) for word in error.args)  # it reads no other
+    readable = isinstance(error, Exception) and all(
+        isinstance(word, str) for word in error.args
+    )  # it reads no other
     return isinstance(error, Exception) and readable and should_reduce_batch_size(error)
 
 

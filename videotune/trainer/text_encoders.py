@@ -19,7 +19,9 @@ def live_text(config: Config) -> layers.LiveText | None:
     """How captions are read where text is encoded in the step; None where its states are cached."""
     if not config.text_in_step:
         return None
-    return layers.LiveText(config.embedding.tokens if config.training_method == "EMBEDDING" else ())
+    return layers.LiveText(
+        config.embedding.tokens if config.training_method == "EMBEDDING" else ()
+    )
 
 
 def refuse_text(family: Family, config: Config) -> None:
@@ -47,24 +49,36 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
     return {"text_encoder": layers.add_text(encoders, config.text_encoder.layers)}
 
 
-def by_part(family: Family, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+def by_part(
+    family: Family, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """What trained of the denoiser, and of each text encoder, all by the names in them."""
     text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
     beside = {f"{part}.{name}" for part, own in text.items() for name in own}
     return {name: value for name, value in state.items() if name not in beside}, text
 
 
-def put_text(family: Family, config: Config, state: Mapping[str, Tensor], where: str) -> Callable[[str], str]:
+def put_text(
+    family: Family, config: Config, state: Mapping[str, Tensor], where: str
+) -> Callable[[str], str]:
     """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
     live = live_text(config)
     if live is None:
         return str
-    held = {name: parameter for group in attach_text(family, config).values() for name, parameter in group.items()}
-    layers.load_weights(held, {name: value for name, value in state.items() if name in held}, where)
+    held = {
+        name: parameter
+        for group in attach_text(family, config).values()
+        for name, parameter in group.items()
+    }
+    layers.load_weights(
+        held, {name: value for name, value in state.items() if name in held}, where
+    )
     return live.spell
 
 
-def put_files(family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]) -> Callable[[str], str]:
+def put_files(
+    family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]
+) -> Callable[[str], str]:
     """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
     words: dict[str, tuple[str, ...]] = {}
     for token, rows in found:
@@ -85,6 +99,10 @@ def text_size(family: Family, config: Config) -> tuple[int, int]:
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":
         tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
-        return len(tables), config.embedding.vectors * sum(table.weight.shape[1] for table in tables)
+        return len(tables), config.embedding.vectors * sum(
+            table.weight.shape[1] for table in tables
+        )
     chosen = layers.add_text(encoders, config.text_encoder.layers)
-    return len({name.rpartition(".")[0] for name in chosen}), sum(parameter.numel() for parameter in chosen.values())
+    return len({name.rpartition(".")[0] for name in chosen}), sum(
+        parameter.numel() for parameter in chosen.values()
+    )

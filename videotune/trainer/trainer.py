@@ -80,12 +80,20 @@ class Trainer:
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """What the optimizers hold, by the names of checkpoints."""
-        return self._named({name: trainable.parameters for name, trainable in self.pool.trainables.items()})
+        return self._named(
+            {name: trainable.parameters for name, trainable in self.pool.trainables.items()}
+        )
 
     @property
     def averages(self) -> dict[str, Tensor]:
         """Averages of the weights, where they are kept, by the names of checkpoints."""
-        return self._named({name: one.ema.values for name, one in self.pool.trainables.items() if one.ema is not None})
+        return self._named(
+            {
+                name: one.ema.values
+                for name, one in self.pool.trainables.items()
+                if one.ema is not None
+            }
+        )
 
     @property
     def result(self) -> Mapping[str, Tensor]:
@@ -98,7 +106,11 @@ class Trainer:
         return self._named({name: shards.rows for name, shards in self.pool.shards.items()})
 
     def _named(self, by_expert: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-        return {self.prefix(name) + key: value for name, own in by_expert.items() for key, value in own.items()}
+        return {
+            self.prefix(name) + key: value
+            for name, own in by_expert.items()
+            for key, value in own.items()
+        }
 
     @property
     def text(self) -> LiveText | None:
@@ -107,7 +119,11 @@ class Trainer:
 
     def states(self, prompt: str) -> Mapping[str, Tensor]:
         """A prompt's text states: the cached ones, or by the text encoder as it is now."""
-        return self.source.text(prompt) if self.text is None else self.family.encode_text([self.text.spell(prompt)])[0]
+        return (
+            self.source.text(prompt)
+            if self.text is None
+            else self.family.encode_text([self.text.spell(prompt)])[0]
+        )
 
     def prefix(self, expert: str) -> str:
         """What the names of an expert's parameters begin with in a checkpoint."""
@@ -147,7 +163,11 @@ class Trainer:
 
     def band_at(self, step: int) -> str:
         """The exposure band of the training window that has been shown most."""
-        reached = [int(views) for views, first in self.plan["views"]["steps_for"].items() if first <= step]
+        reached = [
+            int(views)
+            for views, first in self.plan["views"]["steps_for"].items()
+            if first <= step
+        ]
         return band(max(reached, default=0))
 
     def write_exposure(self, step: int) -> None:

@@ -26,10 +26,16 @@ class MasterWeights:
 
     def __init__(self, held: Parameters) -> None:
         self.parameters = {
-            name: parameter if parameter.dtype == torch.float32 else nn.Parameter(parameter.detach().float())
+            name: parameter
+            if parameter.dtype == torch.float32
+            else nn.Parameter(parameter.detach().float())
             for name, parameter in held.items()
         }
-        self._pairs = [(held[name], master) for name, master in self.parameters.items() if master is not held[name]]
+        self._pairs = [
+            (held[name], master)
+            for name, master in self.parameters.items()
+            if master is not held[name]
+        ]
 
     @property
     def apart(self) -> bool:
@@ -61,13 +67,19 @@ def round_by_chance(x: Tensor, seed: int, *name: str | int) -> Tensor:
     the lower half of them is cut off.
     """
     random = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
-    chance = torch.randint(0, 1 << DROPPED, x.shape, generator=random, device=x.device, dtype=torch.int32)
-    bits = (x.view(torch.int32) + chance).bitwise_right_shift(DROPPED).bitwise_left_shift(DROPPED)
+    chance = torch.randint(
+        0, 1 << DROPPED, x.shape, generator=random, device=x.device, dtype=torch.int32
+    )
+    bits = (
+        (x.view(torch.int32) + chance).bitwise_right_shift(DROPPED).bitwise_left_shift(DROPPED)
+    )
     return torch.where(x.isfinite(), bits.view(torch.float32), x).bfloat16()
 
 
 @torch.no_grad()
-def update_rounded(part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, seed: int, step: int, name: str) -> None:
+def update_rounded(
+    part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, seed: int, step: int, name: str
+) -> None:
     """One parameter's update where it is held in bf16: float32 while it lasts, then rounded by chance; its gradient goes.
 
     A parameter of another dtype is updated as it is.
@@ -91,7 +103,12 @@ def update_rounded(part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, se
 
 
 def update_each_rounded(
-    optimizer: AnyOptimizer, parameters: Parameters, good: Tensor, seed: int, step: int, first_rows: Mapping[str, int]
+    optimizer: AnyOptimizer,
+    parameters: Parameters,
+    good: Tensor,
+    seed: int,
+    step: int,
+    first_rows: Mapping[str, int],
 ) -> None:
     """``update_rounded`` of one parameter after the other, so that one tensor at a time is float32.
 
@@ -100,13 +117,26 @@ def update_each_rounded(
     owners = owners_of(optimizer)
     for name, parameter in parameters.items():
         first = first_rows.get(name)
-        update_rounded(owners[id(parameter)], parameter, good, seed, step, f"{name}[{first}:]" if first else name)
+        update_rounded(
+            owners[id(parameter)],
+            parameter,
+            good,
+            seed,
+            step,
+            f"{name}[{first}:]" if first else name,
+        )
 
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
     """Each parameter's optimizer, by the parameter's id, where each has one of its own."""
-    assert isinstance(optimizer, Several), "one optimizer for all parameters cannot update one alone"
-    return {id(group["params"][0]): part for part in parts_of(optimizer) for group in part.param_groups}
+    assert isinstance(optimizer, Several), (
+        "one optimizer for all parameters cannot update one alone"
+    )
+    return {
+        id(group["params"][0]): part
+        for part in parts_of(optimizer)
+        for group in part.param_groups
+    }
 
 
 @dataclass
@@ -129,7 +159,9 @@ class InBackward:
         owners = owners_of(optimizer)
         for name, parameter in held.items():
             master = parameter if self.masters is None else self.masters.parameters[name]
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, name, owners[id(master)], master))
+            parameter.register_post_accumulate_grad_hook(
+                partial(self._ready, name, owners[id(master)], master)
+            )
         return self
 
     def begin(self, step: int) -> None:

@@ -23,7 +23,13 @@ from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.overfitting import OVERFITTING, Verdict, in_a_row, judge, recommend
 from videotune.validation.overhead import planned
 from videotune.validation.sample_metrics import SampleMetricsCallback
-from videotune.validation.validation_loss import ValidationLoss, freeze, owners, read_validation, related
+from videotune.validation.validation_loss import (
+    ValidationLoss,
+    freeze,
+    owners,
+    read_validation,
+    related,
+)
 
 Reading = Mapping[str, Any]
 """A validation's parts: "held_out" (None where nothing is) and "train"."""
@@ -94,7 +100,10 @@ class Validation(Callback):
         trainer.heartbeat.set("measuring", step)
         begun, name = time.perf_counter(), self.name(trainer) if trainer.dist.is_main else ""
         try:
-            with trainer.averaged(), trainer.breaking():  # in this order: weights are put back whatever is given up
+            with (
+                trainer.averaged(),
+                trainer.breaking(),
+            ):  # in this order: weights are put back whatever is given up
                 reading = self.read(trainer)
             with trainer.breaking():
                 live = self.read(trainer) if trainer.job.config.ema.decay is not None else None
@@ -102,10 +111,14 @@ class Validation(Callback):
             return
         if trainer.dist.is_main:  # the others have run the network in step with it
             self._write(trainer, step, name, reading, live, begun)
-        if trainer.job.config.early_stopping is not None:  # the best checkpoint is kept, so that it can be recommended
+        if (
+            trainer.job.config.early_stopping is not None
+        ):  # the best checkpoint is kept, so that it can be recommended
             lines = trainer.journal.history.events
             steps = {line["step"] for line in lines if line["kind"] == "validation"}
-            if of_main(trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step):
+            if of_main(
+                trainer, trainer.dist.is_main and step > 0 and best_step(lines, steps) == step
+            ):
                 save(trainer, step, "backup")
 
     def read(self, trainer: Trainer) -> dict[str, Any]:
@@ -114,29 +127,48 @@ class Validation(Callback):
         def batch_of(window: Window) -> Batch:
             return condition(trainer.family, trainer.text, plain_batch(trainer.source, window))
 
-        return read_validation(self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of)
+        return read_validation(
+            self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of
+        )
 
     def _write(
-        self, trainer: Trainer, step: int, name: str, reading: Reading, live: Reading | None, begun: float
+        self,
+        trainer: Trainer,
+        step: int,
+        name: str,
+        reading: Reading,
+        live: Reading | None,
+        begun: float,
     ) -> None:
         lines = trainer.journal.history.of_kind("validation")
         before = next((line for line in lines if line.get("validation") == name), reading)
         if lines and before is reading:
             what = f"the validation set changed{f' ({self._differs} differ)' if self._differs else ''}"
-            trainer.journal.warn(step, f"{what}: validation losses from step {step} on compare with each other alone")
+            trainer.journal.warn(
+                step,
+                f"{what}: validation losses from step {step} on compare with each other alone",
+            )
         whose = owners(trainer.family, trainer.source.objective)
         fields = {part: related(value, before[part], whose) for part, value in reading.items()}
         if live is not None:
-            fields["live"] = {part: related(value, before[part], whose) for part, value in live.items()}
+            fields["live"] = {
+                part: related(value, before[part], whose) for part, value in live.items()
+            }
         seconds = round(time.perf_counter() - begun, 3)
-        trainer.journal.event("validation", step=step, validation=name, **fields, seconds=seconds)
+        trainer.journal.event(
+            "validation", step=step, validation=name, **fields, seconds=seconds
+        )
         trainer.write_exposure(step)
         self.verdict = write_verdict(trainer)
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether early_stopping readings in a row say OVERFITTING."""
         patience, judged = trainer.job.config.early_stopping, trainer.dist.is_main
-        return judged and patience is not None and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+        return (
+            judged
+            and patience is not None
+            and in_a_row(trainer.journal.history.events, OVERFITTING) >= patience
+        )
 
     def on_end(self, trainer: Trainer, step: int) -> None:
         """Print the verdict."""
@@ -167,7 +199,11 @@ class Previews(SamplingCallback):
 
     def windows(self) -> Sequence[Window]:
         """Those whose first frame a preview is conditioned on."""
-        return tuple(dict.fromkeys(selection.first_frames_of(self._job).values())) if self.every else ()
+        return (
+            tuple(dict.fromkeys(selection.first_frames_of(self._job).values()))
+            if self.every
+            else ()
+        )
 
     def _made(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
         """Prompts and seeds whose previews of ``step`` are there."""
@@ -177,23 +213,40 @@ class Previews(SamplingCallback):
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
         """Whether some were not made before a kill."""
         wanted = due(step, self.every, trainer.job.steps) and not self.has_failed(trainer, step)
-        return wanted and not self._made(trainer, step).issuperset(selection.names_of(trainer.job))
+        return wanted and not self._made(trainer, step).issuperset(
+            selection.names_of(trainer.job)
+        )
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample the prompts but those that are made, and write the videos; those of the same settings together."""
         with self.contained(trainer, step):
-            made = of_main(trainer, self._made(trainer, step) if trainer.dist.is_main else set())
+            made = of_main(
+                trainer, self._made(trainer, step) if trainer.dist.is_main else set()
+            )
             first = selection.first_frames_of(trainer.job)
-            wanted = [one for one in selection.previews_of(trainer.job) if (one.prompt, one.seed) not in made]
+            wanted = [
+                one
+                for one in selection.previews_of(trainer.job)
+                if (one.prompt, one.seed) not in made
+            ]
             for settings in dict.fromkeys(one.settings for one in wanted):
-                begun, alike = time.perf_counter(), [one for one in wanted if one.settings == settings]
+                begun, alike = (
+                    time.perf_counter(),
+                    [one for one in wanted if one.settings == settings],
+                )
                 windows = [first[one] for one in alike] if first else []
-                videos = self.frames(trainer, step, settings, [(one.prompt, one.seed) for one in alike], windows)
+                videos = self.frames(
+                    trainer, step, settings, [(one.prompt, one.seed) for one in alike], windows
+                )
                 seconds = round((time.perf_counter() - begun) / max(1, len(videos)), 3)
                 for one, frames in zip(alike if videos else (), videos, strict=True):
                     path = trainer.run / "samples" / file_name(step, one.prompt, one.seed)
                     write_video(path, frames, settings.shape.fps)
-                    facts = {"prompt": one.prompt, "seed": one.seed, "path": path.relative_to(trainer.run).as_posix()}
+                    facts = {
+                        "prompt": one.prompt,
+                        "seed": one.seed,
+                        "path": path.relative_to(trainer.run).as_posix(),
+                    }
                     trainer.journal.event("sample", step=step, **facts, seconds=seconds)
 
 
@@ -209,7 +262,9 @@ def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     if is_new or (found.step, found.validation) != (last.get("step"), last.get("validation")):
         trainer.journal.event("verdict", **found.to_json())
     # at the end it is printed again, unless its word became a new one at this very validation
-    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [found.word]
+    is_old = [line["verdict"] for line in verdicts if line["step"] < found.step][-1:] == [
+        found.word
+    ]
     if (is_new and found.word is not None) or (at_the_end and (is_old or found.word is None)):
         echo(f"{found.word or 'no verdict'} at step {found.step}: {found.reason}")
     return found
@@ -224,8 +279,14 @@ def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
     lines = trainer.journal.history.events
     found, there = judge(lines), [one.step for one in complete_checkpoints(trainer.run)]
     if found is None or not found.turned or not there:
-        why = found.reason if found is not None and found.word is None else "nothing speaks against the last step"
+        why = (
+            found.reason
+            if found is not None and found.word is None
+            else "nothing speaks against the last step"
+        )
         return {"step": max(there, default=step), "why": why}
-    held_out = {int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)}
+    held_out = {
+        int(one["step"]): float(one["held_out"]["normalised"]) for one in readings_of(lines)
+    }
     best, why = recommend(held_out, found.best_step or 0, there)
     return {"step": best, "why": why or "held-out clips were best there"}

@@ -37,7 +37,11 @@ class SamplingCallback(Callback):
 
     def has_failed(self, trainer: Trainer, step: int) -> bool:
         """Whether the journal has a warning of this step."""
-        lines = (line for line in trainer.journal.history.of_kind("warning") if line.get("step") == step)
+        lines = (
+            line
+            for line in trainer.journal.history.of_kind("warning")
+            if line.get("step") == step
+        )
         return any(line["text"].startswith(self.failure.format(step)) for line in lines)
 
     def before(self, trainer: Trainer) -> None:
@@ -60,11 +64,20 @@ class SamplingCallback(Callback):
             echo(f"the {self.what} at step {step} are given up")
         except RankMismatch:  # the others wait for this process within the network
             raise
-        except Exception as error:  # whatever goes wrong here, hours of training must not be lost to it
-            trainer.journal.warn(step, f"{self.failure.format(step)}: {type(error).__name__}: {error}")
+        except (
+            Exception
+        ) as error:  # whatever goes wrong here, hours of training must not be lost to it
+            trainer.journal.warn(
+                step, f"{self.failure.format(step)}: {type(error).__name__}: {error}"
+            )
 
     def frames(
-        self, trainer: Trainer, step: int, settings: SampleSettings, samples: Samples, first: Sequence[Window]
+        self,
+        trainer: Trainer,
+        step: int,
+        settings: SampleSettings,
+        samples: Samples,
+        first: Sequence[Window],
     ) -> list[np.ndarray]:
         """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.
 
@@ -91,8 +104,14 @@ class SamplingCallback(Callback):
 
 ATTEMPTS = (
     ("", False),
-    ("note: the device has no room to decode a preview beside the denoiser, which is offloaded meanwhile", False),
-    ("note: there is no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly", True),
+    (
+        "note: the device has no room to decode a preview beside the denoiser, which is offloaded meanwhile",
+        False,
+    ),
+    (
+        "note: there is no room to decode a preview whole; it is decoded in tiles, so its pixels differ slightly",
+        True,
+    ),
 )
 """What is printed before an attempt to decode, and whether it is in tiles."""
 

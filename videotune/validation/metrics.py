@@ -73,22 +73,41 @@ def edges(pictures: Tensor) -> Tensor:
     red, green, blue = _shrunk(pictures, SIDE).unbind(1)
     grey = 0.299 * red + 0.587 * green + 0.114 * blue
     padded = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
-    across, down = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2], padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
-    root = (across.square() + down.square() + 1e-12) ** -0.25  # a strong edge counts as its square root
+    across, down = (
+        padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2],
+        padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1],
+    )
+    root = (
+        across.square() + down.square() + 1e-12
+    ) ** -0.25  # a strong edge counts as its square root
     angles = (torch.arange(TURNS) * (2 * torch.pi / TURNS))[:, None, None]
-    turned = ((across * root)[:, None] * angles.cos() + (down * root)[:, None] * angles.sin()).clamp_min(0)
+    turned = (
+        (across * root)[:, None] * angles.cos() + (down * root)[:, None] * angles.sin()
+    ).clamp_min(0)
     turned = _by_place(turned)
-    turned = turned - turned.mean(1, keepdim=True)  # what all directions have in common says little
+    turned = turned - turned.mean(
+        1, keepdim=True
+    )  # what all directions have in common says little
     length = turned.norm(dim=1, keepdim=True)
     turned = turned / (length + 0.5 * length.mean((2, 3), keepdim=True) + 1e-4)
-    light, colour = _by_place(grey[:, None]), _by_place(torch.stack([red - grey, blue - grey], 1))
+    light, colour = (
+        _by_place(grey[:, None]),
+        _by_place(torch.stack([red - grey, blue - grey], 1)),
+    )
     parts = [turned, light - light.mean((2, 3), keepdim=True), colour]
-    whole = unit(torch.cat([weight * unit(part.flatten(1)) for weight, part in zip(PARTS, parts, strict=True)], 1))
+    whole = unit(
+        torch.cat(
+            [weight * unit(part.flatten(1)) for weight, part in zip(PARTS, parts, strict=True)],
+            1,
+        )
+    )
     return torch.where(whole.norm(dim=1, keepdim=True) > 0.5, whole, whole.shape[1] ** -0.5)
 
 
 def _shrunk(pictures: Tensor, side: int) -> Tensor:
-    return functional.interpolate(pictures, (side, side), mode="bilinear", antialias=True, align_corners=False)
+    return functional.interpolate(
+        pictures, (side, side), mode="bilinear", antialias=True, align_corners=False
+    )
 
 
 def _by_place(planes: Tensor) -> Tensor:
@@ -118,7 +137,9 @@ def cut_out(pictures: Tensor, view: View) -> Tensor:
 def in_views(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
     """uint8 frames (T, H, W, 3) of a clip that may be copied -> (views, T, D)."""
     pictures = to_pictures(frames)
-    return torch.stack([embedding.of_frames(cut_out(pictures, view)) for view in embedding.views])
+    return torch.stack(
+        [embedding.of_frames(cut_out(pictures, view)) for view in embedding.views]
+    )
 
 
 def both_ways(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
@@ -148,12 +169,16 @@ def open_encoder(place: str) -> Embedding:
         found = []
         with torch.no_grad():
             for part in pictures.split(32):
-                inputs = processor(images=list(part), return_tensors="pt", do_rescale=False)["pixel_values"]
+                inputs = processor(images=list(part), return_tensors="pt", do_rescale=False)[
+                    "pixel_values"
+                ]
                 found.append(unit(_features(model, inputs, place).float().cpu()))
         return torch.cat(found)
 
     # a few numbers of the weights: two checkpoints of one kind are two embeddings
-    weights = digest([round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]])[:8]
+    weights = digest(
+        [round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]]
+    )[:8]
     name = digest([place.rstrip("/").rpartition("/")[2], weights])[:8]
     return Embedding(f"{model.config.model_type}-{name}", of_frames)
 
@@ -166,11 +191,16 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
             return answer
     else:
         answer = model(pixel_values=pixels)
-    pooled, last = getattr(answer, "pooler_output", None), getattr(answer, "last_hidden_state", None)
+    pooled, last = (
+        getattr(answer, "pooler_output", None),
+        getattr(answer, "last_hidden_state", None),
+    )
     if pooled is not None:
         return pooled.flatten(1)
     if last is None:
-        raise VideotuneError(f"sample_metrics.encoder: {place!r} gives no features of images; name an image encoder")
+        raise VideotuneError(
+            f"sample_metrics.encoder: {place!r} gives no features of images; name an image encoder"
+        )
     return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
 
 
@@ -204,7 +234,9 @@ class Gallery:
         by_length: dict[int, list[Known]] = {}
         for one in known:
             by_length.setdefault(one.views.shape[1], []).append(one)
-        self._groups = [torch.stack([one.views for one in group]) for group in by_length.values()]
+        self._groups = [
+            torch.stack([one.views for one in group]) for group in by_length.values()
+        ]
         self.known = tuple(one for group in by_length.values() for one in group)
 
     def nearest(self, seen: Tensor, but: str | None = None) -> Nearest | None:
@@ -212,7 +244,9 @@ class Gallery:
         allowed = torch.tensor([one.source != but for one in self.known])
         if not allowed.any():
             return None
-        found = torch.cat([similarities(seen, views) for views in self._groups]).masked_fill(~allowed, -2)
+        found = torch.cat([similarities(seen, views) for views in self._groups]).masked_fill(
+            ~allowed, -2
+        )
         place = int(found.argmax())
         return Nearest(self.known[place].clip, float(found[place]))
 
@@ -254,23 +288,38 @@ class Baselines:
 
     def to_json(self) -> dict[str, Any]:
         """For each baseline {clips, median, p99}; null where it is empty."""
-        return {name: _summary(values) for name, values in (("held_out", self.held_out), ("others", self.others))}
+        return {
+            name: _summary(values)
+            for name, values in (("held_out", self.held_out), ("others", self.others))
+        }
 
 
 def baselines(
-    gallery: Gallery, held_out: Mapping[str, Sequence[Tensor]], training: Sequence[tuple[str, Tensor]]
+    gallery: Gallery,
+    held_out: Mapping[str, Sequence[Tensor]],
+    training: Sequence[tuple[str, Tensor]],
 ) -> Baselines:
     """Both baselines. ``held_out``: ``both_ways`` of held-out clips by source; ``training``: (source, ``both_ways``)."""
-    first = [gallery.nearest(seen, but=source) for source, several in held_out.items() for seen in several]
+    first = [
+        gallery.nearest(seen, but=source)
+        for source, several in held_out.items()
+        for seen in several
+    ]
     second = [gallery.nearest(seen, but=source) for source, seen in training]
-    return Baselines(*(tuple(one.similarity for one in part if one is not None) for part in (first, second)))
+    return Baselines(
+        *(tuple(one.similarity for one in part if one is not None) for part in (first, second))
+    )
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any] | None:
     if not values:
         return None
     middle, high = np.quantile(values, [0.5, QUANTILE])
-    return {"clips": len(values), "median": round(float(middle), 4), "p99": round(float(high), 4)}
+    return {
+        "clips": len(values),
+        "median": round(float(middle), 4),
+        "p99": round(float(high), 4),
+    }
 
 
 def vendi(vectors: NDArray[np.float64]) -> float:
@@ -280,7 +329,9 @@ def vendi(vectors: NDArray[np.float64]) -> float:
     Raises ValueError for no vector, and for one of length 0.
     """
     x = np.asarray(vectors, np.float64)
-    lengths = np.linalg.norm(x, axis=1, keepdims=True) if x.ndim == 2 and len(x) else np.zeros(1)
+    lengths = (
+        np.linalg.norm(x, axis=1, keepdims=True) if x.ndim == 2 and len(x) else np.zeros(1)
+    )
     if not (lengths > 0).all():
         raise ValueError("the Vendi score is of one or more vectors (n, D), none of length 0")
     x = x / lengths
@@ -294,7 +345,11 @@ def diversity(by_prompt: Sequence[Sequence[Tensor]]) -> float | None:
 
     Samples of different prompts are different anyway, so they are not compared. None where no prompt has two samples.
     """
-    several = [torch.stack([one.flatten() for one in samples]) for samples in by_prompt if len(samples) > 1]
+    several = [
+        torch.stack([one.flatten() for one in samples])
+        for samples in by_prompt
+        if len(samples) > 1
+    ]
     scores = [vendi(vectors.double().numpy()) for vectors in several]
     return sum(scores) / len(scores) if scores else None
 
@@ -335,7 +390,9 @@ def measures(frames: NDArray[Any]) -> Measures:
         return Measures(None, None, saturation)
     level = grey[1:] * torch.exp(-gains)[:, None, None]
     energy = float((level - grey[:-1]).abs().mean())
-    return Measures(energy, float(gains.diff().abs().mean()) / 4 if len(grey) > 2 else None, saturation)
+    return Measures(
+        energy, float(gains.diff().abs().mean()) / 4 if len(grey) > 2 else None, saturation
+    )
 
 
 def _gains(blocks: Tensor) -> Tensor:

@@ -15,7 +15,23 @@ from videotune.trainer.logging.journal import readings_of
 
 LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
 
-T = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
+T = (
+    6.314,
+    2.920,
+    2.353,
+    2.132,
+    2.015,
+    1.943,
+    1.895,
+    1.860,
+    1.833,
+    1.812,
+    1.796,
+    1.782,
+    1.771,
+    1.761,
+    1.753,
+)
 """Student's t for 2 … 16 clips, as many as are read: a mean of differences that lies so many of its standard errors above 0
 does so by chance once in twenty times. For more clips the last one, which is a little too strict, stands."""
 
@@ -50,7 +66,10 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The journal's line, without its kind and time."""
-        found = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        found = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in vars(self).items()
+        }
         return {"verdict": found.pop("word")} | found
 
 
@@ -80,7 +99,9 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     risen = overfits(readings, best)
     if risen is not None:
         reason = _copied(readings, best, risen)
-        return replace(found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings))
+        return replace(
+            found, word=OVERFITTING, reason=reason, turned=True, quantile=turned_first(readings)
+        )
     word, reason = _others(readings)
     return replace(found, word=word, reason=reason, turned=_above(held[best], held[-1]))
 
@@ -89,7 +110,9 @@ def in_a_row(lines: Iterable[Mapping[str, Any]], word: str) -> int:
     """At how many of the latest readings, one after another, the verdict was ``word``."""
     readings = readings_of(lines)
     verdicts = (judge(readings[:end]) for end in range(len(readings), 0, -1))
-    return sum(1 for _ in takewhile(lambda found: found is not None and found.word == word, verdicts))
+    return sum(
+        1 for _ in takewhile(lambda found: found is not None and found.word == word, verdicts)
+    )
 
 
 def _unable(readings: Sequence[Mapping[str, Any]]) -> str:
@@ -105,7 +128,11 @@ def _unable(readings: Sequence[Mapping[str, Any]]) -> str:
 
 def _values(reading: Mapping[str, Any]) -> list[float | None]:
     parts = [reading["held_out"], reading["train"]]
-    return [value for part in parts for value in (part["normalised"], *part.get("clips", {}).values())]
+    return [
+        value
+        for part in parts
+        for value in (part["normalised"], *part.get("clips", {}).values())
+    ]
 
 
 def clips_of(reading: Mapping[str, Any], part: str) -> dict[str, float]:
@@ -136,14 +163,20 @@ def overfits(readings: Sequence[Mapping[str, Any]], best: int) -> int | None:
     """The latest reading at which held-out clips lay above their best by more than chance, as at the one before it, and
     training clips below theirs; None: there is none. It stands until a reading is lower than the best."""
     risen = [_risen(readings[best], reading) for reading in readings]
-    return max((i for i in range(best + 2, len(readings)) if risen[i] and risen[i - 1]), default=None)
+    return max(
+        (i for i in range(best + 2, len(readings)) if risen[i] and risen[i - 1]), default=None
+    )
 
 
 def _copied(readings: Sequence[Mapping[str, Any]], best: int, risen: int) -> str:
     """Why a run overfits, in words."""
     first, worst, now = readings[best], readings[risen], readings[-1]
     since = "have risen" if worst is now else "rose"
-    then = "" if worst is now else f" at step {worst['step']} (now {now['held_out']['normalised']:.3f}, no new best)"
+    then = (
+        ""
+        if worst is now
+        else f" at step {worst['step']} (now {now['held_out']['normalised']:.3f}, no new best)"
+    )
     return (
         f"held-out clips were best at step {first['step']} ({first['held_out']['normalised']:.3f} of the base) and {since} "
         f"to {worst['held_out']['normalised']:.3f}{then}, more than the scatter over {len(clips_of(now, 'held_out'))} clips "
@@ -178,7 +211,9 @@ def _alike(best: Mapping[str, float], other: Mapping[str, float]) -> bool:
     return mean <= chance
 
 
-def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) -> tuple[int, str]:
+def recommend(
+    held_out: Mapping[int, float], best: int, saved: Collection[int]
+) -> tuple[int, str]:
     """Of the saved steps of a run that has turned the recommended one, and why it is not ``best``; empty where it is.
 
     The one whose held-out clips were best; where none of them was validated, the nearest to ``best``. ``held_out``: the
@@ -196,9 +231,14 @@ def recommend(held_out: Mapping[int, float], best: int, saved: Collection[int]) 
 def turned_first(readings: Sequence[Mapping[str, Any]]) -> int:
     """The quantile, from 1, at which held-out clips turned: of those that have risen at least half as much as the one that
     has risen most, the one whose lowest reading is the earliest."""
-    curves = list(zip(*(reading["held_out"]["by_quantile"] for reading in readings), strict=True))
+    curves = list(
+        zip(*(reading["held_out"]["by_quantile"] for reading in readings), strict=True)
+    )
     base = readings[0]["held_out"]["by_quantile"]
-    rises = [(curve[-1] - min(curve)) / max(first, 1e-12) for curve, first in zip(curves, base, strict=True)]
+    rises = [
+        (curve[-1] - min(curve)) / max(first, 1e-12)
+        for curve, first in zip(curves, base, strict=True)
+    ]
     much = [i for i, value in enumerate(rises) if value >= max(rises) / 2]
     return 1 + min(much, key=lambda i: (curves[i].index(min(curves[i])), -rises[i]))
 
@@ -210,15 +250,24 @@ def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"
-        changes.append(f"{what} went {values}" + ("" if went[part] else ", within what chance explains"))
+        changes.append(
+            f"{what} went {values}" + ("" if went[part] else ", within what chance explains")
+        )
     since = f"since step {last[0]['step']}"
     if went["held_out"] < 0:
         return LEARNING, f"{since} {' and '.join(changes)}"
     if went["held_out"] > 0:
-        both = ": both have got worse, a sign of too high a learning_rate" if went["train"] > 0 else ""
+        both = (
+            ": both have got worse, a sign of too high a learning_rate"
+            if went["train"] > 0
+            else ""
+        )
         return PLATEAU, f"{since} {' and '.join(changes)}{both}"
     if went["train"] < 0:
-        return PLATEAU, f"{since} {' and '.join(changes)}: what is still learnt is these clips alone"
+        return (
+            PLATEAU,
+            f"{since} {' and '.join(changes)}: what is still learnt is these clips alone",
+        )
     return PLATEAU, f"{since} neither has fallen: {' and '.join(changes)}"
 
 

@@ -35,7 +35,10 @@ PREVIEW_STEPS = (20, 12, 8)
 def tokens_a_step(job: Job) -> float:
     """Tokens of a step's samples in one process, on the average over the buckets."""
     sizes = zip(job.shares, job.schedule.batches, job.shapes, strict=True)
-    return sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes) / job.processes
+    return (
+        sum(share * batch * job.spec.tokens(shape) for share, batch, shape in sizes)
+        / job.processes
+    )
 
 
 def passes_of(spec: ModelSpec, guidance: float) -> int:
@@ -60,7 +63,9 @@ def planned(job: Job) -> Job:
     if job.config.validation_windows is None:
         job = _with(job, "validation_windows", _affordable_windows(job))
     if job.config.validate_every is None:
-        job = _with(job, "validate_every", _spacing(job, VALIDATION_SHARE / _one_validation(job)))
+        job = _with(
+            job, "validate_every", _spacing(job, VALIDATION_SHARE / _one_validation(job))
+        )
     if job.config.sample_after is None:
         left = TOTAL_SHARE - _taken(job)
         steps, prompts = _affordable_preview(job, left)
@@ -71,7 +76,9 @@ def planned(job: Job) -> Job:
 
 def _with(job: Job, key: str, value: int | None) -> Job:
     """The job with a value for a key; None: as it is."""
-    return job if value is None else replace(job, resolved=job.resolved.with_planned({key: value}))
+    return (
+        job if value is None else replace(job, resolved=job.resolved.with_planned({key: value}))
+    )
 
 
 def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
@@ -86,12 +93,17 @@ def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
 def _passes(job: Job) -> list[tuple[Window, int]]:
     """Each window of a validation, and its passes; twice as many where an average of the weights is read too."""
     twice = 1 + (job.config.ema.decay is not None)
-    pairs = (zip(part, selection.levels_of(part), strict=True) for part in selection.validation_windows(job))
+    pairs = (
+        zip(part, selection.levels_of(part), strict=True)
+        for part in selection.validation_windows(job)
+    )
     return [(window, twice * len(levels)) for part in pairs for window, levels in part]
 
 
 def _one_validation(job: Job) -> float:
-    return share_of_steps(job, sum(count * job.spec.tokens(window.shape) for window, count in _passes(job)))
+    return share_of_steps(
+        job, sum(count * job.spec.tokens(window.shape) for window, count in _passes(job))
+    )
 
 
 def _affordable_windows(job: Job) -> int:
@@ -115,11 +127,22 @@ def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None)
 def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
     """(denoising steps, prompts; None: as they are) that pay for ``WANTED_PREVIEWS``, or the smallest."""
     own, count = selection.preview_settings(job).steps, len(selection.prompts_of(job))
-    open_keys = {key for key in ("sample.steps", "samples") if job.resolved.origins[key] in ("default", "family")}
-    steps = [own, *(few for few in PREVIEW_STEPS if few < own)] if "sample.steps" in open_keys else [own]
+    open_keys = {
+        key
+        for key in ("sample.steps", "samples")
+        if job.resolved.origins[key] in ("default", "family")
+    }
+    steps = (
+        [own, *(few for few in PREVIEW_STEPS if few < own)]
+        if "sample.steps" in open_keys
+        else [own]
+    )
     prompts = [count, 1] if "samples" in open_keys and count > 1 else [count]
     choices = list(product(steps, prompts))
-    found = next((one for one in choices if WANTED_PREVIEWS * _one_preview(job, *one) <= share), choices[-1])
+    found = next(
+        (one for one in choices if WANTED_PREVIEWS * _one_preview(job, *one) <= share),
+        choices[-1],
+    )
     return found[0] if found[0] < own else None, found[1] if found[1] < count else None
 
 
@@ -168,7 +191,11 @@ def metrics(job: Job) -> dict[str, Any] | None:
     if plan is None or not (every := metrics_spacing(plan, job)):
         return None
     count = times(every, job.steps)
-    return {"count": count, "samples": plan.samples, "share": rounded(count * share_of_run(plan, job))}
+    return {
+        "count": count,
+        "samples": plan.samples,
+        "share": rounded(count * share_of_run(plan, job)),
+    }
 
 
 def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
@@ -193,7 +220,9 @@ def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
     """What sample metrics cost once, as a share of the whole training; decoding is left out."""
     settings, spec = plan.settings, job.spec
     passes = passes_of(spec, settings.guidance)
-    return share_of_steps(job, plan.samples * settings.steps * passes * spec.tokens(settings.shape))
+    return share_of_steps(
+        job, plan.samples * settings.steps * passes * spec.tokens(settings.shape)
+    )
 
 
 def rounded(share: float) -> float:

@@ -82,31 +82,44 @@ def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
 
 def name_of(job: Job, plan: SampleMetricsPlan, embedding: Embedding) -> str:
     """8 hex digits: readings of one name compare."""
-    windows = [[window.id for window in part] for part in (compared_windows(job, plan), job.library.held_out_windows)]
+    windows = [
+        [window.id for window in part]
+        for part in (compared_windows(job, plan), job.library.held_out_windows)
+    ]
     return digest([identity_of(plan), embedding.name, windows])[:8]
 
 
-def embed_clips(job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool) -> EmbeddedClips:
+def embed_clips(
+    job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool
+) -> EmbeddedClips:
     """Decode and embed the clips; the baselines too where they are wanted."""
     clips, every = {clip.id: clip for clip in job.library.clips}, every_of(job, plan)
     length = plan.settings.shape.frames
     windows = compared_windows(job, plan)
-    asking = {window.id for window in spread(windows, MOST_QUERIES)} if with_baselines else set()
+    asking = (
+        {window.id for window in spread(windows, MOST_QUERIES)} if with_baselines else set()
+    )
     moving = {window.id for window in spread(windows, OF_DATA)}
     known, training, motion = [], [], []
     with bar("looking at the clips") as progress:
         for done, (window, frames) in enumerate(small_frames(job, plan, windows), 1):
             clip = clips[window.clip_id]
-            known.append(Known(clip.path, clip.source, metrics.in_views(embedding, frames[::every])))
+            known.append(
+                Known(clip.path, clip.source, metrics.in_views(embedding, frames[::every]))
+            )
             if window.id in asking:
-                training.append((clip.source, metrics.both_ways(embedding, frames[:length][::every])))
+                training.append(
+                    (clip.source, metrics.both_ways(embedding, frames[:length][::every]))
+                )
             if window.id in moving:
                 motion.append(metrics.measures(frames[:length]))
             progress.update(done, len(windows))
     gallery, found = Gallery(known), None
     if with_baselines:
         held: dict[str, list[Any]] = {}
-        for window, frames in small_frames(job, plan, spread(job.library.held_out_windows, MOST_QUERIES)):
+        for window, frames in small_frames(
+            job, plan, spread(job.library.held_out_windows, MOST_QUERIES)
+        ):
             seen = metrics.both_ways(embedding, frames[:length][::every])
             held.setdefault(clips[window.clip_id].source, []).append(seen)
         found = metrics.baselines(gallery, held, training)
@@ -122,7 +135,10 @@ def small_frames(
     height, width = round(shape.height * scale), round(shape.width * scale)
     for window in windows:
         times = sample_window(window, PLAIN, job.config.seed).times
-        yield window, decode(job.library.media[window.clip_id], times, height, width, window.resize)
+        yield (
+            window,
+            decode(job.library.media[window.clip_id], times, height, width, window.resize),
+        )
 
 
 FILE = "sample_metrics.json"
@@ -164,18 +180,26 @@ class SampleMetricsCallback(SamplingCallback):
         """Raise VideotuneError for an encoder that cannot be read."""
         if takes_part:
             encoder = self.job.config.sample_metrics.encoder
-            self.embedding = metrics.default_embedding() if encoder is None else metrics.open_encoder(encoder)
+            self.embedding = (
+                metrics.default_embedding()
+                if encoder is None
+                else metrics.open_encoder(encoder)
+            )
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
         """Whether the base, or a checkpoint, was not measured."""
-        measured = any(line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics"))
+        measured = any(
+            line["step"] == step for line in trainer.journal.history.of_kind("sample_metrics")
+        )
         wanted = (step == 0 or due(step, self.every, trainer.job.steps)) and not measured
         return wanted and not self.has_failed(trainer, step)
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Sample and measure; at step 0 the samples are the base's. Videos are written, so that a user can look at them."""
         with self.contained(trainer, step):
-            why = of_main(trainer, self._why_not(trainer, step) if trainer.dist.is_main else None)
+            why = of_main(
+                trainer, self._why_not(trainer, step) if trainer.dist.is_main else None
+            )
             if why is not None:
                 trainer.journal.event("sample_metrics", step=step, not_measured=why)
                 return
@@ -191,7 +215,12 @@ class SampleMetricsCallback(SamplingCallback):
                 keep_base(trainer.run, self.plan, films)
             with trainer.breaking():
                 fields = self._compared(trainer, films, step)
-            trainer.journal.event("sample_metrics", step=step, **fields, seconds=round(time.perf_counter() - begun, 3))
+            trainer.journal.event(
+                "sample_metrics",
+                step=step,
+                **fields,
+                seconds=round(time.perf_counter() - begun, 3),
+            )
 
     def _why_not(self, trainer: Trainer, step: int) -> str | None:
         """Why nothing is measured here, in words; None where it is."""
@@ -214,19 +243,35 @@ class SampleMetricsCallback(SamplingCallback):
         kept, name = read_json(trainer.run / FILE), name_of(job, plan, embedding)
         old = kept.get("reading", {})
         if self.clips is None:
-            self.clips = embed_clips(job, plan, embedding, with_baselines=old.get("name") != name)
+            self.clips = embed_clips(
+                job, plan, embedding, with_baselines=old.get("name") != name
+            )
         clips = self.clips
         now = measured(plan, embedding, clips, films)
-        if old.get("name") != name:  # the first reading, or other clips or another encoder since
+        if (
+            old.get("name") != name
+        ):  # the first reading, or other clips or another encoder since
             with np.load(base_file(trainer.run)) as file:
-                base = now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
+                base = (
+                    now if step == 0 else measured(plan, embedding, clips, list(file["films"]))
+                )
             assert clips.baselines is not None
-            old = {"name": name, "baselines": asdict(clips.baselines), "data": clips.motion, "base": asdict(base)}
+            old = {
+                "name": name,
+                "baselines": asdict(clips.baselines),
+                "data": clips.motion,
+                "base": asdict(base),
+            }
             write_json(trainer.run / FILE, kept | {"reading": old})
         base = checked(Measured, json.dumps(old["base"]))
-        usual = Baselines(tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"]))
+        usual = Baselines(
+            tuple(old["baselines"]["held_out"]), tuple(old["baselines"]["others"])
+        )
         line = usual.line([one.similarity for one in base.nearest])
-        paths = [path.relative_to(trainer.run).as_posix() for path in paths_of(trainer.run, plan, step)]
+        paths = [
+            path.relative_to(trainer.run).as_posix()
+            for path in paths_of(trainer.run, plan, step)
+        ]
         samples = [
             {
                 "prompt": plan.prompts[i],
@@ -247,13 +292,18 @@ class SampleMetricsCallback(SamplingCallback):
                 "mean": mean_of(now),
                 "base": mean_of(base),
                 "copies": sum(sample["copy"] for sample in samples),
-                "base_copies": sum(line is not None and one.similarity > line for one in base.nearest),
+                "base_copies": sum(
+                    line is not None and one.similarity > line for one in base.nearest
+                ),
                 "line": None if line is None else round(line, 4),
                 "windows": len(clips.gallery.known),
                 **usual.to_json(),
             },
             "diversity": beside(now.diversity, base=base.diversity),
-            "motion": {k: beside(value, base=base.motion[k], data=old["data"][k]) for k, value in now.motion.items()},
+            "motion": {
+                k: beside(value, base=base.motion[k], data=old["data"][k])
+                for k, value in now.motion.items()
+            },
         }
 
 
@@ -269,11 +319,17 @@ def base_file(run: Path) -> Path:
 
 def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> None:
     """Keep the base's samples: after the first step nobody can generate them again."""
-    write_whole(base_file(run), lambda aside: np.savez_compressed(aside, films=np.stack(films)), durable=False)
+    write_whole(
+        base_file(run),
+        lambda aside: np.savez_compressed(aside, films=np.stack(films)),
+        durable=False,
+    )
     write_json(run / FILE, {"drawing": identity_of(plan)})
 
 
-def measured(plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]) -> Measured:
+def measured(
+    plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]
+) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
     seen = [metrics.both_ways(embedding, frames[:: clips.every]) for frames in films]
     nearest = [clips.gallery.nearest(one) for one in seen]

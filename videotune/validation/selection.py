@@ -27,7 +27,11 @@ MOST_WINDOWS, LEAST_WINDOWS = 24, 6
 
 def spread(items: Sequence[T], count: int) -> tuple[T, ...]:
     """At most ``count`` items, evenly over the sequence."""
-    return tuple(items) if len(items) <= count else tuple(items[i * len(items) // count] for i in range(count))
+    return (
+        tuple(items)
+        if len(items) <= count
+        else tuple(items[i * len(items) // count] for i in range(count))
+    )
 
 
 def validation_windows(job: Job) -> tuple[tuple[Window, ...], tuple[Window, ...]]:
@@ -59,7 +63,11 @@ def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ..
             if left and shares[number] < len(own):
                 shares[number], left = shares[number] + 1, left - 1
     # the middles of as many equal parts of a clip's places
-    chosen = [own[(2 * i + 1) * len(own) // (2 * n)] for own, n in zip(clips, shares, strict=True) for i in range(n)]
+    chosen = [
+        own[(2 * i + 1) * len(own) // (2 * n)]
+        for own, n in zip(clips, shares, strict=True)
+        for i in range(n)
+    ]
     return tuple(windows[place] for place in sorted(chosen))
 
 
@@ -89,7 +97,9 @@ def previews_of(job: Job) -> list[Preview]:
         own = prompt.model_dump(exclude_none=True, exclude={"prompt"})
         config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
         if key in found:
-            raise VideotuneError(f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed")
+            raise VideotuneError(
+                f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed"
+            )
         found[key] = Preview(*key, sample_settings(config, job.spec, usual))
     return list(found.values())
 
@@ -97,13 +107,20 @@ def previews_of(job: Job) -> list[Preview]:
 def names_of(job: Job) -> list[tuple[str, int]]:
     """(prompt, seed) of each preview: a seed of its own, or the run's and one more for each prompt before it."""
     first = job.config.sample.seed
-    return [(one.prompt, first + i if one.seed is None else one.seed) for i, one in enumerate(prompts_of(job))]
+    return [
+        (one.prompt, first + i if one.seed is None else one.seed)
+        for i, one in enumerate(prompts_of(job))
+    ]
 
 
 def captions_evenly(job: Job, most: int) -> list[str]:
     """At most so many different captions, evenly over the training clips."""
     trained = {window.clip_id for window in job.training_windows}
-    captions = [clip.captions[0] for clip in job.library.clips if clip.id in trained and clip.captions[0]]
+    captions = [
+        clip.captions[0]
+        for clip in job.library.clips
+        if clip.id in trained and clip.captions[0]
+    ]
     return list(spread(list(dict.fromkeys(captions)), most))
 
 
@@ -146,7 +163,11 @@ def conditions_on_first_frame(job: Job) -> bool:
 def preview_settings(job: Job) -> SampleSettings:
     """How a run's previews are sampled; where they differ, the one with most tokens."""
     usual = sample_settings(job.config, job.spec, usual_shape(job))
-    given = (one.settings for one in previews_of(job)) if isinstance(job.config.samples, list) else ()
+    given = (
+        (one.settings for one in previews_of(job))
+        if isinstance(job.config.samples, list)
+        else ()
+    )
     return max(given, key=lambda one: job.spec.tokens(one.shape), default=usual)
 
 
@@ -157,24 +178,42 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
     """
     sample, rules = config.sample, spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
-    height, width = (usual.height, usual.width) if sample.resolution is None else map(int, sample.resolution.split("x"))
+    height, width = (
+        (usual.height, usual.width)
+        if sample.resolution is None
+        else map(int, sample.resolution.split("x"))
+    )
     if snap_frames(frames, rules) != frames:
-        raise VideotuneError(f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}")
+        raise VideotuneError(
+            f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}"
+        )
     if not suits((height, width), rules):
-        raise VideotuneError(f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}")
+        raise VideotuneError(
+            f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}"
+        )
     shape = ClipShape(frames, height, width, rules.fps)
     settings = settings_at(config, spec, shape, sample.steps or spec.sample_steps)
     if sample.negative and (spec.guidance_embedded or settings.guidance <= 1):
-        why = "takes guidance as an input" if spec.guidance_embedded else "is asked once at guidance 1"
-        raise VideotuneError(f"sample.negative: {spec.title} {why}, so it reads no negative prompt; leave it out")
+        why = (
+            "takes guidance as an input"
+            if spec.guidance_embedded
+            else "is asked once at guidance 1"
+        )
+        raise VideotuneError(
+            f"sample.negative: {spec.title} {why}, so it reads no negative prompt; leave it out"
+        )
     return replace(settings, negative=sample.negative)
 
 
-def settings_at(config: Config, spec: ModelSpec, shape: ClipShape, steps: int) -> SampleSettings:
+def settings_at(
+    config: Config, spec: ModelSpec, shape: ClipShape, steps: int
+) -> SampleSettings:
     """The config's settings of a sample at a shape, in so many denoising steps."""
     sample = config.sample
     guidance = spec.sample_guidance if sample.guidance is None else sample.guidance
-    return SampleSettings(shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention)
+    return SampleSettings(
+        shape, steps, guidance, sample.shift, sample.guidance_2, sample.use_temporal_attention
+    )
 
 
 def usual_shape(job: Job) -> ClipShape:
@@ -203,7 +242,10 @@ class SampleMetricsPlan:
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """(index of its prompt, seed) of each sample."""
-        return [(i % len(self.prompts), self.seed + i // len(self.prompts)) for i in range(self.samples)]
+        return [
+            (i % len(self.prompts), self.seed + i // len(self.prompts))
+            for i in range(self.samples)
+        ]
 
 
 def metric_prompts(job: Job) -> list[str]:
@@ -225,7 +267,9 @@ def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     usual, first = usual_shape(job), metric_conditioning(job, prompts)
     shape = usual if first else metric_shape(usual, job.spec.rules)
     settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
-    return SampleMetricsPlan(tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first)
+    return SampleMetricsPlan(
+        tuple(prompts), config.sample_metrics.samples, config.sample.seed, settings, first
+    )
 
 
 def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
@@ -235,7 +279,9 @@ def metric_shape(usual: ClipShape, rules: VideoRules) -> ClipShape:
     if rules.size is not None:
         return ClipShape(frames, *rules.size, usual.fps)
     step = rules.side_multiple
-    height, width = (max(step, side // 2 // step * step) for side in (usual.height, usual.width))
+    height, width = (
+        max(step, side // 2 // step * step) for side in (usual.height, usual.width)
+    )
     return ClipShape(frames, height, width, usual.fps)
 
 
@@ -250,7 +296,9 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     shape, library = str(usual_shape(job)), job.library
     held_out = [window for window in library.held_out_windows if str(window.shape) == shape]
     pool = held_out or [window for window in job.training_windows if str(window.shape) == shape]
-    return tuple(_with_caption(job, pool, prompt, place) for place, prompt in enumerate(prompts))
+    return tuple(
+        _with_caption(job, pool, prompt, place) for place, prompt in enumerate(prompts)
+    )
 
 
 def identity_of(plan: SampleMetricsPlan) -> dict[str, Any]:

@@ -53,7 +53,10 @@ def read_validation(
     """
     levels = objective.timesteps.quantiles(QUANTILES)
     parts = {"held_out": validation.held_out, "train": validation.train}
-    errors = {part: torch.zeros(len(windows), QUANTILES, dtype=torch.float64) for part, windows in parts.items()}
+    errors = {
+        part: torch.zeros(len(windows), QUANTILES, dtype=torch.float64)
+        for part, windows in parts.items()
+    }
     for expert in family.spec.experts:
         own = [i for i, t in enumerate(levels.tolist()) if _has(expert, t)]
         if not own:
@@ -64,10 +67,16 @@ def read_validation(
         try:
             with torch.no_grad():
                 for part, windows in parts.items():
-                    for place, (window, its) in enumerate(zip(windows, levels_of(windows), strict=True)):
+                    for place, (window, its) in enumerate(
+                        zip(windows, levels_of(windows), strict=True)
+                    ):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
-                        for some in _together([i for i in its if i in own], tokens_of(family, batch)):
-                            found = _errors(validation.seed, window, some, family, net, objective, batch)
+                        for some in _together(
+                            [i for i in its if i in own], tokens_of(family, batch)
+                        ):
+                            found = _errors(
+                                validation.seed, window, some, family, net, objective, batch
+                            )
                             errors[part][place, some] = found
         finally:
             net.train(training)
@@ -78,7 +87,9 @@ def read_validation(
 def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> torch.Tensor:
     """The fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed: with another word every run would be validated with other noise
-    return torch.from_numpy(draws(seed, "ruler", window.id, number).standard_normal(shape, "float32"))
+    return torch.from_numpy(
+        draws(seed, "ruler", window.id, number).standard_normal(shape, "float32")
+    )
 
 
 def _together(numbers: Sequence[int], tokens: int) -> list[list[int]]:
@@ -88,14 +99,22 @@ def _together(numbers: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def _errors(
-    seed: int, window: Window, its: Sequence[int], family: Family, net: nn.Module, objective: Objective, batch: Batch
+    seed: int,
+    window: Window,
+    its: Sequence[int],
+    family: Family,
+    net: nn.Module,
+    objective: Objective,
+    batch: Batch,
 ) -> torch.Tensor:
     """The plain mse of a window at some levels, each with its own noise, float64 on the CPU."""
     device, shape, count = batch.x0.device, tuple(batch.x0.shape), len(its)
     noise = torch.cat([noise_of(seed, window, number, shape) for number in its])
     several = batch if count == 1 else batch.map(lambda x: x.repeat_interleave(count, 0))
     t = objective.timesteps.quantiles(QUANTILES)[list(its)].float().to(device)
-    return denoising_loss(family, net, objective, several, t, noise.to(device)).mse.double().cpu()
+    return (
+        denoising_loss(family, net, objective, several, t, noise.to(device)).mse.double().cpu()
+    )
 
 
 def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | None:
@@ -104,16 +123,30 @@ def _mean(errors: torch.Tensor, windows: Sequence[Window]) -> dict[str, Any] | N
         return None
     names = [window.clip_id[:CLIP_DIGITS] for window in windows]
     clips: dict[str, list[float | None]] = {}
-    for name, its in zip(names, levels_of(windows), strict=True):  # of a clip's windows all have the same levels
+    for name, its in zip(
+        names, levels_of(windows), strict=True
+    ):  # of a clip's windows all have the same levels
         rows = errors[[place for place, other in enumerate(names) if other == name]]
-        clips[name] = [value if i in its else None for i, value in enumerate(rows.mean(0).tolist())]
-    levels = [[level for level in column if level is not None] for column in zip(*clips.values(), strict=True)]
+        clips[name] = [
+            value if i in its else None for i, value in enumerate(rows.mean(0).tolist())
+        ]
+    levels = [
+        [level for level in column if level is not None]
+        for column in zip(*clips.values(), strict=True)
+    ]
     means = [sum(level) / len(level) for level in levels]
-    return {"mean": sum(means) / len(means), "by_quantile": means, "windows": len(windows), "clips": clips}
+    return {
+        "mean": sum(means) / len(means),
+        "by_quantile": means,
+        "windows": len(windows),
+        "clips": clips,
+    }
 
 
 def related(
-    reading: Mapping[str, Any] | None, first: Mapping[str, Any] | None, owners: Sequence[str] = ()
+    reading: Mapping[str, Any] | None,
+    first: Mapping[str, Any] | None,
+    owners: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """A part of a reading as the journal has it: in relation to the same part of the set's first reading.
 
@@ -125,28 +158,36 @@ def related(
         return None
     before = (reading if first is None else first)["by_quantile"]
     out = {key: reading[key] for key in ("mean", "by_quantile", "windows")}
-    clips = {name: _ratio(own, before, range(QUANTILES)) for name, own in reading["clips"].items()}
+    clips = {
+        name: _ratio(own, before, range(QUANTILES)) for name, own in reading["clips"].items()
+    }
     finite = [value for value in clips.values() if value is not None]
     out["normalised"] = sum(finite) / len(finite) if len(finite) == len(clips) else None
     out["clips"] = clips
     names = list(dict.fromkeys(owners))
     if len(names) > 1:
         own = {name: [i for i, owner in enumerate(owners) if owner == name] for name in names}
-        out["experts"] = {name: _ratio(reading["by_quantile"], before, own[name]) for name in names}
+        out["experts"] = {
+            name: _ratio(reading["by_quantile"], before, own[name]) for name in names
+        }
     return out
 
 
 def owners(family: Family, objective: Objective) -> list[str]:
     """The expert whose each of the quantiles is, from little noise to much."""
     levels = objective.timesteps.quantiles(QUANTILES).tolist()
-    return [next(expert.name for expert in family.spec.experts if _has(expert, t)) for t in levels]
+    return [
+        next(expert.name for expert in family.spec.experts if _has(expert, t)) for t in levels
+    ]
 
 
 def _has(expert: Expert, t: float) -> bool:
     return expert.t_lo <= t < expert.t_hi or t == expert.t_hi == 1
 
 
-def _ratio(now: Sequence[float | None], before: Sequence[float | None], places: Collection[int]) -> float | None:
+def _ratio(
+    now: Sequence[float | None], before: Sequence[float | None], places: Collection[int]
+) -> float | None:
     """The mean of the ratios at the quantiles that were read; None where the first reading was not finite."""
     pairs = [(value, before[i]) for i in places if (value := now[i]) is not None]
     ratios = [value / max(then, 1e-12) for value, then in pairs if then is not None]
@@ -169,7 +210,11 @@ def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
     def row(window: Window) -> dict[str, str]:
         batch = plain_batch(source, window)
         latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
-        return {"window": window.id, "latents": hashed(*latents), "text": hashed(batch.cond.text, batch.captions[0])}
+        return {
+            "window": window.id,
+            "latents": hashed(*latents),
+            "text": hashed(batch.cond.text, batch.captions[0]),
+        }
 
     first = next(iter((*validation.held_out, *validation.train)), None)
     shape = tuple(plain_batch(source, first).x0.shape) if first is not None else ()
@@ -192,7 +237,9 @@ def hashed(*values: Tensor | str) -> str:
             state.update(value.encode())
         else:
             state.update(str((tuple(value.shape), value.dtype)).encode())
-            state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            state.update(
+                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
     return state.hexdigest()
 
 
@@ -218,9 +265,16 @@ def differing(path: Path, facts: dict[str, Any]) -> str:
     except (OSError, ValueError) as error:
         echo(f"warning: {path} cannot be read and is written anew: {error}")
         return "its file could not be read"
-    if kept.get("name") != digest({key: value for key, value in kept.items() if key != "name"})[:8]:
+    if (
+        kept.get("name")
+        != digest({key: value for key, value in kept.items() if key != "name"})[:8]
+    ):
         echo(f"warning: {path} was changed by another program; it is written anew")
-    return ", ".join(_what(part, kept.get(part), facts[part]) for part in PARTS if kept.get(part) != facts[part])
+    return ", ".join(
+        _what(part, kept.get(part), facts[part])
+        for part in PARTS
+        if kept.get(part) != facts[part]
+    )
 
 
 def _what(part: str, kept: Any, now: Any) -> str:
@@ -229,5 +283,9 @@ def _what(part: str, kept: Any, now: Any) -> str:
         return PARTS[part]
     if [row.get("window") for row in kept] != [row["window"] for row in now]:
         return PARTS[part]
-    other = [key for key in ("latents", "text") if [row.get(key) for row in kept] != [row[key] for row in now]]
+    other = [
+        key
+        for key in ("latents", "text")
+        if [row.get(key) for row in kept] != [row[key] for row in now]
+    ]
     return f"the {' and '.join(other)} of {PARTS[part]}"

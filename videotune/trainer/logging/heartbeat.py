@@ -22,13 +22,25 @@ class Heartbeat:
     those of the run's processes before this one.
     """
 
-    def __init__(self, run: Path, begun: float | None = None, earlier: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, run: Path, begun: float | None = None, earlier: Mapping[str, float] | None = None
+    ) -> None:
         self.path = run / "heartbeat.json"
         # replaced as one, for the thread that beats reads it: what is counted, the state since, and since when
-        self._spent = dict(earlier or {}), "starting", time.perf_counter() if begun is None else begun
+        self._spent = (
+            dict(earlier or {}),
+            "starting",
+            time.perf_counter() if begun is None else begun,
+        )
         now = round(time.time(), 3)
         who = {"pid": os.getpid(), "host": socket.gethostname(), "started": now}
-        self._facts: dict[str, Any] = {**who, "step": 0, "state": "starting", "since": now, "progress": None}
+        self._facts: dict[str, Any] = {
+            **who,
+            "step": 0,
+            "state": "starting",
+            "since": now,
+            "progress": None,
+        }
         self._lock, self._over = threading.Lock(), threading.Event()
 
     @property
@@ -83,14 +95,20 @@ class Heartbeat:
 
 
 @contextmanager
-def keep_heartbeat(run: Path, begun: float | None = None, goes_on: bool = False) -> Iterator[Heartbeat]:
+def keep_heartbeat(
+    run: Path, begun: float | None = None, goes_on: bool = False
+) -> Iterator[Heartbeat]:
     """Beats for the length of a block; at its end the file says that the process has ended.
 
     ``begun`` as in ``Heartbeat``; ``goes_on``: the run's earlier processes count, as far as their last beat said.
     """
     before = (life(run) or {}).get("seconds") if goes_on else None
-    numbers = before.items() if isinstance(before, dict) else ()  # a damaged file counts for nothing
-    heart = Heartbeat(run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)})
+    numbers = (
+        before.items() if isinstance(before, dict) else ()
+    )  # a damaged file counts for nothing
+    heart = Heartbeat(
+        run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)}
+    )
     heart.beat()
     thread = threading.Thread(target=heart._keep, name="heartbeat", daemon=True)
     thread.start()

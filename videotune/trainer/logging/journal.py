@@ -60,7 +60,9 @@ class History:
                         break
                     repair = f"videotune doctor {self._path.parent} --repair-journal"
                     remedy = f"Put back a copy of the file, or take the line out: {repair}"
-                    raise VideotuneError(f"{self._path}: line {number} is damaged: {error}. {remedy}") from error
+                    raise VideotuneError(
+                        f"{self._path}: line {number} is damaged: {error}. {remedy}"
+                    ) from error
                 yield content, line
                 size += len(content)
         self._size = size
@@ -74,12 +76,16 @@ class History:
             self.last = step
             self.steps.add(line)
         else:
-            self.events.append({"kind": "views", "step": step} if line["kind"] == "views" else line)
+            self.events.append(
+                {"kind": "views", "step": step} if line["kind"] == "views" else line
+            )
 
     def is_current(self) -> bool:
         """Whether nobody else has written to the file since it was read."""
         there = self._path is not None and self._path.is_file()
-        return (self._path.stat().st_size if there and self._path else 0) == self._size or self._torn
+        return (
+            self._path.stat().st_size if there and self._path else 0
+        ) == self._size or self._torn
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """The events of a kind, in order."""
@@ -95,7 +101,9 @@ class History:
 
     def read_steps(self, until: int) -> Iterator[Mapping[str, Any]]:
         """The lines of the steps up to one, read from the file once more."""
-        return (line for _, line in self._read() if line["kind"] == "step" and line["step"] <= until)
+        return (
+            line for _, line in self._read() if line["kind"] == "step" and line["step"] <= until
+        )
 
     def cut(self, step: int) -> None:
         """Take out of the file what happened after ``step``, so that a resumed run has each step once.
@@ -133,7 +141,9 @@ class Journal:
 
         ``history``: what was read of it already.
         """
-        self.history = history if run and history is not None and history.is_current() else History(run)
+        self.history = (
+            history if run and history is not None and history.is_current() else History(run)
+        )
         self._file = (run / NAME).open("ab", buffering=0) if run else None
         self._waiting: list[bytes] = []
         self._one_at_a_time = Lock()  # the thread that writes a checkpoint syncs the journal
@@ -203,7 +213,9 @@ class Journal:
 def _regularization(run: Path | None) -> frozenset[str]:
     """The regularization clips of a run; none where check.json does not say them, which others refuse."""
     try:
-        return frozenset(regularization(read_record(run / "check.json", partial=True)) if run else ())
+        return frozenset(
+            regularization(read_record(run / "check.json", partial=True)) if run else ()
+        )
     except (OSError, VideotuneError):
         return frozenset()
 
@@ -236,7 +248,12 @@ def repair(run: Path, step: int) -> str:
     if lines:
         copies = len(list(run.glob(f"{NAME}.damaged-*")))
         write_bytes(path.with_name(f"{NAME}.damaged-{copies + 1}"), b"".join(lines))
-    warning = {"kind": "warning", "time": round(time.time(), 3), "step": max(step, newest), "text": text}
+    warning = {
+        "kind": "warning",
+        "time": round(time.time(), 3),
+        "step": max(step, newest),
+        "text": text,
+    }
     write_bytes(path, b"".join([*good, json.dumps(warning).encode() + b"\n"]))
     return f"{path}: {text}"
 

@@ -51,7 +51,9 @@ class Throughput:
     @property
     def seconds_a_step(self) -> float:
         """The mean of the latest steps; 0 before the first."""
-        kept = [whole for _, whole in self._phases] or [whole for each in self._steps.values() for whole in each]
+        kept = [whole for _, whole in self._phases] or [
+            whole for each in self._steps.values() for whole in each
+        ]
         return sum(kept) / len(kept) if kept else 0.0
 
     def waiting(self) -> float | None:
@@ -66,7 +68,9 @@ class Throughput:
         return share if share > WAITING else None
 
 
-def time_left(seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequence[float]) -> float | None:
+def time_left(
+    seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequence[float]
+) -> float | None:
     """Seconds that the rest of the steps takes: of each bucket its steps times its seconds. None: nothing is known yet.
 
     A bucket without a step so far is taken to be as dear, for its size, as the others; ``sizes``: tokens of a step.
@@ -74,4 +78,6 @@ def time_left(seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequ
     if not seconds:
         return None
     rate = sum(seconds.values()) / sum(sizes[bucket] for bucket in seconds)
-    return sum(count * seconds.get(bucket, rate * sizes[bucket]) for bucket, count in left.items())
+    return sum(
+        count * seconds.get(bucket, rate * sizes[bucket]) for bucket, count in left.items()
+    )

@@ -27,7 +27,11 @@ def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, An
     Empty where the account gives no kinds: then all clips count as training clips.
     """
     rows = (check or {}).get("clips", ())
-    used = (row for row in rows if row.get("used") and row.get("kind") == "regularization" and row.get("id"))
+    used = (
+        row
+        for row in rows
+        if row.get("used") and row.get("kind") == "regularization" and row.get("id")
+    )
     return {str(row["id"])[:12]: row for row in used}
 
 
@@ -66,7 +70,12 @@ class Steps:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
-        step, windows, shown, seconds = line["step"], line["window_ids"], self.windows, self.seconds
+        step, windows, shown, seconds = (
+            line["step"],
+            line["window_ids"],
+            self.windows,
+            self.seconds,
+        )
         self.at.append(step)
         for name in windows:  # Counter.update asks first what it was given, which takes longer
             shown[name] = shown.get(name, 0) + 1

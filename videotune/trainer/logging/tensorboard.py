@@ -36,7 +36,13 @@ class TensorBoardWriter:
         self._run, self._on_error, self._told = run, on_error, False
         self._file: FileIO | None = None
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        self._add(Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START)))
+        self._add(
+            Event(
+                wall_time=time.time(),
+                step=first,
+                session_log=SessionLog(status=SessionLog.START),
+            )
+        )
 
     def _add(self, event: Any) -> None:
         """Append an event; the first that cannot be is told."""
@@ -50,7 +56,9 @@ class TensorBoardWriter:
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._on_error(f"the curves for TensorBoard have a gap, the journal has none: {error}")
+                self._on_error(
+                    f"the curves for TensorBoard have a gap, the journal has none: {error}"
+                )
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Write a line of the journal; kinds that TensorBoard has no place for are left out."""
@@ -58,14 +66,24 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
 
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()]
+        values = [
+            Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()
+        ]
         if line["kind"] == "verdict":
-            values.append(text_pb("verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}").value[0])
+            values.append(
+                text_pb(
+                    "verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"
+                ).value[0]
+            )
         if line["kind"] == "sample":
-            values.append(gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"]))
+            values.append(
+                gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"])
+            )
         if values:
             when = float(line.get("time", time.time()))
-            self._add(Event(wall_time=when, step=int(line["step"]), summary=Summary(value=values)))
+            self._add(
+                Event(wall_time=when, step=int(line["step"]), summary=Summary(value=values))
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -77,7 +95,9 @@ def opened(folder: Path) -> FileIO:
     """A new event file under a name that TensorBoard looks for; it reads them in the order of their names."""
     folder.mkdir(parents=True, exist_ok=True)
     who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
-    return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open("xb", buffering=0)
+    return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open(
+        "xb", buffering=0
+    )
 
 
 def gif_value(tag: str, path: Path) -> Any:
@@ -87,7 +107,11 @@ def gif_value(tag: str, path: Path) -> Any:
     frames, rate = read_video(path, 1 << 12)
     pictures, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
     duration = max(20, round(1000 / rate))
-    pictures[0].save(content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0)
+    pictures[0].save(
+        content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0
+    )
     width, height = pictures[0].size
-    image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=content.getvalue())
+    image = Summary.Image(
+        height=height, width=width, colorspace=3, encoded_image_string=content.getvalue()
+    )
     return Summary.Value(tag=tag, image=image)

@@ -69,12 +69,20 @@ class Adapter:
         values: dict[str, float | Preview] = dict(scalars(line))
         match line["kind"]:
             case "sample":
-                values[f"samples/seed {line['seed']}"] = Preview(self.run.folder / line["path"], line["prompt"])
+                values[f"samples/seed {line['seed']}"] = Preview(
+                    self.run.folder / line["path"], line["prompt"]
+                )
             case "verdict":
                 self.result("verdict", line["verdict"] or "no verdict", line["reason"])
             case "end":
-                self.result("recommended_checkpoint", f"step {line['take']['step']}", line["take"]["why"])
-        if new := {name: value for name, value in values.items() if line["step"] > self.last[name]}:
+                self.result(
+                    "recommended_checkpoint",
+                    f"step {line['take']['step']}",
+                    line["take"]["why"],
+                )
+        if new := {
+            name: value for name, value in values.items() if line["step"] > self.last[name]
+        }:
             self.log(line["step"], new)
 
     def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
@@ -97,7 +105,9 @@ class WandbTracker(Adapter):
         known = get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
         asked = known or {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ)
         if not asked:  # the library would ask for a key on the terminal
-            echo(f"wandb: no WANDB_API_KEY, so the run is written offline. Send it: wandb sync {run.folder}/wandb/*")
+            echo(
+                f"wandb: no WANDB_API_KEY, so the run is written offline. Send it: wandb sync {run.folder}/wandb/*"
+            )
         self._run = wandb.init(
             project=run.project, id=run.id, name=run.folder.name, dir=run.folder, config=dict(run.config),
             mode=None if asked else "offline", resume="allow", reinit="create_new",
@@ -109,7 +119,10 @@ class WandbTracker(Adapter):
         """As ``Adapter.log``; the library takes no earlier step, of which a save in the background is."""
         from wandb import Video
 
-        own = {name: Video(str(x.path), x.prompt) if isinstance(x, Preview) else x for name, x in values.items()}
+        own = {
+            name: Video(str(x.path), x.prompt) if isinstance(x, Preview) else x
+            for name, x in values.items()
+        }
         self._run.log(own, step=max(step, self._run.step))
 
     def result(self, name: str, word: str, reason: str) -> None:
@@ -141,7 +154,10 @@ class TrackioTracker(Adapter):
         from trackio import Video
 
         with raising_warnings():
-            own = {name: Video(x.path, x.prompt) if isinstance(x, Preview) else x for name, x in values.items()}
+            own = {
+                name: Video(x.path, x.prompt) if isinstance(x, Preview) else x
+                for name, x in values.items()
+            }
             self._run.log(own, step=step)
 
     def result(self, name: str, word: str, reason: str) -> None:
@@ -167,7 +183,11 @@ class MlflowTracker(Adapter):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        for name in ("mlflow", "alembic", "urllib3"):  # their notes would break the progress bar
+        for name in (
+            "mlflow",
+            "alembic",
+            "urllib3",
+        ):  # their notes would break the progress bar
             logging.getLogger(name).setLevel(logging.ERROR)
         database, uri = run.folder / "mlflow.db", os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:  # the library tries a minute long to open a database that it cannot write
@@ -175,15 +195,21 @@ class MlflowTracker(Adapter):
         self._client = client = MlflowClient(uri or f"sqlite:///{database}")
         found = client.get_experiment_by_name(run.project)
         place = None if uri else (run.folder / "mlartifacts").as_uri()
-        experiment = found.experiment_id if found else client.create_experiment(run.project, place)
+        experiment = (
+            found.experiment_id if found else client.create_experiment(run.project, place)
+        )
         before = client.search_runs([experiment], f"tags.videotune = '{run.id}'", max_results=1)
         if before:
             self._id = before[0].info.run_id
             client.update_run(self._id, "RUNNING")
             for name in before[0].data.metrics:
-                self.last[name] = max(one.step for one in client.get_metric_history(self._id, name))
+                self.last[name] = max(
+                    one.step for one in client.get_metric_history(self._id, name)
+                )
             return
-        self._id = client.create_run(experiment, run_name=run.folder.name, tags={"videotune": run.id}).info.run_id
+        self._id = client.create_run(
+            experiment, run_name=run.folder.name, tags={"videotune": run.id}
+        ).info.run_id
         settings = [Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()]
         for start in range(0, len(settings), 100):  # the most that it takes at once
             client.log_batch(self._id, params=settings[start : start + 100])
@@ -192,8 +218,13 @@ class MlflowTracker(Adapter):
         """As ``Adapter.log``."""
         from mlflow.entities import Metric
 
-        now, numbers = round(time() * 1000), [(name, x) for name, x in values.items() if isinstance(x, float)]
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in numbers])
+        now, numbers = (
+            round(time() * 1000),
+            [(name, x) for name, x in values.items() if isinstance(x, float)],
+        )
+        self._client.log_batch(
+            self._id, [Metric(name, value, now, step) for name, value in numbers]
+        )
         for preview in (x for x in values.values() if isinstance(x, Preview)):
             self._client.log_artifact(self._id, str(preview.path), f"samples/step-{step}")
 
@@ -216,17 +247,28 @@ def raising_warnings() -> Iterator[None]:
         raise OSError(failed[0])
 
 
-ADAPTERS: Mapping[str, Any] = {"wandb": WandbTracker, "trackio": TrackioTracker, "mlflow": MlflowTracker}
+ADAPTERS: Mapping[str, Any] = {
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MlflowTracker,
+}
 
 
 class Trackers:
     """The trackers of a run, as one. The first failure of each is a warning, and ends it alone."""
 
-    def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]
+    ) -> None:
         """``warn`` is told in a sentence of what failed."""
-        os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+        os.environ.update(
+            {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
+        )
         self._warn, self._open = warn, dict[str, Adapter | TensorBoardWriter]()
-        makers = {**ADAPTERS, "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn)}
+        makers = {
+            **ADAPTERS,
+            "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn),
+        }
         for name in dict.fromkeys(names):
             with self._dropping(name):
                 self._open[name] = makers[name](run)
@@ -238,8 +280,12 @@ class Trackers:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            why = without_secrets(str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            self._warn(f"{name} takes no more of this run, which goes on; the journal has all of it: {why}")
+            why = without_secrets(str(error).strip() or type(error).__name__).splitlines()[0][
+                :300
+            ]
+            self._warn(
+                f"{name} takes no more of this run, which goes on; the journal has all of it: {why}"
+            )
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Hand a line of the journal to each."""
@@ -256,7 +302,9 @@ class Trackers:
 
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise VideotuneError where a package of a tracker is not installed."""
-    if missing := [name for name in names if not all(map(find_spec, PACKAGES.get(name, (name,))))]:
+    if missing := [
+        name for name in names if not all(map(find_spec, PACKAGES.get(name, (name,))))
+    ]:
         remedy = f'pip install "videotune[{missing[0]}]", or leave {missing[0]} out'
         raise VideotuneError(f"trackers: {missing[0]} is not installed: {remedy}")
 
