@@ -128,7 +128,9 @@ class Bar:
     """A progress bar with time left; ``update(done, total, text)`` from any loop."""
 
     def __init__(self, title: str, progress: Any | None) -> None:
-        self._title, self._progress, self._task = title, progress, None
+        self._title = title
+        self._progress = progress
+        self._task = None
         self._said = self._begun = time.monotonic()
         self._first: int | None = None
 
@@ -218,7 +220,9 @@ def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
 def clock(seconds: float) -> str:
     """1:02:03 or 2:03."""
     whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    hours = whole // 3600
+    minutes = whole // 60 % 60
+    rest = whole % 60
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 

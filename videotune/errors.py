@@ -3,11 +3,15 @@
 import re
 from collections.abc import Iterable
 
-DONE, FAILED, SKIPPED, INTERRUPTED = 0, 1, 2, 130
+DONE = 0
+FAILED = 1
+SKIPPED = 2
+INTERRUPTED = 130
 """Exit codes: done; an error; something was skipped or does not fit; interrupted and saved."""
 
 
-LONGEST_WORD, LONGEST_TEXT = 1000, 50_000
+LONGEST_WORD = 1000
+LONGEST_TEXT = 50_000
 """Characters of a word, and of a text, beyond which a person is shown its ends alone."""
 
 _UNPRINTABLE = re.compile(

@@ -256,7 +256,8 @@ def hash_file(path: Path) -> str:
 
 def path_from(folder: Path, path: Path) -> str:
     """A path relative to the folder where it lies in it, else whole."""
-    place, home = path.absolute(), folder.absolute()
+    place = path.absolute()
+    home = folder.absolute()
     return place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
 
 

@@ -14,12 +14,12 @@ def hub_problem(
     ``suggestion``: a similar id that exists, in brackets. ``folder``: where its page lies below the Hub's address.
     ``upload``: something was to be sent there, not fetched.
     """
-    errors, end, cache = hub.errors, hub.constants.ENDPOINT, hub.constants.HF_HUB_CACHE
-    page, settings, token = (
-        f"{end}/{folder}{name}",
-        f"{end}/settings/tokens",
-        os.environ.get("HF_TOKEN", "").strip(),
-    )
+    errors = hub.errors
+    end = hub.constants.ENDPOINT
+    cache = hub.constants.HF_HUB_CACHE
+    page = f"{end}/{folder}{name}"
+    settings = f"{end}/settings/tokens"
+    token = os.environ.get("HF_TOKEN", "").strip()
     read = (
         "give the account of HF_TOKEN access"
         if token

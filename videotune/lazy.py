@@ -63,7 +63,5 @@ else:
         _LazyModule,
         ("av", "diffusers", "huggingface_hub", "openai", "psutil", "torch", "transformers"),
     )
-    av_reformatter, scipy_special = (
-        _LazyModule("av.video.reformatter"),
-        _LazyModule("scipy.special"),
-    )
+    av_reformatter = _LazyModule("av.video.reformatter")
+    scipy_special = _LazyModule("scipy.special")

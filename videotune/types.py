@@ -272,7 +272,8 @@ class Batch:
     @classmethod
     def of(cls, x0: Tensor, cond: Condition, **more: Any) -> Batch:
         """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
-        count, none = len(x0), x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
+        count = len(x0)
+        none = x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
         plain: dict[str, Any] = {
             "given": none,
             "dropped": none,

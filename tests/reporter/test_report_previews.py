@@ -51,9 +51,12 @@ def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
     with av.open(io.BytesIO(base64.b64decode(found[1]))) as container:
         assert container.streams.video[0].average_rate == 16
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    near = lambda pixel: next(
-        (c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None
-    )  # noqa: E731
+
+    def near(pixel: np.ndarray) -> np.ndarray | None:
+        return next(
+            (c for c in (RED, BLUE, GREEN) if abs(pixel.astype(int) - c).max() < 12), None
+        )
+
     return [tuple(near(frame[16, place]) for place in places) for frame in frames]  # type: ignore[misc]
 
 

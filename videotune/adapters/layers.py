@@ -87,7 +87,8 @@ def layers_of(
     paths: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
-        stops, starts = range(len(parts), of_text, -1), (1, 0) if of_text else (0,)
+        stops = range(len(parts), of_text, -1)
+        starts = (1, 0) if of_text else (0,)
         paths[name] = [".".join(parts[start:stop]) for start in starts for stop in stops]
     key, what = ("text_encoder", "text encoders") if of_text else ("transformer", "transformer")
     flat = list(dict.fromkeys(path for own in paths.values() for path in own))
@@ -156,7 +157,9 @@ class Overlay(nn.Module):
 
     def __init__(self, table: nn.Module, rows: nn.Parameter, first: int) -> None:
         super().__init__()
-        self.table, self.rows, self.first = table, rows, first
+        self.table = table
+        self.rows = rows
+        self.first = first
 
     @property
     def weight(self) -> Any:
@@ -237,9 +240,7 @@ def first_rows(
     numbers = part.tokenizer(settings.init_text, add_special_tokens=False).input_ids
     if not numbers:
         raise VideotuneError(f"embedding.init_text: {settings.init_text!r} has no token")
-    words, count = (
-        table[torch.tensor(numbers, device=table.device)].float().cpu(),
-        settings.vectors,
-    )
+    words = table[torch.tensor(numbers, device=table.device)].float().cpu()
+    count = settings.vectors
     bounds = [i * len(words) // count for i in range(count + 1)]
     return torch.stack([words[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)])

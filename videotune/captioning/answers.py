@@ -59,13 +59,12 @@ def hints(
 
     ``tokens``: how many each caption has, as far as that is known; the model reads ``most`` of them.
     """
-    rows, first = list[tuple[str, str]](), dict[str, str]()
+    rows = list[tuple[str, str]]()
+    first = dict[str, str]()
     for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
-        found, count, other = (
-            lint(text, Path(clip).stem),
-            tokens.get(text, 0),
-            first.setdefault(text, clip),
-        )
+        found = lint(text, Path(clip).stem)
+        count = tokens.get(text, 0)
+        other = first.setdefault(text, clip)
         found += [
             f"the caption has {count} tokens; the model reads {most}, the rest is cut"
         ] * (count > most)

@@ -99,11 +99,10 @@ def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
 
 def local_model(name: str) -> Captioner:
     """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
-    device, place = local_device(), Path(name).expanduser()
-    source, dtype = (
-        str(place) if place.is_dir() else name,
-        torch.bfloat16 if has_bf16(device) else torch.float32,
-    )
+    device = local_device()
+    place = Path(name).expanduser()
+    source = str(place) if place.is_dir() else name
+    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
     words: Any = {"dtype": dtype, "use_safetensors": True}
     try:
         processor: Any = transformers.AutoProcessor.from_pretrained(

@@ -87,14 +87,13 @@ def write_all(
     library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult
 ) -> None:
     """Ask for every caption, and write each as soon as it comes."""
-    model, url = options.model, options.endpoint
+    model = options.model
+    url = options.endpoint
     captioner = (
         server(url, model, options.key_env, options.timeout) if url else local_model(model)
     )
-    ids, windows = (
-        {clip.path: clip.id for clip in library.clips},
-        (*library.windows, *library.held_out_windows),
-    )
+    ids = {clip.path: clip.id for clip in library.clips}
+    windows = (*library.windows, *library.held_out_windows)
 
     def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
         """The file and its clip, with the caption, or why there is none."""

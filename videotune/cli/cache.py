@@ -99,10 +99,8 @@ def cache_prune(overrides: Overrides, yes: Yes = False) -> None:
 
 def cells(row: dict[str, Any]) -> list[str | None]:
     """An entry as the table shows it."""
-    clip, encoder = (
-        row["clip"] and Path(row["clip"]).name,
-        row["encoder"] and row["encoder"][:8],
-    )
+    clip = row["clip"] and Path(row["clip"]).name
+    encoder = row["encoder"] and row["encoder"][:8]
     holds = ", ".join(f"{name} {what}" for name, what in row["tensors"].items())
     return [
         row["kind"],

@@ -33,7 +33,8 @@ MEDIUM = 100
 ALIKE = 4
 """So many clips with one and the same note share a line."""
 
-MANY, FEW = 20, 5
+MANY = 20
+FEW = 5
 """Of more clips of one state than MANY, FEW are listed, and how many more there are."""
 
 
@@ -70,7 +71,8 @@ def verdict(result: CheckResult, allow_skips: str | None) -> int:
         refuse_skips,
     )  # reads clips, which --help must not
 
-    account, cropped = result.account, crop_blocker(result.job)
+    account = result.account
+    cropped = crop_blocker(result.job)
     if cropped is not None:
         echo(f"{cropped} (exit code 2)")
     elif account["skipped"] and account["blockers"]:
@@ -87,7 +89,8 @@ def verdict(result: CheckResult, allow_skips: str | None) -> int:
 
 def show_account(result: CheckResult, *, every: bool = False) -> None:
     """Print a line a clip (many of one state are cut short but for ``every``), then the sums."""
-    job, account = result.job, result.account
+    job = result.job
+    account = result.account
     rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
     out(
         f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}."

@@ -48,7 +48,9 @@ def show(result: CheckResult | PlanResult | TrainResult) -> None:
 
 def show_demo(out: Path, result: dict[str, Any]) -> None:
     """The result as a table, and where everything is."""
-    concept, control, validation = result["concept"], result["control"], result["validation"]
+    concept = result["concept"]
+    control = result["control"]
+    validation = result["validation"]
     rows = [
         [
             f'"{commands.demo.TRIGGER}" is an {" ".join(commands.demo.CONCEPT)}',

@@ -88,7 +88,8 @@ def diagnose(run: Path, as_json: bool, repair_journal: bool) -> None:
 
 def show_gpu(report: Mapping[str, Any]) -> None:
     """Print the report on a card."""
-    card, rates = report["card"], report["matrix_flops"]
+    card = report["card"]
+    rates = report["matrix_flops"]
     rows = [
         [f"matrix products, {when}", f"{rate / 1e12:.3g} TFLOP/s"]
         for when, rate in rates.items()

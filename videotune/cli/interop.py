@@ -38,7 +38,8 @@ def autopsy(
 
 def show(found: dict[str, Any]) -> None:
     """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
-    trainer, both = found["trainer"], (found["theirs"], found["ours"])
+    trainer = found["trainer"]
+    both = (found["theirs"], found["ours"])
     out(
         f"{trainer} ({found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
     )
@@ -108,7 +109,8 @@ def import_config(
 
 def show_imported(result: Imported) -> None:
     """Print the table, the notes below it, surprises first, and the counts."""
-    rows, notes = [], dict[tuple[str, str], list[str]]()
+    rows = []
+    notes = dict[tuple[str, str], list[str]]()
     for row in result.rows:
         value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
         ours = "\n".join(

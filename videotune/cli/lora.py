@@ -62,7 +62,8 @@ def lora_inspect(
         [row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"]
         for row in found["groups"]
     ]
-    readers, rows = [reader(own) for own in found["programs"]], found["modules"]
+    readers = [reader(own) for own in found["programs"]]
+    rows = found["modules"]
     kinds = Counter(
         (row["rank"], number(row["alpha"]), number(row["scale"]), row["alpha_in"])
         for row in rows

@@ -81,11 +81,9 @@ def as_command(
 ) -> Callable[..., Any]:
     """``run`` in the place of ``command`` as Typer sees it: with its name and its words, and these options."""
     every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in options]
-    run.__name__, run.__doc__, run.__signature__ = (
-        command.__name__,
-        command.__doc__,
-        Signature(every),
-    )  # type: ignore[attr-defined]
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    run.__signature__ = Signature(every)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in every}
     return run
 
@@ -128,7 +126,8 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
             if code := (command(**options) or {}).get("exit_code", 0):
                 raise typer.Exit(code)
             return
-        code, value = 0, None
+        code = 0
+        value = None
         with redirect_stdout(StringIO()) as printed, console.recorded_tables() as tables:
             try:
                 value = command(**options)

@@ -61,8 +61,10 @@ def plan(
 
 def show_plan(result: PlanResult) -> None:
     """Print the plan, its verdict first."""
-    job, facts = result.job, result.plan
-    clips, views = facts["clips"], facts["views"]
+    job = result.job
+    facts = result.plan
+    clips = facts["clips"]
+    views = facts["views"]
     base = f" on {job.base.name}" if job.base else ""
     size_of_step = f"{facts['effective_batch']} sample{'s' * (facts['effective_batch'] != 1)}"
     if facts["device"]:
@@ -108,7 +110,8 @@ def show_plan(result: PlanResult) -> None:
             groups = [f"{count} × {path}" for path, count in facts["adapter"]["groups"].items()]
             print(f"  {', '.join(groups)}" + (" in each expert" if result.experts > 1 else ""))
     if facts["experts"]:
-        each, of = facts["experts"]["each"], facts["steps"]
+        each = facts["experts"]["each"]
+        of = facts["steps"]
         rows = [
             [e["name"], f"{e['from']:g} to {e['to']:g}", e["steps"], f"{e['steps'] / of:.0%}"]
             for e in each
@@ -139,7 +142,8 @@ def show_plan(result: PlanResult) -> None:
 
 def verdict(facts: Mapping[str, Any]) -> str:
     """The plan in one line: whether it fits, where, and how long it takes."""
-    device, need = facts["device"], size(facts["device"]["need_bytes"])
+    device = facts["device"]
+    need = size(facts["device"]["need_bytes"])
     if facts["fits"] is None:
         return f"needs {need} of device memory (--card or --vram says whether and how a card has it)"
     where = device["card"] or f"{device['vram_bytes'] / 1e9:g} GB"
@@ -165,7 +169,9 @@ def calculated(device: Mapping[str, Any]) -> str:
 
 def show_fit(facts: Mapping[str, Any]) -> None:
     """What the run needs of the device and of the host, where, and how long it takes."""
-    device, host, chosen = facts["device"], facts["host"], facts["chosen"]
+    device = facts["device"]
+    host = facts["host"]
+    chosen = facts["chosen"]
     phases = device["phases"].items()
     rows = [
         [name, one["way"], size(one["allocated_bytes"]), size(one["need_bytes"])]
@@ -186,7 +192,8 @@ def show_fit(facts: Mapping[str, Any]) -> None:
         f"host memory: {size(host['need_bytes'])} of {size(host['total_bytes'])} here ({parts}){short}"
     )
     if facts["hours"] is not None:
-        each, hours = facts["seconds_a_step"], f"{facts['hours']:.1f} hours of steps"
+        each = facts["seconds_a_step"]
+        hours = f"{facts['hours']:.1f} hours of steps"
         hours += (
             f" and about {facts['hours_beside']:.1f} of validation and previews"
             if facts["hours_beside"]
@@ -231,7 +238,8 @@ def show_noise_levels(found: Mapping[str, Any]) -> None:
 
 def show_distribution(one: dict[str, Any], validation: list[float]) -> None:
     """Print the density of a bucket's noise levels as a curve, and its bands beside those of the validation loss."""
-    bands, columns = len(one["bands"]), len(one["density"])
+    bands = len(one["bands"])
+    columns = len(one["density"])
     of = f", {one['share_of_steps']:.0%} of the steps: {one['bucket']}" if one["bucket"] else ""
     print(f"noise levels: {one['distribution']}, shift {one['shift']:g}{of}")
     for line in curve(one["density"]):

@@ -32,7 +32,8 @@ def list_presets() -> None:
     """List presets: names, models, and memory of the cards that they are for."""
     rows = []
     for name in preset_names():
-        settings, about = read_preset(name), preset_about(name)
+        settings = read_preset(name)
+        about = preset_about(name)
         card = re.search(r"cards of (\d+ GB)", about)
         method = METHODS.get(settings.get("training_method", ""), "LoRA")
         rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
@@ -46,7 +47,8 @@ def list_presets() -> None:
 def show_preset(name: Annotated[str, Arg(help="the preset")]) -> None:
     """Print a preset as a config file; the reasons for its values go to standard error."""
     print_json(read_preset(name))
-    values, reasons = flatten(read_preset(name)), preset_reasons(name)
+    values = flatten(read_preset(name))
+    reasons = preset_reasons(name)
     echo(f"{preset_named(name)}: {preset_about(name)}")
     for key, value in values.items():
         echo(f"  {key} {json.dumps(value)}: {reasons.get(key, 'no reason is given')}")

@@ -93,7 +93,8 @@ def show_training(result: TrainResult) -> None:
         echo(
             f"memory at the peak of a step: {size(result.memory['allocated_bytes'] or 0)} allocated{planned}"
         )
-    best, spent = result.recommended, result.seconds
+    best = result.recommended
+    spent = result.seconds
     if best["step"] != result.step:
         command = f"videotune export {result.run} --step {best['step']}"
         echo(f"recommended checkpoint: step {best['step']}: {best['why']}; {command}")

@@ -113,10 +113,8 @@ def prune_cache(
         echo(
             f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed"
         )
-    reads, keys = (
-        reads_of_run(job),
-        CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed),
-    )
+    reads = reads_of_run(job)
+    keys = CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
     printed = len(store.notes)
     pruned = prune(store, entries_of(keys, reads).keys(), yes=yes)
     print_notes(store, printed)

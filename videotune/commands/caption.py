@@ -30,7 +30,8 @@ def caption(
     where no clip can get one.
     """
     words = overrides(config, layers)
-    root, again = Path(words.data or "").expanduser().absolute(), options.overwrite
+    root = Path(words.data or "").expanduser().absolute()
+    again = options.overwrite
     if not words.data or not root.is_dir():
         raise VideotuneError(
             f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset."
@@ -38,7 +39,8 @@ def caption(
     checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
     files = caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: texts_of(file) for file, clip in files.items()}
-    state, settings = root / STATE, digest({**asdict(options), "workers": 0, "timeout": 0})
+    state = root / STATE
+    settings = digest({**asdict(options), "workers": 0, "timeout": 0})
     if (
         again
         and not options.dry_run

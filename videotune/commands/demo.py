@@ -33,13 +33,17 @@ from videotune.trainer.run_dir import run_settings
 
 TRIGGER = "zorble"
 
-CLIPS, REPEATS, KNOWN_CLIPS = 24, 2, 40
+CLIPS = 24
+REPEATS = 2
+KNOWN_CLIPS = 40
 """Clips of the new concept, of which some are held out, how often each counts, and clips of what the base knows.
 
 So these are about half of each batch, and most of the 48 combinations that the base was taught are among them.
 """
 
-STEPS, BATCH, SAMPLE_STEPS = 300, 8, 12
+STEPS = 300
+BATCH = 8
+SAMPLE_STEPS = 12
 """Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
 
 SEEDS = (100, 101, 102, 103, 104, 105)
@@ -66,7 +70,9 @@ def demo(
     plan and the training as they are there. ``seed``: of the clips and of the training. Raises VideotuneError where ``out``
     holds the demo of another seed.
     """
-    run, listed, config = out / "run", out / "demo.json", out / "config.json"
+    run = out / "run"
+    listed = out / "demo.json"
+    config = out / "config.json"
     refuse_other(config, seed)
     if not listed.is_file():
         begun = time.perf_counter()
@@ -144,14 +150,13 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
     prompts = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS]
     seeds = [seed for seed in SEEDS for _ in DIRECTIONS]
     controls = [caption(*look) for look in CONTROLS]
-    settings, pipe = run_settings(run), open_pipeline(run)
+    settings = run_settings(run)
+    pipe = open_pipeline(run)
     lora = exported(run, "diffusers")
     with bar("samples") as progress:
-        whole, asked, shots = (
-            2 * (len(prompts) + len(controls)),
-            [*prompts, *controls],
-            [*seeds, *seeds],
-        )
+        whole = 2 * (len(prompts) + len(controls))
+        asked = [*prompts, *controls]
+        shots = [*seeds, *seeds]
         first = draw(
             pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base")
         )
@@ -163,8 +168,12 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
             shots,
             lambda done: progress.update(whole // 2 + done, whole, "LoRA"),
         )
-    count, concept = len(prompts), [CONCEPT] * len(prompts)
-    before, kept, after, still = first[:count], first[count:], then[:count], then[count:]
+    count = len(prompts)
+    concept = [CONCEPT] * len(prompts)
+    before = first[:count]
+    kept = first[count:]
+    after = then[:count]
+    still = then[count:]
     rows = [*prompts[:4], *controls[::6]]
     upper = shown(rows, [*before[:4], *kept[::6]], "base")
     lower = shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}")
@@ -173,7 +182,8 @@ def measure(run: Path, out: Path) -> dict[str, Any]:
         [row for pair in zip(upper, lower, strict=True) for row in pair],
         label=200,
     )
-    plan_facts, losses = read_record(run / "plan.json"), History(run).of_kind("validation")
+    plan_facts = read_record(run / "plan.json")
+    losses = History(run).of_kind("validation")
     return {
         "clips_used": plan_facts["clips"]["used"],
         "steps": plan_facts["steps"],
@@ -219,7 +229,8 @@ def draw(
     on_done: Callable[[int], None],
 ) -> list[np.ndarray]:
     """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
-    sample, frames = settings["sample"], []
+    sample = settings["sample"]
+    frames = []
     height, width = (int(side) for side in sample["resolution"].split("x"))
     for begin in range(0, len(prompts), TOGETHER):
         part = slice(begin, begin + TOGETHER)

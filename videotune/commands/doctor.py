@@ -48,7 +48,8 @@ def _devices() -> list[list[str]]:
     if kind == "cpu":
         note = "trains on the CPU: the toy base and tiny models in minutes, real models not in reasonable time"
         return [["accelerator", "none", note]]
-    rows, module = [], torch.get_device_module(kind)
+    rows = []
+    module = torch.get_device_module(kind)
     for device in (
         torch.device(kind, index) for index in range(torch.accelerator.device_count())
     ):

@@ -122,7 +122,8 @@ def levels(
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
     """
     fixed = components.make_objective(spec, config).timesteps
-    rule, found = spec.shift_by_tokens, []
+    rule = spec.shift_by_tokens
+    found = []
     several = shapes if rule is not None and shapes else {"": (0, 1.0)}
     for shape, (tokens, share) in several.items():
         ts = replace(fixed, shift=shift_of_tokens(tokens, rule)) if shape and rule else fixed

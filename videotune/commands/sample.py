@@ -294,7 +294,8 @@ def render(
 
     ``title``: of the progress bar; empty: whoever calls shows one.
     """
-    family, told = sampler.family, None
+    family = sampler.family
+    told = None
     try:
         texts = list(dict.fromkeys([*prompts, sampler.settings.negative, ""]))
         spell = sampler.teach()

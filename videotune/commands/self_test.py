@@ -46,7 +46,9 @@ WAYS: Mapping[str, tuple[str, float]] = {
 }
 """What is trained: gradient_checkpointing and layer_offload_fraction."""
 
-WITHIN, SLOWER, UNDER_LOAD = 0.05, 1.10, 0.90
+WITHIN = 0.05
+SLOWER = 1.10
+UNDER_LOAD = 0.90
 """Bounds: memory off its plan; a step with something on the host over the resident one; the rate under load to the first."""
 
 
@@ -70,14 +72,16 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
 
     Raises VideotuneError where torch finds no card.
     """
-    sizes, device = sizes or Sizes(), local_device()
+    sizes = sizes or Sizes()
+    device = local_device()
     if device.type == "cpu":
         raise VideotuneError(
             "doctor --gpu: torch finds no GPU here; videotune doctor shows what is installed"
         )
     ways: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder, bar("self-test") as progress:
-        first, link = matrix_rate(sizes, 1.0, device), link_rate(sizes, device)
+        first = matrix_rate(sizes, 1.0, device)
+        link = link_rate(sizes, device)
         words = small_run(Path(folder), sizes)
         for number, way in enumerate(WAYS):
             progress.update(number, len(WAYS) + 1, way)
@@ -111,10 +115,8 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
 
 def small_run(folder: Path, sizes: Sizes) -> Overrides:
     """What ``train`` is called with: a random Wan, wider than its tiny checkpoint, two clips, and steps alone."""
-    base, more = (
-        folder / "base",
-        {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads},
-    )
+    base = folder / "base"
+    more = {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
     more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
     with loading.quietly():
         family = registry.find(base_model.spec_for(None, base_model.place("asset:toy")).name)
@@ -181,27 +183,30 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 def matrix_rate(sizes: Sizes, load: float, device: torch.device) -> float:
     """Floating-point operations per second of matrix products in the training dtype, after a warm-up in seconds."""
-    side, dtype = sizes.matrix, torch.bfloat16 if has_bf16(device) else torch.float32
+    side = sizes.matrix
+    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    begun, first = time.perf_counter(), True
+    begun = time.perf_counter()
+    first = True
     while first or time.perf_counter() - begun < load:
-        rate, first = 10 * side**3 / seconds(lambda: [a @ b for _ in range(5)], device), False
+        rate = 10 * side**3 / seconds(lambda: [a @ b for _ in range(5)], device)
+        first = False
     return rate
 
 
 def link_rate(sizes: Sizes, device: torch.device) -> tuple[float, float]:
     """Bytes a second from pinned memory to the card and back."""
-    host, card = (
-        pinned([sizes.copied], torch.uint8),
-        torch.empty(sizes.copied, dtype=torch.uint8, device=device),
-    )
+    host = pinned([sizes.copied], torch.uint8)
+    card = torch.empty(sizes.copied, dtype=torch.uint8, device=device)
     there = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
     return there, sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
     """What of a report is beyond a bound."""
-    found, ways, rate = [], report["trainings"], report["matrix_flops"]
+    found = []
+    ways = report["trainings"]
+    rate = report["matrix_flops"]
     for way, row in ways.items():
         if (
             row["planned_bytes"]

@@ -104,7 +104,8 @@ def train(
     except DeviceFull as error:
         if not error.remedy:
             raise
-        why, sets = str(error).splitlines()[0], error.remedy
+        why = str(error).splitlines()[0]
+        sets = error.remedy
     echo(
         f"{why} Trying once more with {' '.join(sets)}"
     )  # here nothing holds the first try's tensors any more
@@ -189,7 +190,8 @@ def explained_loop(trainer: Trainer) -> str:
             device_full_message(trainer, error), retry_settings(trainer)
         ) from error
     except NoBatch as error:
-        several, done = trainer.dist.size > 1, trainer.journal.history.last
+        several = trainer.dist.size > 1
+        done = trainer.journal.history.last
         kept = (
             saving.rescue_message(trainer.run)
             if several
@@ -215,7 +217,9 @@ def free_failed_step(error: OutOfMemory) -> None:
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
     """The run's result in its formats: of its last step, or with early_stopping of the recommended checkpoint."""
-    run, job, step = trainer.run, trainer.job, trainer.job.steps
+    run = trainer.run
+    job = trainer.job
+    step = trainer.job.steps
     best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
     saved = (
         best != step or why == "early" or trainer.rows
@@ -239,7 +243,9 @@ def push(trainer: Trainer, repo: str) -> None:
 
 def finish(trainer: Trainer, why: str) -> TrainResult:
     """Export what was trained, end the journal, and write the report."""
-    run, job, history = trainer.run, trainer.job, trainer.journal.history
+    run = trainer.run
+    job = trainer.job
+    history = trainer.journal.history
     saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
     for callback in trainer.callbacks:
         callback.on_end(trainer, history.last)
@@ -247,8 +253,10 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
         exports = saving.with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
-    step, memory = history.last, peak(job, trainer.peaks)
-    seconds, best = trainer.heartbeat.seconds(), recommended(trainer, step)
+    step = history.last
+    memory = peak(job, trainer.peaks)
+    seconds = trainer.heartbeat.seconds()
+    best = recommended(trainer, step)
     more: dict[str, Any] = {"memory": memory} if memory else {}
     more |= {"compiled": compiling.compiled_graphs()} if job.config.compile is True else {}
     trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)

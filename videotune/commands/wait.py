@@ -27,7 +27,8 @@ def wait(
     The code is 0 where that came, 1 where the run ended otherwise, 2 after ``timeout`` seconds. A folder without a run is
     waited for as well. ``tell`` hears of each new step.
     """
-    run, end = Path(run), None if timeout is None else time.monotonic() + timeout
+    run = Path(run)
+    end = None if timeout is None else time.monotonic() + timeout
     while True:
         beat = life(run)
         done = int(beat["step"]) if beat else 0

@@ -60,7 +60,8 @@ def drift(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     accumulation is safe where their product stays. A base model may lie elsewhere: its bytes are compared by the caller.
     Where epochs are given they decide the steps, whatever stands there.
     """
-    old, new = flatten(before), flatten(after)
+    old = flatten(before)
+    new = flatten(after)
     changed = [
         key
         for key in new

@@ -17,10 +17,12 @@ from videotune.console import echo
 from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json, walk_json
 
-MOST_LETTERS, MOST_TOLD = 100_000, 8
+MOST_LETTERS = 100_000
+MOST_TOLD = 8
 """Letters of one value, and how many faults one message names."""
 
-LARGEST, DEEPEST = 1 << 20, 12
+LARGEST = 1 << 20
+DEEPEST = 12
 """Bytes of a config file, and how deep its values may be nested: far above what any config needs."""
 
 PRESETS = Path(__file__).parents[1] / "presets"
@@ -71,7 +73,8 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _refuse_other_trainer(value: Any, path: Path) -> None:
     """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
-    other, ours = other_trainer(value), {name.partition(".")[0] for name in leaves()}
+    other = other_trainer(value)
+    ours = {name.partition(".")[0] for name in leaves()}
     stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(
         value
     )  # one key of theirs in ours

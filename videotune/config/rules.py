@@ -58,10 +58,8 @@ def _with_sharding(config: Config) -> Iterator[str]:
     """What cannot stand beside weights that several processes share out."""
     if config.sharding == "OFF":
         return
-    kind, full = (
-        config.optimizer,
-        config.training_method == "FINE_TUNE" and config.transformer.train,
-    )
+    kind = config.optimizer
+    full = config.training_method == "FINE_TUNE" and config.transformer.train
     if config.layer_offload_fraction:
         why = "with sharding FULL the weights lie with the processes, not on the host"
         yield f"layer_offload_fraction: {why}: set it to 0, or sharding to OFF"
@@ -76,7 +74,8 @@ def _with_sharding(config: Config) -> Iterator[str]:
 
 
 def _with_the_optimizer(config: Config) -> Iterator[str]:
-    kind, own = config.optimizer, type(config.optimizer).model_fields
+    kind = config.optimizer
+    own = type(config.optimizer).model_fields
     for key in ("beta1", "beta2"):
         if not OPTIMIZERS[kind.name].betas and getattr(kind, key) != own[key].default:
             yield f"optimizer.{key}: {kind.name} keeps no such mean; leave it out"
@@ -96,7 +95,8 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
             for text, fit in fits.items()
             if not fit
         )
-    full, rounds = config.training_method == "FINE_TUNE", kind.masters == "STOCHASTIC_ROUNDING"
+    full = config.training_method == "FINE_TUNE"
+    rounds = kind.masters == "STOCHASTIC_ROUNDING"
     if rounds and (not full or config.train_dtype == "FLOAT_32"):
         use = "STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 copies"
         here = "they are float32 themselves" if full else "an adapter trains, in float32"
@@ -122,11 +122,9 @@ def _with_the_optimizer(config: Config) -> Iterator[str]:
 
 def _with_the_method(config: Config) -> Iterator[str]:
     """What the training method cannot train or does not use, and where nothing would train."""
-    method, net, text = (
-        config.training_method,
-        config.transformer.train,
-        config.text_encoder.train,
-    )
+    method = config.training_method
+    net = config.transformer.train
+    text = config.text_encoder.train
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
         yield 'missing_caption "text" and missing_caption_text belong together: set both or neither'
     if method == "EMBEDDING" and (net or text):
@@ -187,7 +185,8 @@ def _with_the_loss(config: Config) -> Iterator[str]:
 
 
 def _with_the_adapter(config: Config) -> Iterator[str]:
-    lora, own = config.lora, any(rule.learning_rate for rule in config.lora.modules)
+    lora = config.lora
+    own = any(rule.learning_rate for rule in config.lora.modules)
     keys = {
         "lora.learning_rate_ratio": lora.learning_rate_ratio != 1,
         "lora.modules": bool(lora.modules),
@@ -201,7 +200,8 @@ def _with_the_adapter(config: Config) -> Iterator[str]:
 
 def _of_datasets(config: Config) -> Iterator[str]:
     for dataset in config.datasets:
-        prior, keeps = dataset.prior_preservation, dataset.kind == "regularization"
+        prior = dataset.prior_preservation
+        keeps = dataset.kind == "regularization"
         if config.training_method == "FINE_TUNE" and keeps and prior is not False:
             why = "FINE_TUNE keeps no base model beside the one it changes"
             yield f"datasets.prior_preservation: {why}; set it to false for {dataset.path}"

@@ -40,7 +40,8 @@ ARCHIVE_SUFFIXES = (
 )
 """Names of archives (compared in lower case). What a file is, its bytes say."""
 
-RATIO, MARGIN = 200, 10**9
+RATIO = 200
+MARGIN = 10**9
 """An archive may hold at most RATIO times its own bytes, and MARGIN more; videos hardly shrink at all."""
 
 RESERVE = 10**9
@@ -79,7 +80,8 @@ def unpack(archive: Path, cache: Path, progress: Progress = silent) -> Path:
     """
     home = cache / "archives"
     try:
-        kind, about = type_of_file(archive), archive.stat()
+        kind = type_of_file(archive)
+        about = archive.stat()
         if kind not in _READ:
             what = f"a {kind} file" if kind else "no archive"
             read = "zip, tar, gz, bz2 and xz are read (zst from Python 3.14 on)"
@@ -153,7 +155,8 @@ def _write_all(
     report: Callable[[str], None],
 ) -> dict[str, int]:
     """Write the files of the members, within the limits; their sizes by name."""
-    free, most = max(0, shutil.disk_usage(folder).free - RESERVE), RATIO * size + MARGIN
+    free = max(0, shutil.disk_usage(folder).free - RESERVE)
+    most = RATIO * size + MARGIN
     sizes: dict[str, int] = {}
     used = 0
     for count, member in enumerate(members, start=1):

@@ -62,7 +62,8 @@ def parse_size(value: int | str) -> int | Size:
 
 def _check(choice: int | Size, rules: VideoRules, shrink: int) -> None:
     sides = (choice,) if isinstance(choice, int) else choice
-    asked, multiple = "x".join(map(str, sides)), rules.side_multiple * shrink
+    asked = "x".join(map(str, sides))
+    multiple = rules.side_multiple * shrink
     fault = ""
     if rules.most_area is not None and sides[0] * sides[-1] > (
         most_area := rules.most_area * shrink**2
@@ -127,7 +128,8 @@ def choose_size(
     ]
 
     def largest(size: Size) -> tuple[bool, int, float]:
-        fills, area = upscale_factor(width, height, size) <= 1, size[0] * size[1]
+        fills = upscale_factor(width, height, size) <= 1
+        area = size[0] * size[1]
         return fills, area if fills else -area, kept_share(width, height, size)
 
     high, wide = max(sizes, key=largest)
@@ -146,10 +148,8 @@ def upscale_factor(width: int, height: int, size: Size, resize: str = "center") 
 def padded_box(width: int, height: int, size: Size) -> tuple[int, int, int, int]:
     """(top, left, height, width) in pixels of the whole picture fitted into ``size`` (height, width), about its centre."""
     scale = min(size[0] / height, size[1] / width)
-    high, wide = (
-        min(size[0], max(1, round(height * scale))),
-        min(size[1], max(1, round(width * scale))),
-    )
+    high = min(size[0], max(1, round(height * scale)))
+    wide = min(size[1], max(1, round(width * scale)))
     return (size[0] - high) // 2, (size[1] - wide) // 2, high, wide
 
 

@@ -117,7 +117,8 @@ class Candidate:
 
     def sample(self, config: Config, rules: VideoRules) -> None:
         """Choose the size and the windows, random ones only if it is not held out; ClipProblem where none has room."""
-        info, shrink = self.media, shrink_factor(self.video, rules)
+        info = self.media
+        shrink = shrink_factor(self.video, rules)
         video = without_randomness(self.video) if self.held_out else self.video
         resize = "center" if self.held_out and config.resize == "random" else config.resize
         self.size = choose_size(info.width, info.height, self.choices, rules, shrink)
@@ -225,7 +226,8 @@ REPEATS_LIMIT = 0.2
 JITTER_LIMIT = 0.1
 """Above this share of uneven frames a clip counts as one of variable rate."""
 
-CROP_LIMIT, CROP_NOTE = 0.5, 0.65
+CROP_LIMIT = 0.5
+CROP_NOTE = 0.65
 """Below this share of the picture that a crop keeps, a clip is warned about, and it is noted."""
 
 UPSCALE_LIMIT = 1.25
@@ -249,14 +251,16 @@ def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> di
     (1.0: as filmed); ``views_a_pass`` counts repeats; the caller sets ``views``, since it knows the number of steps. An
     image has no rate and no length.
     """
-    info, problem = candidate.info, candidate.problem
+    info = candidate.info
+    problem = candidate.problem
     moving = None if info is None or info.still else info
     sampling = (
         FrameSampling(seconds_cut=info.seconds if info else 0.0)
         if clip is None
         else candidate.sampling
     )
-    warnings, notes = list[str](), list[str]()
+    warnings = list[str]()
+    notes = list[str]()
     if clip is not None:
         _size_hints(candidate, warnings, notes)
         _time_hints(candidate, rules, warnings, notes)
@@ -303,8 +307,10 @@ def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> di
 
 def _size_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
     """Pictures that are enlarged, cropped away or distorted; a little of it goes to ``notes``."""
-    (high, wide), resize = candidate.size, candidate.sampling.windows[0].resize
-    width, height = candidate.media.width, candidate.media.height
+    (high, wide) = candidate.size
+    resize = candidate.sampling.windows[0].resize
+    width = candidate.media.width
+    height = candidate.media.height
     factor = upscale_factor(width, height, candidate.size, resize)
     if factor > 1.005:
         hints = warnings if factor > UPSCALE_LIMIT else notes
@@ -327,7 +333,9 @@ def _time_hints(
     candidate: Candidate, rules: VideoRules, warnings: list[str], notes: list[str]
 ) -> None:
     """Frames that repeat, are left out, or are cut; motion that plays at another speed; to ``notes`` what is as asked."""
-    info, sampling, fps = candidate.media, candidate.sampling, fps_of(candidate.video, rules)
+    info = candidate.media
+    sampling = candidate.sampling
+    fps = fps_of(candidate.video, rules)
     first = sampling.windows[0]
     if sampling.repeats_share > REPEATS_LIMIT:
         slow = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
@@ -360,7 +368,8 @@ def _time_hints(
 
 def _content_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
     """What the content scan found: nothing moves, one tone, several scenes, the same as another clip."""
-    info, scan = candidate.media, candidate.scan
+    info = candidate.media
+    scan = candidate.scan
     if info.interlaced:
         warnings.append(
             "interlaced: each frame holds two moments, seen as combs on what moves; deinterlace it first"
@@ -425,10 +434,8 @@ def notes_on_clips(
     if max(frames, default=planned) < planned:
         longest = f"the longest window has {max(frames)} (pad_short freeze holds the last frame instead)"
         notes.append(f"no clip is long enough for {planned} frames: {longest}")
-    rates, fps = (
-        Counter(round(candidate.media.fps, 2) for candidate in moving),
-        fps_of(video, rules),
-    )
+    rates = Counter(round(candidate.media.fps, 2) for candidate in moving)
+    fps = fps_of(video, rules)
     if len(rates) > 1:
         listed = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))
         listed += f" and {len(rates) - 5} more" if len(rates) > 5 else ""

@@ -72,9 +72,11 @@ def _read_text(path: Path) -> str:
             "missing_caption", f"{path} cannot be read: {error.strerror}"
         ) from error
     try:
-        text, fault = content.decode("utf-8-sig"), f"holds a NUL (byte {content.find(0)})"
+        text = content.decode("utf-8-sig")
+        fault = f"holds a NUL (byte {content.find(0)})"
     except UnicodeDecodeError as error:
-        text, fault = "\0", f"is not UTF-8 text (byte {error.start})"
+        text = "\0"
+        fault = f"is not UTF-8 text (byte {error.start})"
     if "\0" in text:
         looks = (
             "UTF-16, UTF-32 or no text"
@@ -153,7 +155,8 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     line = 1
     try:
         for cells in reader:
-            place, line = f"{path}:{line}", reader.line_num + 1
+            place = f"{path}:{line}"
+            line = reader.line_num + 1
             while len(cells) > len(head) and not cells[-1].strip():
                 cells.pop()
             if not any(cell.strip() for cell in cells):
@@ -198,7 +201,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _listed(path: Path, place: str, row: Mapping[str, Any], column: str) -> MetadataRow:
     """A row understood; a text that is absent, null or blank has no variants."""
-    name, value = row.get("file_name"), row.get(column)
+    name = row.get("file_name")
+    value = row.get(column)
     if not isinstance(name, str) or not name.strip():
         raise VideotuneError(
             f"{place} has no file_name. Name the clip's file, relative to {path.parent}."

@@ -154,7 +154,9 @@ class _Scan:
     """
 
     def __init__(self, info: MediaInfo, total: int) -> None:
-        self.count, self.seconds, self.blank = 0, 0.0, 0.0
+        self.count = 0
+        self.seconds = 0.0
+        self.blank = 0.0
         self.rests: list[float] = []
         self.changes: list[float] = []
         self.alike: dict[int, float] = {}
@@ -172,7 +174,8 @@ class _Scan:
     def add(self, frame: Any) -> None:
         """The next frame."""
         picture = _shrunk(self._shrink, frame, "gray").astype(np.float32)
-        index, duration = self.count, self.durations[self.count]
+        index = self.count
+        duration = self.durations[self.count]
         self.seconds += duration
         if picture.max() - picture.min() <= BLANK_LEVELS:
             self.blank += duration
@@ -187,7 +190,9 @@ class _Scan:
             self.first = frame
         if index == self._middle:
             self.middle = frame
-        self.count, self.last, self._before = index + 1, frame, picture
+        self.count = index + 1
+        self.last = frame
+        self._before = picture
 
     def _compare(self, index: int, picture: Picture) -> None:
         """Compare the details of the picture with those shortly before it, over every boundary between them."""
@@ -243,7 +248,8 @@ def find_cuts(
     greatest likeness of details between a frame shortly before frame i and one shortly from it on.
     """
     found = []
-    padded, spans = [0.0, 0.0, *changes, 0.0, 0.0], [0.0, 0.0, *gaps[: len(changes)], 0.0, 0.0]
+    padded = [0.0, 0.0, *changes, 0.0, 0.0]
+    spans = [0.0, 0.0, *gaps[: len(changes)], 0.0, 0.0]
     for i, change in enumerate(changes):
         around = [i, i + 1, i + 3, i + 4]
         usual = sum(padded[k] for k in around) / 4
@@ -273,7 +279,8 @@ def _shrunk(reformatter: Any, frame: Any, form: str, **how: Any) -> NDArray[np.u
 
 def _signature(frame: Any, info: MediaInfo) -> str:
     """A frame in 200 letters: base64 of 10 × 10 brightnesses, 5 × 5 blues and 5 × 5 reds (Cb, Cr), upright, a byte each."""
-    full, reformatter = av_reformatter.ColorRange.JPEG, av_reformatter.VideoReformatter()
+    full = av_reformatter.ColorRange.JPEG
+    reformatter = av_reformatter.VideoReformatter()
     planes = _shrunk(reformatter, frame, "yuv444p", dst_color_range=full).reshape(3, SIDE, SIDE)
     planes = np.rot90(planes[:, ::-1] if info.mirrored else planes, info.rotation // 90, (1, 2))
     cells = []

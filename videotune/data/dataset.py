@@ -78,7 +78,8 @@ def scan(
             for file in locations[-1].files
         ]
     index = MediaIndex(index_path, progress)
-    roots, until = [location.root for location in locations], config.video_config.max_duration
+    roots = [location.root for location in locations]
+    until = config.video_config.max_duration
     for one, examined in zip(
         candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True
     ):
@@ -102,7 +103,8 @@ def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
     for one in each_count(video):
         planned_frames(one, rules)
     notes = []
-    fps, shrink = fps_of(video, rules), shrink_factor(video, rules)
+    fps = fps_of(video, rules)
+    shrink = shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
         speed = f"{rules.fps / fps:.2g}x as fast"
         notes.append(
@@ -146,7 +148,8 @@ def _hold_out(
         sources, kinds, config.validation_fraction, config.seed, validated
     )
     for candidate, source, held in zip(usable, sources, held_out, strict=True):
-        candidate.source, candidate.held_out = source, held
+        candidate.source = source
+        candidate.held_out = held
         if held:  # its windows have nothing random
             candidate.sample(config, rules)
     return notes + more

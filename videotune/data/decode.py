@@ -34,7 +34,8 @@ LEAP = 12
 TONE_MAPPING_VERSION = 1
 """Raised when other pixels come of the same ones, so that older latents are made anew."""
 
-TILE_HEIGHT, TILE_WIDTH = 128, 512
+TILE_HEIGHT = 128
+TILE_WIDTH = 512
 """Tone mapping treats each pixel by itself, so pixels of any picture go through one graph of this size: to build the
 graph's table takes seconds."""
 
@@ -96,7 +97,10 @@ class Reader:
         """Give the file back; the reader opens it anew if it is asked again."""
         if self._container is not None:
             self._container.close()
-        self._container, self._decoded, self._last, self._reached = None, iter(()), None, -1
+        self._container = None
+        self._decoded = iter(())
+        self._last = None
+        self._reached = -1
 
     def frames(self, needed: Sequence[int]) -> Iterator[tuple[int, Any]]:
         """(index, decoded frame) for each of the ascending indices, in order of presentation.
@@ -139,7 +143,8 @@ class Reader:
         wanted = {
             index if self.info.counted else self.info.ticks[index]: index for index in run
         }
-        end, key = max(wanted), self._keyframe(run[0])
+        end = max(wanted)
+        key = self._keyframe(run[0])
         behind = self._last is None or min(wanted) < self._last[0]
         try:
             if behind or (self._may_seek and key > self._reached + LEAP):
@@ -173,16 +178,15 @@ class Reader:
             self._container = av.open(path, options=OPEN_OPTIONS, metadata_errors="replace")
             codec = video_stream(self._container).codec_context
             limit_pixels(codec)
-            codec.thread_count, codec.thread_type = (
-                self.threads,
-                "NONE" if self.threads == 1 else "AUTO",
-            )
+            codec.thread_count = self.threads
+            codec.thread_type = "NONE" if self.threads == 1 else "AUTO"
         stream = video_stream(self._container)
         self._sought = key > 0
         if self._sought:
             self._container.seek(self.info.ticks[key], stream=stream, backward=True)
         self._decoded = self._from_here(stream)
-        self._last, self._reached = None, key - 1
+        self._last = None
+        self._reached = key - 1
 
     def _from_here(self, stream: Any) -> Iterator[tuple[int, Any]]:
         """Decoded frames with their places, from where the container stands; those without a place are left out."""
@@ -231,11 +235,9 @@ def _reshaper(
             math.ceil(part * free - 0.5) for part, free in zip(place, margins, strict=True)
         )
         down = right = 0
-    turns, reformatter, flags = (
-        info.rotation // 90,
-        av_reformatter.VideoReformatter(),
-        av_reformatter.Interpolation,
-    )
+    turns = info.rotation // 90
+    reformatter = av_reformatter.VideoReformatter()
+    flags = av_reformatter.Interpolation
     high, wide = size if turns % 2 == 0 else size[::-1]
     # colour at every pixel, in and out; where nothing is scaled, colour alone is spread to every pixel: linearly, as
     # players do, in half the time
@@ -275,7 +277,8 @@ def _size(info: MediaInfo, height: int, width: int, resize: str) -> tuple[int, i
         return height, width
     ratios = height / info.height, width / info.width
     scale = min(ratios) if resize == "pad" else max(ratios)
-    high, wide = round(info.height * scale), round(info.width * scale)
+    high = round(info.height * scale)
+    wide = round(info.width * scale)
     if resize == "pad":
         return max(1, min(height, high)), max(1, min(width, wide))
     return max(height, high), max(width, wide)
@@ -302,7 +305,8 @@ def to_sdr(pixels: NDArray[np.uint16], transfer: str) -> NDArray[np.uint8]:
 @lru_cache(maxsize=2)
 def _tone_mapping(transfer: str) -> Callable[[NDArray[np.uint16]], NDArray[np.uint8]]:
     """FFmpeg's scale filter for pictures of one size; one thread at a time."""
-    graph, lock = av.filter.Graph(), Lock()
+    graph = av.filter.Graph()
+    lock = Lock()
     size = f"video_size={TILE_WIDTH}x{TILE_HEIGHT}"
     try:
         links = [
@@ -321,12 +325,10 @@ def _tone_mapping(transfer: str) -> Callable[[NDArray[np.uint16]], NDArray[np.ui
 
     def convert(tile: NDArray[np.uint16]) -> Any:
         frame = av.VideoFrame.from_ndarray(tile, format="gbrp10le")
-        frame.color_trc, frame.color_primaries, frame.colorspace, frame.color_range = (
-            HDR_TRANSFERS[transfer],
-            9,
-            0,
-            2,
-        )
+        frame.color_trc = HDR_TRANSFERS[transfer]
+        frame.color_primaries = 9
+        frame.colorspace = 0
+        frame.color_range = 2
         with lock:
             graph.push(frame)
             return graph.pull().to_ndarray()

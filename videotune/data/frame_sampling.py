@@ -111,7 +111,8 @@ def planned_frames(video: VideoConfig, rules: VideoRules) -> tuple[int, str | No
     keep = keep_every(video, rules)
     frames = snap_frames(round((requested - 1) / keep + 1), rules)
     spanned = (frames - 1) * keep + 1
-    takes, every = f"this model takes {frame_rule(rules)}", ""
+    takes = f"this model takes {frame_rule(rules)}"
+    every = ""
     if keep > 1:
         every = f"of {spanned} frames one in {keep} is kept, so that a window has {frames}"
         takes += f", and one frame in {keep} is kept (temporal_compression_ratio)"
@@ -233,13 +234,16 @@ class _Sampler:
     def __post_init__(self) -> None:
         self.planned, _ = planned_frames(self.video, self.rules)
         self.smallest = smallest_window(self.video, self.rules)
-        self.keep, self.fps = keep_every(self.video, self.rules), fps_of(self.video, self.rules)
+        self.keep = keep_every(self.video, self.rules)
+        self.fps = fps_of(self.video, self.rules)
         self.base = self.fps * self.keep
         self.usable = min(self.info.seconds, self.video.max_duration)
 
     def sample(self) -> FrameSampling:
         """The clip's windows, and what they leave out."""
-        info, video, fps = self.info, self.video, self.fps
+        info = self.info
+        video = self.video
+        fps = self.fps
         if info.still:
             if valid_at_most(1, self.rules) is None:
                 raise ClipProblem(
@@ -261,10 +265,12 @@ class _Sampler:
             if self.cuts and frames >= self.smallest:
                 detail = f"none of its {len(self.cuts) + 1} scenes has {self.smallest} frames, the smallest window"
             raise ClipProblem("too_short", detail)
-        speed, count = 1.0, windows[0].shape.frames
+        speed = 1.0
+        count = windows[0].shape.frames
         slack = count / fps - self._seconds(count)
         if video.stretch and frames > self.planned:
-            speed, slack = self.usable * fps / self.planned, 0.0
+            speed = self.usable * fps / self.planned
+            slack = 0.0
         ends = tuple(
             self.usable if window.sampling == "hold" else window.end - slack
             for window in windows
@@ -301,7 +307,8 @@ class _Sampler:
         return Window("", start, end, ClipShape(frames, 1, 1, self.fps), sampling, swaps)
 
     def _video_windows(self) -> list[Window]:
-        video, usable = self.video, self.usable
+        video = self.video
+        usable = self.usable
         if video.stretch and self.frames_in(usable) > self.planned:
             how = "frames" if video.frame_sample_strategy == "random" else "even"
             return [self._window(0.0, usable, self.planned, how, video.temporal_augmentation)]
@@ -324,10 +331,12 @@ class _Sampler:
 
     def _side_by_side(self, low: float, high: float) -> list[Window]:
         """Windows between two moments, none beyond them."""
-        video, frames = self.video, self._count_that_fits(high - low)
+        video = self.video
+        frames = self._count_that_fits(high - low)
         if frames is None:
             return []
-        stride, room = self._seconds(frames), max(0.0, high - low - self._seconds(frames))
+        stride = self._seconds(frames)
+        room = max(0.0, high - low - self._seconds(frames))
         if video.windows == "slide":
             stride = (video.window_stride or max(1, frames // 2)) / self.fps
         alone = video.windows == "head" or frames < self.planned
@@ -362,10 +371,8 @@ class _Sampler:
         windows = []
         for before, start in zip([None, *starts], starts, strict=False):
             reach = min(length, length if before is None else start - before) / 2
-            begin, end = (
-                max(low, start - reach),
-                max(start + length, min(high, start + length + reach)),
-            )
+            begin = max(low, start - reach)
+            end = max(start + length, min(high, start + length + reach))
             windows.append(self._window(begin, end, frames, "start", swaps=True))
         return windows
 
@@ -403,7 +410,8 @@ def sample_window(window: Window, variant: int, seed: int) -> Take:
 
     A window that does not vary gives the same in every variant.
     """
-    shape, length = window.shape, window.shape.frames / window.shape.fps
+    shape = window.shape
+    length = window.shape.frames / window.shape.fps
     plain = variant == PLAIN or not window.varies
     random = draws(seed, "take", window.id, f"{window.end:.6f}", variant)
     if window.sampling == "start":
@@ -434,7 +442,8 @@ def sample_window(window: Window, variant: int, seed: int) -> Take:
 
 def _swapped(times: tuple[float, ...], random: Generator) -> tuple[float, ...]:
     """Each frame changes places with its right neighbour with SWAP_PROBABILITY, no frame twice."""
-    order, places = list(times), iter(range(len(times) - 1))
+    order = list(times)
+    places = iter(range(len(times) - 1))
     for i in places:
         if random.random() < SWAP_PROBABILITY:
             order[i], order[i + 1] = order[i + 1], order[i]

@@ -126,11 +126,10 @@ def _to_srgb(picture: Picture, profile: bytes | None) -> Picture:
     if not profile:
         return picture
     try:
-        own, srgb = ImageCms.ImageCmsProfile(BytesIO(profile)), ImageCms.createProfile("sRGB")
-        intent, flags = (
-            ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags.BLACKPOINTCOMPENSATION,
-        )
+        own = ImageCms.ImageCmsProfile(BytesIO(profile))
+        srgb = ImageCms.createProfile("sRGB")
+        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        flags = ImageCms.Flags.BLACKPOINTCOMPENSATION
         return (
             ImageCms.profileToProfile(picture, own, srgb, intent, "RGB", flags=flags) or picture
         )

@@ -92,7 +92,8 @@ class _Folder:
     ``rows`` what those list, by path. Paths are strings, cut as such: a hundred thousand files are to take a second."""
 
     def __init__(self, root: Path, within: Path) -> None:
-        self.root, self.within = root, within
+        self.root = root
+        self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
         self.runs: list[str] = []
         try:
@@ -166,7 +167,8 @@ class _Folder:
 
     def _listed_path(self, row: MetadataRow, sub: str) -> str:
         """The path that a row in the folder ``sub`` of the root names; VideotuneError where it leads out of the dataset."""
-        name, where = row.file_name.replace("\\", "/"), f"{row.place} lists {row.file_name!r}"
+        name = row.file_name.replace("\\", "/")
+        where = f"{row.place} lists {row.file_name!r}"
         if name.startswith("/") or re.match("[A-Za-z]:", name) or "\0" in name:
             raise VideotuneError(
                 f"{where}, which is not relative to that file's folder. Write a relative path."
@@ -205,7 +207,8 @@ class _Folder:
                 table = next((self.tables[one] for one in above if one in self.tables), None)
                 places[folder] = here, _captions_folder(self.root, here), table
             here, captions, table = places[folder]
-            row, text_name = self.rows.get(path), os.path.splitext(name)[0] + ".txt"
+            row = self.rows.get(path)
+            text_name = os.path.splitext(name)[0] + ".txt"
             expected = captions / text_name
             text = self.texts.get(str(expected)) or self.texts.get(
                 os.path.join(folder, text_name)

@@ -63,13 +63,15 @@ def _open_hub(path: str, cache: Path, progress: Progress) -> Location:
         raise VideotuneError(
             f"{path} is no Hub dataset. Write hf://datasets/user/name, or …/name@revision."
         )
-    repo, revision = match["repo"], match["revision"]
+    repo = match["repo"]
+    revision = match["revision"]
     try:
         root = _snapshot(repo, revision, (*CLIP_SUFFIXES, ".txt"), METADATA_NAMES)
     except VideotuneError as error:
         local = "" if path.startswith("hf://") else f"There is no folder {path} here, and "
         raise VideotuneError(f"{local}{error}") from error
-    note, name = f"{path} is hf://datasets/{repo}@{root.name}", repo.split("/")[-1]
+    note = f"{path} is hf://datasets/{repo}@{root.name}"
+    name = repo.split("/")[-1]
     listed = _listing(repo, root)
     packed = [file for file in listed if file.lower().endswith(ARCHIVE_SUFFIXES)]
     media = [file for file in listed if file.lower().endswith(CLIP_SUFFIXES)]

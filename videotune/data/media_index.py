@@ -66,7 +66,8 @@ class MediaIndex:
     """
 
     def __init__(self, path: Path | None, progress: Progress = silent) -> None:
-        self.path, self._progress = path, progress
+        self.path = path
+        self._progress = progress
         self.notes: list[str] = []
         self._changed = False
         self._files: dict[str, Row] = {}
@@ -95,10 +96,8 @@ class MediaIndex:
                         self._write()
                         written = time.monotonic()
             self._progress(len(paths), len(paths), "")
-            inside, folders = (
-                {_name(path) for path in paths},
-                tuple(os.path.join(_name(root), "") for root in roots),
-            )
+            inside = {_name(path) for path in paths}
+            folders = tuple(os.path.join(_name(root), "") for root in roots)
             gone = [
                 name for name in self._files if name not in inside and name.startswith(folders)
             ]
@@ -204,7 +203,8 @@ class MediaIndex:
                     raise ValueError("a file's row lacks something")
             if not all(isinstance(row, dict) for row in value["contents"].values()):
                 raise TypeError("a content is no object")
-            self._files, self._contents = value["files"], value["contents"]
+            self._files = value["files"]
+            self._contents = value["contents"]
         except (OSError, *_DAMAGE) as error:
             self.notes.append(
                 f"the index {self.path} was damaged ({type(error).__name__}) and has been rebuilt"

@@ -100,7 +100,8 @@ class MediaInfo:
         """
         if self.still:
             return [0 for _ in times]
-        stamps, indices = self.timestamps, []
+        stamps = self.timestamps
+        indices = []
         for time in times:
             if not -1e-6 <= time <= self.seconds + 1e-6:
                 detail = f"{time:.3f} s lies outside the clip, which plays {self.seconds:.3f} s"
@@ -232,7 +233,8 @@ def _read(path: str, container: Any) -> MediaInfo:
     seconds = timestamps[-1] + frame_seconds
     _check_whole(packets, cut_short, stream, container, float(ticks[0] * time_base) + seconds)
     rotation, mirrored = _orientation(frame)
-    width, height = max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), frame.height
+    width = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
+    height = frame.height
     transfers = {number: name for name, number in HDR_TRANSFERS.items()}
     hdr = transfers.get(int(frame.color_trc)) or transfers.get(int(context.color_trc))
     if hdr is None and context.codec_tag.startswith(("dvh", "dva")):
@@ -290,7 +292,9 @@ class _Packet(NamedTuple):
 def _demux(container: Any, stream: Any) -> tuple[list[_Packet], Any, bool]:
     """All packets in decoding order, the first frame decoded, and whether one was cut short."""
     packets: list[_Packet] = []
-    first_frame, cut_short, started = None, False, False
+    first_frame = None
+    cut_short = False
+    started = False
     hides = (
         stream.codec_context.codec.canonical_name == "vp8"
     )  # the one codec whose hidden frames are own packets
@@ -382,7 +386,8 @@ def _check_whole(
 ) -> None:
     """ClipProblem when the header promises more than the file holds; ``end`` is when the last frame ends."""
     formats = container.format.name.split(",")
-    there, promised = len(packets), 0
+    there = len(packets)
+    promised = 0
     if (
         "mov" in formats
     ):  # the index as the edit list leaves it; the header's count knows nothing of trimmed clips

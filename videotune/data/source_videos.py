@@ -108,11 +108,10 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
         for other in sorted(set(frames.clip[others].tolist())):
             if other >= clip:
                 break
-            one, two = ordered[clip], ordered[other]
-            rows, its = (
-                np.flatnonzero(frames.clip == clip),
-                np.flatnonzero(frames.clip == other),
-            )
+            one = ordered[clip]
+            two = ordered[other]
+            rows = np.flatnonzero(frames.clip == clip)
+            its = np.flatnonzero(frames.clip == other)
             same_length = abs(one.seconds - two.seconds) <= max(
                 0.5, 0.2 * max(one.seconds, two.seconds)
             )
@@ -152,10 +151,8 @@ def hold_out(
     if fraction == 0 or not names:
         return [False] * len(sources), []
     if len(names) < SOURCES_NEEDED:
-        videos, clips = (
-            f"{len(names)} source video{'s' * (len(names) != 1)}",
-            kinds.count("train"),
-        )
+        videos = f"{len(names)} source video{'s' * (len(names) != 1)}"
+        clips = kinds.count("train")
         note = f"no clip is held out, so there is no verdict: {videos}, {SOURCES_NEEDED} are needed"
         cuts = f" ({clips} clips: some are cuts of one video, by their names or their pictures)"
         return [False] * len(sources), [note + (cuts if len(names) < clips else "")]
@@ -249,7 +246,8 @@ def _by_pictures(clips: Sequence[SourceClip], named: NDArray[np.int64]) -> NDArr
     common = np.zeros(len(frames.clip), bool)
 
     def join(row: int, rows: NDArray[np.int64]) -> None:
-        mine, theirs = labels[frames.clip[row]], labels[frames.clip[rows]]
+        mine = labels[frames.clip[row]]
+        theirs = labels[frames.clip[rows]]
         if (theirs != mine).any():
             there = np.unique(np.append(theirs, mine))
             labels[np.isin(labels, there)] = there[0]
@@ -281,18 +279,18 @@ class _Frames:
             for clip in clips
             for k in range(len(clip.signatures))
         ]
-        texts, cells = "".join(text for clip in clips for text in clip.signatures), GRID * GRID
+        texts = "".join(text for clip in clips for text in clip.signatures)
+        cells = GRID * GRID
         raw = np.frombuffer(base64.b64decode(texts), np.uint8).astype(np.float32)
         raw = raw.reshape(len(owner), cells + cells // 2)
         structure, plain = _structure(raw[:, :cells])
         mean = raw[:, :cells].mean(1)
         order = np.argsort(mean, kind="stable")
         order = order[((structure >= RICH_LEVELS) & (plain <= PLAIN_SHARE))[order]]
-        self.clip, self.place = (
-            np.array(owner, np.int64)[order],
-            np.array(place, np.int64)[order],
-        )
-        self._mean, self._limit = mean[order], np.minimum(NEAR * structure, NEAR_LEVELS)[order]
+        self.clip = np.array(owner, np.int64)[order]
+        self.place = np.array(place, np.int64)[order]
+        self._mean = mean[order]
+        self._limit = np.minimum(NEAR * structure, NEAR_LEVELS)[order]
         # scaled so that a squared distance is that of brightness plus that of colour, each a mean over its cells
         sizes = np.array([cells] * cells + [cells // 2] * (cells // 2), np.float32)
         self._vectors = (raw[order] - 128) / np.sqrt(sizes)
@@ -305,7 +303,8 @@ class _Frames:
         rows = np.arange(len(self.clip)) if among is None else np.flatnonzero(among)
         for begin in range(0, len(rows), BLOCK):
             block = rows[begin : begin + BLOCK]
-            low, high = self._mean[block[0]] - NEAR_LEVELS, self._mean[block[-1]] + NEAR_LEVELS
+            low = self._mean[block[0]] - NEAR_LEVELS
+            high = self._mean[block[-1]] + NEAR_LEVELS
             others = rows[
                 np.searchsorted(self._mean[rows], low) : np.searchsorted(
                     self._mean[rows], high, "right"

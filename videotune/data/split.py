@@ -111,7 +111,8 @@ def split(
         raise VideotuneError(
             f"{there}. Give an empty folder, or allow it to replace them with --overwrite."
         )
-    total, done = math.ceil(sum(one.seconds for one in videos)), 0.0
+    total = math.ceil(sum(one.seconds for one in videos))
+    done = 0.0
 
     def report(seconds: float, name: str) -> None:
         progress(int(done + seconds), total, name)
@@ -127,7 +128,8 @@ def split(
             targets = [part.path.with_suffix(".txt") for part in one.scenes if part.path]
             one.captions = sum(_write_caption(one.file, target) for target in targets)
         except ClipProblem as problem:
-            one.problem, one.scenes = problem, ()
+            one.problem = problem
+            one.scenes = ()
         done += one.seconds
     report(math.ceil(done) - done, "")
     return results
@@ -300,7 +302,8 @@ def _encode(
         # without B-frames each frame's duration in the file is its own, the last one's too
         options = {"crf": QUALITY, "preset": "fast", "bf": "0", "x264-params": params}
         stream = container.add_stream("libx264", rate=rate, options=options)
-        context, durations = stream.codec_context, dict[int, int]()
+        context = stream.codec_context
+        durations = dict[int, int]()
 
         def mux(packets: list[Any]) -> None:
             for packet in packets:
@@ -312,27 +315,19 @@ def _encode(
         for index, frame in frames:
             picture = _upright(frame, info, reformatter)
             if index == part.first:
-                context.width, context.height, context.pix_fmt = (
-                    picture.width,
-                    picture.height,
-                    "yuv420p",
-                )
-                context.time_base, context.sample_aspect_ratio = (
-                    Fraction(numerator, denominator),
-                    Fraction(1),
-                )
+                context.width = picture.width
+                context.height = picture.height
+                context.pix_fmt = "yuv420p"
+                context.time_base = Fraction(numerator, denominator)
+                context.sample_aspect_ratio = Fraction(1)
                 rgb = frame.format.is_rgb
                 context.colorspace, context.color_range = (
                     (1, 1) if rgb else (frame.colorspace, frame.color_range)
                 )
-                context.color_primaries, context.color_trc = (
-                    frame.color_primaries,
-                    frame.color_trc,
-                )
-            picture.pts, picture.time_base = (
-                info.ticks[index] - info.ticks[part.first],
-                context.time_base,
-            )
+                context.color_primaries = frame.color_primaries
+                context.color_trc = frame.color_trc
+            picture.pts = info.ticks[index] - info.ticks[part.first]
+            picture.time_base = context.time_base
             durations[picture.pts] = ends[index] - info.ticks[index]
             picture.pict_type = (
                 av.video.frame.PictureType.NONE

@@ -57,12 +57,10 @@ def video_bytes(
         stream: Any = container.add_stream(
             codec, rate=Fraction(fps).limit_denominator(1001), options=encoder_options
         )
-        stream.width, stream.height, stream.pix_fmt, stream.thread_count = (
-            width,
-            height,
-            "yuv420p",
-            1,
-        )
+        stream.width = width
+        stream.height = height
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
         for frame in frames:
             whole = np.ascontiguousarray(frame[:height, :width])
             container.mux(stream.encode(av.VideoFrame.from_ndarray(whole, format="rgb24")))
@@ -87,7 +85,8 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
             frame.reformat(width=width, height=height, format="rgb24")
             for frame in container.decode(stream)
         )
-        frames, rate = [frame.to_ndarray() for frame in small], stream.average_rate
+        frames = [frame.to_ndarray() for frame in small]
+        rate = stream.average_rate
     if not frames or not rate:
         raise ValueError(f"{path} holds no picture")
     return frames, Fraction(rate)
@@ -107,7 +106,8 @@ def side_by_side(
     size = (-(-len(videos) // columns) * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3)
     out = [np.zeros(size, np.uint8) for _ in range(max(len(video) for video in videos))]
     for place, video in enumerate(videos):
-        top, left = place // columns * (height + GAP), place % columns * (width + GAP)
+        top = place // columns * (height + GAP)
+        left = place % columns * (width + GAP)
         for index, picture in enumerate(out):
             picture[top : top + height, left : left + width] = video[min(index, len(video) - 1)]
     return out
@@ -125,9 +125,11 @@ def write_sheet(
     high = rows[0][1][0].shape[0] + GAP
     wide = label + max(sum(frame.shape[1] + GAP for frame in frames) for _, frames in rows)
     sheet = Image.new("RGB", (wide, len(rows) * high + GAP), "#1c1e21")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    pen = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(13)
     for row, (text, frames) in enumerate(rows):
-        top, left = GAP + row * high, label
+        top = GAP + row * high
+        left = label
         pen.multiline_text((GAP, top), text, fill="#e8e8e4", font=font)
         for frame in frames:
             sheet.paste(Image.fromarray(frame), (left, top))

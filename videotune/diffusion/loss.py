@@ -135,7 +135,8 @@ def scaled_linear_alphas_cumprod(
     alphas_cumprod = alphas_cumprod / (snr_shift + (1 - snr_shift) * alphas_cumprod)
     if zero_terminal_snr:
         root = alphas_cumprod.sqrt()
-        first, last = root[0], root[-1]
+        first = root[0]
+        last = root[-1]
         alphas_cumprod = ((root - last) * (first / (first - last))) ** 2
     return alphas_cumprod
 

@@ -182,11 +182,13 @@ def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
 
 def _mode_cdf(t: Tensor, scale: float) -> Tensor:
     """MODE's CDF has no closed form: its rising inverse is bisected to the last bit of float64."""
-    lo, hi = torch.zeros_like(t), torch.ones_like(t)
+    lo = torch.zeros_like(t)
+    hi = torch.ones_like(t)
     for _ in range(60):
         middle = (lo + hi) / 2
         above = mode(middle, scale) > t
-        lo, hi = torch.where(above, lo, middle), torch.where(above, middle, hi)
+        lo = torch.where(above, lo, middle)
+        hi = torch.where(above, middle, hi)
     return torch.where(
         t >= 1, torch.ones_like(t), torch.where(t <= 0, torch.zeros_like(t), (lo + hi) / 2)
     )
@@ -195,10 +197,12 @@ def _mode_cdf(t: Tensor, scale: float) -> Tensor:
 @lru_cache(maxsize=64)
 def _cut(ts: Timesteps) -> tuple[float, float]:
     """(F(lo), F(hi)); on a grid, of the cells of the timesteps that lie in [lo, hi)."""
-    lo, hi = ts.lo, ts.hi
+    lo = ts.lo
+    hi = ts.hi
     if ts.num_timesteps is not None:
         first, last = _grid_inside(lo, hi, ts.num_timesteps)
-        lo, hi = first / ts.num_timesteps, (last + 1) / ts.num_timesteps
+        lo = first / ts.num_timesteps
+        hi = (last + 1) / ts.num_timesteps
     below, upto = _cdf(ts, torch.tensor([lo, hi], dtype=torch.float64)).tolist()
     return below, upto
 
@@ -213,7 +217,8 @@ def _grid_inside(lo: float, hi: float, num: int) -> tuple[int, int]:
 
 def _float32_inside(lo: float, hi: float) -> tuple[float, float]:
     """The least and greatest float32 in [lo, hi)."""
-    least, most = torch.tensor(lo, dtype=torch.float32), torch.tensor(hi, dtype=torch.float32)
+    least = torch.tensor(lo, dtype=torch.float32)
+    most = torch.tensor(hi, dtype=torch.float32)
     if least.item() < lo:
         least = torch.nextafter(least, torch.tensor(math.inf))
     if most.item() >= hi:

@@ -51,7 +51,8 @@ def export_lora(
         return formats.check_updates(effect.effects(state, scale), found, path, reader), reader
 
     if dtype is not None:
-        state, scale = rounded(state, scale, dtype), 1.0
+        state = rounded(state, scale, dtype)
+        scale = 1.0
     tensors = {
         name: value.to(dtype) for name, value in baked(family, format, state, scale).items()
     }
@@ -146,10 +147,8 @@ def read_effects(
 
     See ``adapters.effect.effects``.
     """
-    net, zero = (
-        family.skeleton(expert),
-        torch.zeros(()),
-    )  # all weights share it, so that only an adapter takes memory
+    net = family.skeleton(expert)
+    zero = torch.zeros(())  # all weights share it, so only the adapter takes memory
     for part in net.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             setattr(part, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))

@@ -120,7 +120,8 @@ class AdapterFile:
 
     def number(self, key: str, exceptions: str, place: str) -> float | None:
         """What PEFT's settings say of a module, by exact names alone: a pattern may never come to an end."""
-        patterns, where = self.settings[0].get(exceptions) or {}, f"{self.path}: {place}"
+        patterns = self.settings[0].get(exceptions) or {}
+        where = f"{self.path}: {place}"
         if not isinstance(patterns, dict) or not all(
             _NAME.fullmatch(name) for name in patterns
         ):
@@ -146,7 +147,8 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
 def warn_of_other_base(family: Family, file: AdapterFile) -> None:
     """Print a warning where a file of ours was trained over other weights than the base model's: the header names them."""
     facts = file.facts
-    part, base = family.spec.part_of(facts.get("expert")), facts.get("base")
+    part = family.spec.part_of(facts.get("expert"))
+    base = facts.get("base")
     made = base.get("fingerprints", {}).get(part) if isinstance(base, dict) else None
     if made is not None and made != family.fingerprints().get(part):
         name = base.get("name")  # type: ignore[union-attr]

@@ -102,7 +102,8 @@ def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, 
         if found is None:
             rest[key] = value
             continue
-        part, own = _PARTS.get(found[2], found[2]) or found[3], modules.setdefault(found[1], {})
+        part = _PARTS.get(found[2], found[2]) or found[3]
+        own = modules.setdefault(found[1], {})
         if part in own:
             raise VideotuneError(
                 f"{file.path}: {key} is there a second time: the file holds several adapters"
@@ -173,10 +174,8 @@ def located(
     family: Family, net: nn.Module, file: AdapterFile, name: str, parts: Mapping[str, Tensor]
 ) -> Module:
     """A module of a file with its paths and its scale, its sizes checked against the model's."""
-    paths, own = (
-        places(family, net)[bare(name)],
-        {part: value for part, value in parts.items() if part != "alpha"},
-    )
+    paths = places(family, net)[bare(name)]
+    own = {part: value for part, value in parts.items() if part != "alpha"}
     if "oft_R" in own:
         return Module(name, paths, own)
     held = [linear_size(net, path) for path in paths]
@@ -297,10 +296,13 @@ def scale_of(
     LyCORIS, musubi and ComfyUI leave a LoKr of whole factors as it is, whatever alpha says; PEFT scales it too. Raises
     VideotuneError where alpha is none.
     """
-    is_lora, rank, where = "lora_A" in parts, rank_of(parts), f"{file.path}: {place}"
+    is_lora = "lora_A" in parts
+    rank = rank_of(parts)
+    where = f"{file.path}: {place}"
     stated = file.number("lora_alpha" if is_lora else "alpha", "alpha_pattern", place)
     divisor = (None if is_lora else file.number("r", "rank_pattern", place)) or rank or 1
-    scale, told = 1.0, ""
+    scale = 1.0
+    told = ""
     if stated is not None:
         settings, told = file.settings
         scale = stated / (math.sqrt(divisor) if settings.get("use_rslora") is True else divisor)
@@ -312,7 +314,8 @@ def scale_of(
             raise VideotuneError(
                 f"{where}: its tensor says alpha {float(own):g} and its header {stated:g}: which?"
             )
-        scale, told = said, "tensor"
+        scale = said
+        told = "tensor"
     if not 0 < scale <= _MOST:
         raise VideotuneError(
             f"{where}: alpha {scale * divisor:g} at rank {rank} is no scale: the file is damaged"
@@ -328,7 +331,8 @@ def _by_diffusers(
     rest: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """What diffusers' own converters make of names that are not in our table, such as those of whole biases."""
-    there, state = {path for path, _ in net.named_modules()} - {""}, dict(rest)
+    there = {path for path, _ in net.named_modules()} - {""}
+    state = dict(rest)
     odd = refuse(
         family, file.path, list(file.tensors), "it has modules or tensors that are not read"
     )

@@ -203,7 +203,8 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
 
 def check_formats(config: Config, family: Family) -> None:
     """Raise VideotuneError for a format that could not be written: before a training, not after it."""
-    method, title = config.training_method, family.spec.title
+    method = config.training_method
+    title = family.spec.title
     for name in named_formats(config):
         if method == "FINE_TUNE" and name != "diffusers":
             raise VideotuneError(

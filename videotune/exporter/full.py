@@ -162,10 +162,8 @@ def export_merged(
     check_finite("adapter", *adapters.values())
     names = {family.spec.part_of(expert): state for expert, state in adapters.items()}
     with model_folder(base, folder, names, facts) as aside:
-        nets, dtype = (
-            {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters},
-            family.dtype,
-        )
+        nets = {family.spec.part_of(expert): family.skeleton(expert) for expert in adapters}
+        dtype = family.dtype
         count = sum(
             _merge_part(nets[part], dtype, base / part, names[part], scale, aside / part)
             for part in nets
@@ -181,7 +179,8 @@ def _merge_part(
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
     modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
-    files, sources = model_files.weight_files(base), loading.check_part(type(net), base, net)
+    files = model_files.weight_files(base)
+    sources = loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
         raise VideotuneError(
             f"{base} has no weight called {absent[0]}: the adapter is one of another model"

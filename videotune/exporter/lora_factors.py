@@ -8,7 +8,9 @@ from videotune.exporter.adapter_modules import Module
 Factors = tuple[Tensor, Tensor]
 """B (out, r) and A (r, in) in float64; their product is ΔW."""
 
-SMALL, SPARE, TURNS = 1024, 16, 4
+SMALL = 1024
+SPARE = 16
+TURNS = 4
 """The smaller side up to which an SVD is whole; beyond it directions in excess of the rank, and rounds of refinement."""
 
 
@@ -26,7 +28,8 @@ def total(*many: Factors) -> Factors:
 
 def decomposed(pair: Factors) -> tuple[Tensor, Tensor, Tensor]:
     """U (out, k), σ (k,), Vᵀ (k, in) of the product: the SVD of the small core between two QR decompositions."""
-    (q, r), (p, s) = torch.linalg.qr(pair[0]), torch.linalg.qr(pair[1].T)
+    (q, r) = torch.linalg.qr(pair[0])
+    (p, s) = torch.linalg.qr(pair[1].T)
     u, sigma, v = torch.linalg.svd(r @ s.T, full_matrices=False)
     return q @ u, sigma, v @ p.T
 

@@ -21,7 +21,8 @@ from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
 from videotune.types import Family
 
-LONGEST, MANY = 200, 40
+LONGEST = 200
+MANY = 40
 """Letters of a value of the header that are told, and keys of it."""
 
 MOST = 8 << 30
@@ -103,7 +104,8 @@ def fitting(
 ) -> tuple[list[Base], Base, dict[str, str]]:
     """The bases that fit every module of a file, the base of its header first; the nearest base; and that base's misfits."""
     modules, _ = keys_of(file)
-    expert, own = expert_of(file)[0], file.facts.get("family")
+    expert = expert_of(file)[0]
+    own = file.facts.get("family")
 
     def distance(each: tuple[dict[str, str], Base]) -> tuple[int, bool, bool, int]:
         spec = each[
@@ -172,11 +174,9 @@ def inspect(path: Path, against: str | None = None) -> dict[str, Any]:
     kinds = sorted(
         {kind_of([f"x.{part}" for part in own.parts]) or "unknown" for own in modules}
     )
-    form, (expert, told), trained = (
-        form_of(file, base, modules),
-        expert_of(file),
-        file.facts.get("base"),
-    )
+    form = form_of(file, base, modules)
+    (expert, told) = expert_of(file)
+    trained = file.facts.get("base")
     family = base.family.spec.name if base else None
     rows = [row_of(base, own) for own in modules]
     return {
@@ -236,10 +236,8 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
 def row_of(base: Base | None, module: Module) -> dict[str, Any]:
     """A module in figures; ``norm``: ‖ΔW‖, None where it is not finite."""
     values = list(module.parts.values())
-    nan, infinite = (
-        any(bool(x.isnan().any()) for x in values),
-        any(bool(x.float().isinf().any()) for x in values),
-    )
+    nan = any(bool(x.isnan().any()) for x in values)
+    infinite = any(bool(x.float().isinf().any()) for x in values)
     state = (
         "NaN" if nan else "infinite" if infinite else "ok" if files.changes(module) else "zero"
     )
@@ -296,7 +294,8 @@ def programs(
     ``strength``: what to set there so that ΔW is as this file means it; None where one number cannot do that.
     """
     rules = read_json(Path(__file__).with_name("programs.json"))
-    told, names = {module.told for module in modules}, form["names"]
+    told = {module.told for module in modules}
+    names = form["names"]
     found: dict[str, dict[str, Any]] = {}
     for rule in rules:
         fine = (
@@ -327,7 +326,9 @@ def programs(
 
 def summary(found: dict[str, Any]) -> list[str]:
     """The sentences about a file that stand above its tables."""
-    rows, others, form = found["modules"], found["other_tensors"], found["form"]
+    rows = found["modules"]
+    others = found["other_tensors"]
+    form = found["form"]
     lines = [
         f"{found['kind']}, {len(rows)} modules, {', '.join(sorted({row['dtype'] for row in rows}))}"
     ]

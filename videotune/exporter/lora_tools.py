@@ -57,7 +57,8 @@ class Target:
 
     def check(self, *sources: Path) -> None:
         """Raise VideotuneError for a name that is taken."""
-        there, form = self.path.exists(), self.form
+        there = self.path.exists()
+        form = self.form
         real = os.path.realpath(
             self.path
         )  # Path.resolve raises RuntimeError for a link to itself
@@ -159,16 +160,16 @@ def of_rank(
     pairs: Mapping[str, maths.Factors], ranks: Ranks, doing: str
 ) -> tuple[dict[str, Module], list[str]]:
     """LoRAs of factors, cut to a rank by their singular values (None: as they are), and the error in words."""
-    lost, whole, kept = 0.0, 0.0, dict(pairs)
+    lost = 0.0
+    whole = 0.0
+    kept = dict(pairs)
     with bar(doing) as progress:
         for done, (name, pair) in enumerate(pairs.items() if ranks is not None else ()):
             progress.update(done, len(pairs), name)
             svd = maths.decomposed(pair)
             kept[name] = maths.cut(svd, rank := ranks(svd[1]) if ranks is not None else 0)
-            lost, whole = (
-                lost + float(svd[1][rank:].square().sum()),
-                whole + float(svd[1].square().sum()),
-            )
+            lost = lost + float(svd[1][rank:].square().sum())
+            whole = whole + float(svd[1].square().sum())
     found = [len(pair[1]) for pair in kept.values()]
     span = f"{min(found)} to {max(found)}" if min(found) < max(found) else f"{min(found)}"
     words = f"rank {span}; relative error of ΔW {math.sqrt(lost / (whole or 1.0)):.2e}"
@@ -231,7 +232,8 @@ def compare(base: Base, wanted: Modules, path: Path, aside: Path) -> tuple[float
 
     Raises VideotuneError where it is beyond 1e-6, or a module is missing.
     """
-    found, worst = modules_in(base.family, base.net, AdapterFile(aside)), 0.0
+    found = modules_in(base.family, base.net, AdapterFile(aside))
+    worst = 0.0
     if lacking := sorted(set(wanted) - set(found)):
         raise failed(path, f"{len(lacking)} modules are missing, such as {lacking[0]}")
     for name, module in found.items():
@@ -251,14 +253,17 @@ def extract(
     those of the base's architecture, or nothing was changed.
     """
     target.check(folder)
-    base, spec = (found := next(bases(base_name))), found.family.spec
+    found = next(bases(base_name))
+    base = found
+    spec = found.family.spec
     known = [own.name for own in spec.experts]
     if expert not in (known if len(known) > 1 else (None, *known)):
         remedy = "name the one to extract" if len(known) > 1 else "leave it out"
         raise VideotuneError(f"--expert: {base_name} has {' and '.join(known)}: {remedy}")
     part = spec.part_of(expert)
     tuned = folder / part if (folder / "model_index.json").is_file() else folder
-    before, after = opened(place(base_name).folder / part), opened(tuned)
+    before = opened(place(base_name).folder / part)
+    after = opened(tuned)
     shapes = [
         {name: tuple(held[name].get_slice(name).get_shape()) for name in held}
         for held in (before, after)
@@ -275,7 +280,10 @@ def extract(
         for name, module in base.net.named_modules()
         if hasattr(module, "in_features")
     }
-    modules, whole, apart, kept = {}, 0.0, [], 0.0
+    modules = {}
+    whole = 0.0
+    apart = []
+    kept = 0.0
     with bar("extract") as progress:
         for done, name in enumerate(sorted(after)):
             progress.update(done, len(after), name)
@@ -297,7 +305,8 @@ def extract(
         raise VideotuneError(
             f"{tuned} differs from {base_name} in no linear weight: there is nothing to extract"
         )
-    other, many = sum(apart) / whole, len(apart)
+    other = sum(apart) / whole
+    many = len(apart)
     notes = [
         f"{kept / whole:.2%} of ‖ΔW‖² is kept at rank {rank}; a higher rank could hold {1 - kept / whole - other:.2%} more",
         f"{other:.2%} no LoRA can hold: {many} norms, biases and other tensors that differ",
@@ -318,5 +327,5 @@ def opened(folder: Path) -> dict[str, Any]:
         name: file
         for path in weight_files(folder)
         for file in [safe_open(path, "pt")]
-        for name in file.keys()
-    }  # noqa: SIM118
+        for name in file.keys()  # noqa: SIM118 (no dict)
+    }

@@ -56,7 +56,8 @@ def kind_in(modules: Modules) -> str:
 
 def settings_of(modules: Modules) -> Any:
     """PEFT's settings under which its modules have just these shapes and scales; ranks that differ stand as exceptions."""
-    kind, first = kind_in(modules), next(iter(modules.values()))
+    kind = kind_in(modules)
+    first = next(iter(modules.values()))
     none = torch.zeros(0)
     ranks = {
         path: rank_of(own.parts) or max(own.parts.get("lokr_w2", none).shape)
@@ -203,7 +204,8 @@ def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Modul
     (Σr, in), and B on the diagonal, (Σout, Σr). Raises VideotuneError for a kind that cannot be joined.
     """
     mine = [modules[path] for path in members if path in modules]
-    first, scales = mine[0], {own.scale for own in mine}
+    first = mine[0]
+    scales = {own.scale for own in mine}
     if any("lora_A" not in own.parts for own in mine):
         raise VideotuneError(
             f"{first.name}: the form joins {len(members)} modules, and this kind cannot be joined"
@@ -272,7 +274,8 @@ def rounded(state: Mapping[str, Tensor], scale: float, dtype: torch.dtype) -> di
 
 def trained(state: Mapping[str, Tensor], scale: float) -> dict[str, Module]:
     """The modules of a run's adapter in float32, the scale multiplied into them."""
-    scales, found = {part: scale for part in ZERO if part != "oft_R"}, {}
+    scales = {part: scale for part in ZERO if part != "oft_R"}
+    found = {}
     for path, parts in by_module(state).items():
         own = {
             part: x.detach().cpu().float() * scales.get(part, 1.0) for part, x in parts.items()

@@ -42,10 +42,8 @@ def outcomes(
         return
     seen = {i for sample in found for i in range(sample[0], sample[-1] + 1)}
     for count, samples in sorted(Counter(map(len, found)).items()):
-        first, (width, height) = (
-            next(one for one in found if len(one) == count),
-            rules.size(source, count),
-        )
+        first = next(one for one in found if len(one) == count)
+        (width, height) = rules.size(source, count)
         moving = next(
             i for i in range(count, 0, -1) if i == 1 or first[i - 1] != first[i - 2]
         )  # without a held end
@@ -61,7 +59,8 @@ def outcomes(
 
 def steps_of(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
     """Optimizer steps of one epoch, from each clip's outcomes. Where the rest is dropped, datasets share their buckets."""
-    rules, counts = {one.name: one for one in applied.datasets}, Counter[tuple[str, str]]()
+    rules = {one.name: one for one in applied.datasets}
+    counts = Counter[tuple[str, str]]()
     for one in (
         outcome
         for outcomes in found.values()
@@ -157,10 +156,8 @@ def findings(
         for row in rows
         if row["theirs"] and all(outcome["dropped"] for outcome in row["theirs"])
     ]:
-        used, why = (
-            sum(row["ours"]["used"] for row in lost),
-            f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}",
-        )
+        used = sum(row["ours"]["used"] for row in lost)
+        why = f"{lost[0]['path']}: {lost[0]['theirs'][0]['dropped']}"
         yield (
             "dropped",
             f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them.",
@@ -192,7 +189,8 @@ def findings(
     }
     if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > OFF:
         yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
-    scale, read = theirs["scale"], theirs["read_scale"]
+    scale = theirs["scale"]
+    read = theirs["read_scale"]
     if abs(read / scale - 1) > OFF:
         told = (
             f"The LoRA trains at a scale of {scale:g}; programs read the saved file at {read:g}"

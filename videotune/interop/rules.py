@@ -54,9 +54,12 @@ def kept_at_rate(n: int, fps: float, target: float, end: int | None) -> list[int
     ``end``: reading stops at this frame of the target rate. Above the source's rate every frame stays, and reading stops
     earlier.
     """
-    kept, at, last = [], 0.0, -1
+    kept = []
+    at = 0.0
+    last = -1
     for i in range(n):
-        index, at = int(at), at + target / fps
+        index = int(at)
+        at = at + target / fps
         if index == last:
             continue
         last = index
@@ -216,7 +219,8 @@ def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Si
     most = resolution * resolution
     target = min(clip.width * clip.height, most)
     scale = math.sqrt(target / (clip.width * clip.height)) / multiple
-    w, h = clip.width * scale, clip.height * scale
+    w = clip.width * scale
+    h = clip.height * scale
     sides = [
         (x * multiple, y * multiple)
         for x in (int(w), math.ceil(w))

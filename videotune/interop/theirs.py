@@ -14,7 +14,9 @@ from videotune.config.load import config_text, parsed, refuse_unreadable
 from videotune.config.suggestions import flat_leaves, other_trainer, plain
 from videotune.errors import VideotuneError
 
-MOST_KEYS, MOST_FILES, UPWARD = 2_000, 64, 6
+MOST_KEYS = 2_000
+MOST_FILES = 64
+UPWARD = 6
 """Keys of a config, files that it may refer to, and folders, its own first, that its paths may be relative to."""
 
 
@@ -49,7 +51,8 @@ def read_theirs(paths: Sequence[Path]) -> Theirs:
             f"the files are of {' and '.join(trainers)}, or of several runs: give those of one run"
         )
     values: dict[str, Any] = {}
-    files, missing = [path for path, _, _ in given], list[tuple[str, str]]()
+    files = [path for path, _, _ in given]
+    missing = list[tuple[str, str]]()
     for path, leaves, kind in sorted(
         mains, key=lambda one: "script" in one[1]
     ):  # a command line is above a file
@@ -192,7 +195,8 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
     variables: dict[str, list[str]] = {}
     command: list[str] = []
     array: list[str] | None = None
-    name, opened = "", False
+    name = ""
+    opened = False
     for mark, word in _tokens(text, path):
         assigned = (
             re.fullmatch(r"(['\"]?)([A-Za-z_]\w*)\+?=(.*)", word, re.DOTALL)
@@ -208,7 +212,8 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
             yield command
             command = []
         elif assigned:
-            name, value = assigned[2], assigned[1] + assigned[3]
+            name = assigned[2]
+            value = assigned[1] + assigned[3]
             variables[name] = [" ".join(_expanded(value, variables, path))] if value else []
         elif command or word.lower() not in ("set", "export", "eval", "local"):
             command.extend(_expanded(word, variables, path))

@@ -154,11 +154,9 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Train
         return DatasetRules(one.name, frames, size, one.batch_size, one.num_repeats)
 
     def noise(bucket: Bucket) -> Noise | str:
-        low, high, mode = (
-            run.min_timestep / 1000,
-            run.max_timestep / 1000,
-            run.timestep_sampling,
-        )
+        low = run.min_timestep / 1000
+        high = run.max_timestep / 1000
+        mode = run.timestep_sampling
         shift = _area_shift(spec, bucket) if mode == "flux_shift" else run.discrete_flow_shift
         levels = {
             "uniform": ("UNIFORM", 1.0, {}),
@@ -194,10 +192,8 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Train
 
 
 def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
-    batch, step = (
-        run.micro_batch_size_per_gpu * run.gradient_accumulation_steps,
-        spec.rules.frame_step,
-    )
+    batch = run.micro_batch_size_per_gpu * run.gradient_accumulation_steps
+    step = spec.rules.frame_step
 
     def ratios(one: Section) -> list[float]:
         if not one.enable_ar_bucket:
@@ -282,7 +278,8 @@ def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
 
 def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> DatasetRules:
     known = [(int(count), int(height), int(width)) for count, height, width in buckets]
-    frames, size = partial(rules.spread, known), partial(rules.bucket_by_ratio, known)
+    frames = partial(rules.spread, known)
+    size = partial(rules.bucket_by_ratio, known)
     return DatasetRules(
         name, frames, size, run.batch_size, drops_rest=True, stretches=mode == "bicubic"
     )
@@ -322,10 +319,8 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
         frames = partial(
             rules.bounded, count, least, one.video_max_frames or float("inf"), step
         )
-        kind, side = (
-            one.resolution_type or run.resolution_type,
-            one.resolution or run.resolution,
-        )
+        kind = one.resolution_type or run.resolution_type
+        side = one.resolution or run.resolution
         side = (side * 1e6) ** 0.5 if kind == "area" else side
         square = one.crop and one.crop_aspect == "square"
         size = partial(
@@ -348,7 +343,8 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
 
 
 def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
-    frames, found = partial(rules.following, run.frames), []
+    frames = partial(rules.following, run.frames)
+    found = []
     for one in datasets:
         repeats = one.balancing if one.balancing_strategy == "REPEATS" else 1
         for side in run.resolution.split(","):
@@ -372,7 +368,9 @@ def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> T
             found.append(
                 DatasetRules(one.name, frames, size, run.batch_size, repeats, drops_rest=True)
             )
-    weight, bias, kind = run.noising_weight, run.noising_bias, run.timestep_distribution
+    weight = run.noising_weight
+    bias = run.noising_bias
+    kind = run.timestep_distribution
     known: dict[str, dict[str, float]] = {
         "UNIFORM": {}, "LOGIT_NORMAL": {"mean": bias, "std": weight + 1}, "HEAVY_TAIL": {"mode_scale": weight},
         "BETA": {"alpha": max(1e-4, weight), "beta": max(1e-4, bias)},
@@ -401,12 +399,14 @@ def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
     frames = partial(
         rules.first, [bucket[0] for bucket in buckets], "the fewest of a resolution bucket are"
     )
-    size, batch = partial(rules.bucket_by_sides, buckets), run.optimization_batch_size
+    size = partial(rules.bucket_by_sides, buckets)
+    batch = run.optimization_batch_size
 
     def noise(bucket: Bucket) -> Noise | str:
         if run.flow_matching_timestep_sampling_mode == "uniform":
             return _flow("UNIFORM")
-        stride, step = spec.rules.spatial_stride, spec.rules.temporal_stride
+        stride = spec.rules.spatial_stride
+        step = spec.rules.temporal_stride
         tokens = ((bucket[0] - 1) // step + 1) * (bucket[1] // stride) * (bucket[2] // stride)
         mean = 0.95 + (2.05 - 0.95) * (tokens - 1024) / (4096 - 1024)  # not held at 4096 tokens
         return _flow(

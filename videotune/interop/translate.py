@@ -57,7 +57,8 @@ def rules(name: str) -> dict[str, Any]:
 
 def translate(theirs: Theirs) -> Imported:
     """The config of theirs in videotune's keys; values that videotune refuses are rows, not errors."""
-    table, folder = rules(theirs.trainer), theirs.files[0].parent
+    table = rules(theirs.trainer)
+    folder = theirs.files[0].parent
     given = _with_args(theirs.values, table.get("args", ()))
     defaults = _defaults(given, table.get("defaults", {}))
     values = given | {key: default["value"] for key, default in defaults.items()}
@@ -153,7 +154,9 @@ def _row(
     base: Mapping[str, str],
     folder: Path,
 ) -> Row:
-    value, notes, ours = values[key], [rule.get("differs", rule.get("note", ""))], {}
+    value = values[key]
+    notes = [rule.get("differs", rule.get("note", ""))]
+    ours = {}
     if "to" in rule and (value not in (None, "", [], {}) or "empty" in rule):
         try:
             over = _beside(rule["over"], key, values) if "over" in rule else None
@@ -184,7 +187,8 @@ def _row(
 
 def _placed(key: str, value: Any, rule: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Our keys with their values; those of a dataset have the indices of theirs: ``datasets.0_2.path``."""
-    how, names = rule.get("as"), rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
+    how = rule.get("as")
+    names = rule["to"] if isinstance(rule["to"], list) else [rule["to"]]
     word = str(value).lower()
     value = (
         how[word if word in how else "*"]
@@ -296,10 +300,8 @@ def _accepted(
         if "family" in base
         else None
     )
-    taken, why = (
-        dict[str, Any](),
-        dict.fromkeys(inner, "no folder of clips goes with it, or one named before"),
-    )
+    taken = dict[str, Any]()
+    why = dict.fromkeys(inner, "no folder of clips goes with it, or one named before")
     singles = sorted(
         ([key] for key in spread),
         key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0,

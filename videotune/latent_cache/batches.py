@@ -106,7 +106,8 @@ class Source:
 
     def timesteps_of(self, step: int) -> Timesteps:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
-        levels, rule = self.objective.timesteps, self.spec.shift_by_tokens
+        levels = self.objective.timesteps
+        rule = self.spec.shift_by_tokens
         if self.config.timestep_shift == "resolution" and rule is not None:
             shape = self.buckets[bucket_of(self.schedule, step)][0].shape
             levels = replace(levels, shift=shift_of_tokens(self.spec.tokens(shape), rule))
@@ -321,15 +322,18 @@ def prepare(
 
     ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
     """
-    seed, drawn = source.keys.seed, source.step_draws(step)
-    windows, captions = [window for window, _ in drawn.samples], drawn.captions
+    seed = source.keys.seed
+    drawn = source.step_draws(step)
+    windows = [window for window, _ in drawn.samples]
+    captions = drawn.captions
     prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
     if spare:
         lo = min(lo, len(windows) - 1)
         hi = lo + 1
-    batch, noise = None, torch.empty(0)
+    batch = None
+    noise = torch.empty(0)
     if lo < hi:
         encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
         batch = assemble(
@@ -340,10 +344,8 @@ def prepare(
             draws(seed, "noise", step, i).standard_normal(shape, "float32")
             for i in range(lo, hi)
         ]
-        batch, noise = (
-            _with_dropped_frames(source, batch, step, lo),
-            torch.stack([*map(torch.from_numpy, drawn_noise)]),
-        )
+        batch = _with_dropped_frames(source, batch, step, lo)
+        noise = torch.stack([*map(torch.from_numpy, drawn_noise)])
     made = StepBatch(
         step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare
     )
@@ -367,11 +369,9 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
 
 def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
     """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
-    share, frames, each = (
-        source.config.video_config.frame_dropout_probability,
-        batch.x0.shape[2],
-        source.spec.patch[0],
-    )
+    share = source.config.video_config.frame_dropout_probability
+    frames = batch.x0.shape[2]
+    each = source.spec.patch[0]
     if share == 0:
         return batch
     group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
@@ -405,7 +405,8 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
     cores a step then takes twice as long. The number of threads is a setting of each thread, but setting it also sets the
     default of those to come, so all are started first and the caller's number is put back after.
     """
-    number, started = torch.get_num_threads(), Barrier(threads + 1)
+    number = torch.get_num_threads()
+    started = Barrier(threads + 1)
 
     def become_one() -> None:
         torch.set_num_threads(1)

@@ -90,7 +90,8 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
         return form_of(family.blank_states(shape))
 
     def fits(entry: Entry, shape: ClipShape | None) -> bool:
-        own, whole = dict(entry.tensors), form(shape or some)
+        own = dict(entry.tensors)
+        whole = form(shape or some)
         if shape is not None:
             size = (spec.latent_channels, *spec.rules.latent_size(shape))
             moments = ("mean", "logvar") if spec.keeps_variance else ("mean",)
@@ -105,7 +106,8 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
 
 def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, ...]]) -> bool:
     """Whether (dtype, shape) is that of the whole one, or of a shorter caption's: fewer rows, as wide."""
-    (dtype, size), (own, rows) = whole, one
+    (dtype, size) = whole
+    (own, rows) = one
     short = all(a <= b for a, b in zip(rows, size, strict=False))
     return (
         own == dtype
@@ -141,11 +143,13 @@ def fill(
             for pair in todo.samples
             if not store.has("latents", keys.latents(keys.sample(*pair)))
         ]
-        begun, waited = time.monotonic(), 0.0
+        begun = time.monotonic()
+        waited = 0.0
         try:
             lazily = (keys.sample(*pair) for pair in left)  # all of them would take much memory
             for done, (sample, frames, wait) in enumerate(_decoded(lazily, media, workers), 1):
-                clip, window = media[sample.window.clip_id], sample.window
+                clip = media[sample.window.clip_id]
+                window = sample.window
                 tensors = tensors_of(_encoded(family, keys, sample, frames, clip))
                 # a path that any JSON can hold, also where its bytes are no UTF-8
                 path = os.fsencode(clip.path).decode("utf-8", "replace")
@@ -168,7 +172,8 @@ def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
     clips: dict[str, list[tuple[Window, int]]] = {}
     for pair in todo.samples:
         clips.setdefault(pair[0].clip_id, []).append(pair)
-    loads, own = [0] * of, []
+    loads = [0] * of
+    own = []
     for pairs in sorted(clips.values(), key=_pixels, reverse=True):
         least = loads.index(min(loads))
         loads[least] += _pixels(pairs)
@@ -286,7 +291,8 @@ def to_model(frames: np.ndarray) -> Tensor:
 
 def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
     """Arguments of a worker's task "decode" for samples that share a picture."""
-    first, times = group[0], tuple(time for sample in group for time in sample.times)
+    first = group[0]
+    times = tuple(time for sample in group for time in sample.times)
     size = {"height": first.window.shape.height, "width": first.window.shape.width}
     return {
         "info": media,
@@ -306,7 +312,8 @@ def _decoded(
     each window by itself would decode all that comes before it.
     """
     ahead: deque[tuple[list[Take], MediaInfo, Future[Any] | None]] = deque()
-    most, held = 4 * workers.count if workers else 1, 0
+    most = 4 * workers.count if workers else 1
+    held = 0
     try:
         for following in chain(
             _groups(samples), [[]]
@@ -322,14 +329,13 @@ def _decoded(
                 waited = time.monotonic() - begun
                 for sample in group:
                     yield sample, frames[: len(sample.times)], waited
-                    frames, waited = frames[len(sample.times) :], 0.0
+                    frames = frames[len(sample.times) :]
+                    waited = 0.0
                 held -= _frame_bytes(group)
                 del future, frames  # before more are asked for
             if following:
-                clip, last = (
-                    media[following[0].window.clip_id],
-                    max(max(sample.times) for sample in following),
-                )
+                clip = media[following[0].window.clip_id]
+                last = max(max(sample.times) for sample in following)
                 asked = decode_arguments(following, clip)
                 coming = (
                     workers.submit("decode", asked, workers.limit + SLOWEST_DECODER * last)

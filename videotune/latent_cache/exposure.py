@@ -67,7 +67,8 @@ class Exposure:
     def more(self, views: Mapping[str, int], windows: Sequence[Window]) -> Exposure:
         """With the views by window id that the ``windows`` had before."""
         clip_of = {window.id: window.clip_id for window in windows}
-        shown, clips = dict(self.windows), dict(self.clips)
+        shown = dict(self.windows)
+        clips = dict(self.clips)
         for name, count in views.items():
             if name in shown:
                 shown[name] += count
@@ -93,8 +94,10 @@ def exposure(
 
     ``regularization``: the ids of the clips that are shown to keep the model as it is.
     """
-    keeping, aside = frozenset(regularization), set[str]()
-    windows, clips = Counter[str](), Counter[str]()
+    keeping = frozenset(regularization)
+    aside = set[str]()
+    windows = Counter[str]()
+    clips = Counter[str]()
     for counts, bucket in zip(views, buckets, strict=True):
         for count, window in zip(counts, bucket, strict=True):
             windows[window.id] += count
@@ -114,9 +117,11 @@ def steps_for(views: int, shown_after: Callable[[int], Exposure], guess: float) 
 
     ``guess``: steps for one view, near which it is looked for first.
     """
-    low, high = 0, max(1, round(views * guess) + 1)
+    low = 0
+    high = max(1, round(views * guess) + 1)
     while most(shown_after(high)) < views:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     near = max(low, round((views - 2) * guess) - 1)
     low = near if most(shown_after(near)) < views else low
     return low + bisect_left(range(low, high), views, key=lambda step: most(shown_after(step)))

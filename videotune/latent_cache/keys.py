@@ -34,7 +34,8 @@ class CacheKeys:
     @classmethod
     def of(cls, family: Family, seed: int) -> "CacheKeys":
         """The names of what a family encodes in a run with this seed."""
-        prints, spec = family.fingerprints(), family.spec
+        prints = family.fingerprints()
+        spec = family.spec
         return cls(
             prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise
         )
@@ -60,7 +61,9 @@ class CacheKeys:
 
         A random crop at the centre is the centre crop, whatever it is called.
         """
-        window, shape, vae = sample.window, sample.window.shape, self.vae
+        window = sample.window
+        shape = sample.window.shape
+        vae = self.vae
         if self._has_noise(sample):
             vae = f"{vae} image noise {self.seed} {window.id} {sample.variant}"
         crops = window.resize in ("center", "random")

@@ -81,14 +81,16 @@ def turns(schedule: Schedule, steps: int) -> tuple[int, ...]:
 def bucket_of(schedule: Schedule, step: int) -> int:
     """The bucket of a step; steps count from 1."""
     assert step >= 1, "steps count from 1"
-    before, after = turns(schedule, step - 1), turns(schedule, step)
+    before = turns(schedule, step - 1)
+    after = turns(schedule, step)
     return next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
 
 
 def picks(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """(bucket, (window of that bucket, epoch of the bucket from 0) for each of the step's samples, in order)."""
     bucket = bucket_of(schedule, step)
-    num, batch = schedule.sizes[bucket], schedule.batches[bucket]
+    num = schedule.sizes[bucket]
+    batch = schedule.batches[bucket]
     first = turns(schedule, step - 1)[bucket] * batch
     samples = (divmod(sample, num) for sample in range(first, first + batch))
     return bucket, tuple(
@@ -111,7 +113,8 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
 @lru_cache(maxsize=64)
 def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
     """The windows of a bucket in the order of one of its epochs (from 0): a permutation drawn for (seed, bucket, epoch)."""
-    num, shuffled = schedule.sizes[bucket], draws(schedule.seed, "stream", bucket, epoch)
+    num = schedule.sizes[bucket]
+    shuffled = draws(schedule.seed, "stream", bucket, epoch)
     return shuffled.random(num).argsort(kind="stable") if schedule.shuffle else np.arange(num)
 
 

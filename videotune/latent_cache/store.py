@@ -113,10 +113,8 @@ def describe(
     kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> Entry:
     """The entry of these tensors (on the CPU, contiguous), not yet in a file."""
-    size, made = (
-        sum(x.nbytes for x in tensors.values()),
-        datetime.now().astimezone().isoformat(timespec="seconds"),
-    )
+    size = sum(x.nbytes for x in tensors.values())
+    made = datetime.now().astimezone().isoformat(timespec="seconds")
     return Entry(
         kind,
         key,
@@ -192,7 +190,8 @@ def alone(tensor: Tensor) -> Tensor:
     return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
-LOCK, OWNER = "lock", "lock.owner"
+LOCK = "lock"
+OWNER = "lock.owner"
 PART = ".part-"
 """How the names of files begin that are being written."""
 
@@ -211,7 +210,8 @@ class Store:
     def __init__(self, folder: Path, keep_bytes: int = 0) -> None:
         self.folder = folder
         self.notes: list[str] = []
-        self._keep, self._kept_bytes = keep_bytes, 0
+        self._keep = keep_bytes
+        self._kept_bytes = 0
         self._kept: OrderedDict[Name, dict[str, Tensor]] = OrderedDict()
         self._entries: dict[Name, Entry] = {}
         self._checked: set[Name] = set()
@@ -297,7 +297,8 @@ class Store:
         """Write an entry, whole or not at all. Raises VideotuneError where the folder cannot be written."""
         own = {name: alone(tensor) for name, tensor in tensors.items()}
         entry = describe(kind, key, own, about)
-        path, label = self.path(kind, key), json.dumps(vars(entry), ensure_ascii=False)
+        path = self.path(kind, key)
+        label = json.dumps(vars(entry), ensure_ascii=False)
 
         def write(aside: Path) -> None:
             with system_errors(path):
@@ -325,7 +326,8 @@ class Store:
         """
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock, owner = FileLock(self.folder / LOCK), self.folder / OWNER
+            lock = FileLock(self.folder / LOCK)
+            owner = self.folder / OWNER
             try:
                 lock.acquire(timeout=0)
             except Timeout as error:
@@ -473,7 +475,8 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
 
     Raises VideotuneError where another process is filling the cache.
     """
-    found, names = [], store.names()
+    found = []
+    names = store.names()
     with store.filling():
         for done, (kind, key) in enumerate(names):
             file = file_of(kind, key)
@@ -506,7 +509,8 @@ def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
         with store.filling():
             store.drop((entry.name for entry in gone), store.strays())
         sizes = {file: size for file, size in sizes.items() if not others[file].exists()}
-    kept, files = len(entries) - len(gone), tuple(sorted(sizes))
+    kept = len(entries) - len(gone)
+    files = tuple(sorted(sizes))
     return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-OFF, ON, CPU_OFFLOADED = "OFF", "ON", "CPU_OFFLOADED"
+OFF = "OFF"
+ON = "ON"
+CPU_OFFLOADED = "CPU_OFFLOADED"
 """Keep all activations; each block's input alone; and that on the host (``videotune/memory/weight_streaming.py``)."""
 
 

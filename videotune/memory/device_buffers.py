@@ -61,7 +61,9 @@ class DeviceBuffers:
         tensors: Sequence[Sequence[Tensor]],
         device: torch.device,
     ) -> None:
-        self.host_weights, self.tensors, self.device = host_weights, tensors, device
+        self.host_weights = host_weights
+        self.tensors = tensors
+        self.device = device
         self.loads = 0
         self.gradient_release = GradientRelease(device)
         self._bound: dict[
@@ -97,7 +99,8 @@ class DeviceBuffers:
     def forward(self, block: int, turns: bool) -> Iterator[None]:
         """The weights of a block are there. ``turns``: a backward pass follows; else another forward pass may."""
         count = len(self.tensors)
-        ahead, ends = range(block, block + len(self.slots)), turns or self.host_weights.trains
+        ahead = range(block, block + len(self.slots))
+        ends = turns or self.host_weights.trains
         self._bind(
             block, [i for i in ahead if i < count] if ends else [i % count for i in ahead]
         )
@@ -129,7 +132,8 @@ class DeviceBuffers:
     def rest(self) -> None:
         """Close the window that a backward pass has left open."""
         if self._open is not None:
-            block, self._open = self._open, None
+            block = self._open
+            self._open = None
             self._release(block)
 
     def _bind(self, block: int, wanted: Sequence[int]) -> None:
@@ -225,7 +229,8 @@ class GradientRelease:
         """From now on what autograd accumulates for the one is the other's gradient."""
 
         def release(parameter: Tensor) -> None:
-            gradient, parameter.grad = parameter.grad, None
+            gradient = parameter.grad
+            parameter.grad = None
             assert gradient is not None
             if self._stream is None:
                 _add(host, gradient.to(host.device))

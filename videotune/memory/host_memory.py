@@ -7,7 +7,8 @@ import psutil
 
 from videotune.errors import DoesNotFit
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """glibc's names (malloc.h)."""
 
 _BLOCK = 1 << 30

@@ -23,7 +23,8 @@ def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def to_host(values: Tensor) -> tuple[Tensor, torch.Event]:
     """A copy of a device's tensor that is on its way to the host, and the event behind it; the device must have streams."""
-    host, arrived = pinned(values.shape, values.dtype), torch.Event(values.device)
+    host = pinned(values.shape, values.dtype)
+    arrived = torch.Event(values.device)
     host.copy_(values, non_blocking=True)
     arrived.record()
     return host, arrived
@@ -58,7 +59,9 @@ class HostWeights:
     def __init__(
         self, blocks: Sequence[Mapping[str, Tensor]], pin: bool, echo: Callable[[str], None]
     ) -> None:
-        self.piece, self._pin, self._echo = PIECE, pin, echo
+        self.piece = PIECE
+        self._pin = pin
+        self._echo = echo
         self.slots: list[list[HostSlot]] = []
         self.spans: list[tuple[int, int]] = []
         end = 0
@@ -70,10 +73,8 @@ class HostWeights:
                 end = _up(entries[-1].begin + entries[-1].size)
             self.slots.append(entries)
             self.spans.append((begin, end))
-        self.size, self.trains = (
-            end,
-            any(entry.trains for entries in self.slots for entry in entries),
-        )
+        self.size = end
+        self.trains = any(entry.trains for entries in self.slots for entry in entries)
         self._pieces: dict[int, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
         self._taken: set[str] = set()
@@ -128,7 +129,8 @@ class HostWeights:
 
 
 def _entry(name: str, tensor: Tensor, begin: int, piece: int) -> HostSlot:
-    size, trains = tensor.numel() * tensor.element_size(), tensor.requires_grad
+    size = tensor.numel() * tensor.element_size()
+    trains = tensor.requires_grad
     if trains and begin // piece != (begin + size - 1) // piece:
         begin = _up(
             begin, piece

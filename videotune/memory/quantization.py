@@ -20,7 +20,8 @@ from videotune.errors import VideotuneError
 BLOCK = 128
 """Numbers along a row, and on into the next one, that have one scale in FLOAT_8 and INT_8."""
 
-NF4_BLOCK, NF4_SCALES = 64, 256
+NF4_BLOCK = 64
+NF4_SCALES = 256
 """bitsandbytes' own: numbers that have one scale in NFLOAT_4, and scales of these that have one."""
 
 _PLAIN = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
@@ -101,7 +102,8 @@ def unpack(
         functions = bitsandbytes()
         # of a streamed block that is away there is one number for all; the kernels read as if all were there
         solid = {name: tensor.contiguous() for name, tensor in kept.items()}
-        absmax, code = solid["scales_of_scales"], solid["code"]
+        absmax = solid["scales_of_scales"]
+        code = solid["code"]
         inner = functions.QuantState(
             absmax, blocksize=NF4_SCALES, code=code, dtype=torch.float32
         )
@@ -141,7 +143,8 @@ class _Product(torch.autograd.Function):
         *kept: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(*kept)
-        ctx.layer, ctx.names = layer, names
+        ctx.layer = layer
+        ctx.names = names
         return nn.functional.linear(
             x, unpack(dict(zip(names, kept, strict=True)), *layer), bias
         )
@@ -167,9 +170,12 @@ class QuantizedLinear(nn.Linear):
     ) -> None:
         """``codes``: those of the network's layers so far."""
         nn.Module.__init__(self)  # a Linear's own would make a weight
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.kind, self.dtype = kind, dtype
-        self.bias, self._codes = linear.bias, {} if codes is None else codes
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.kind = kind
+        self.dtype = dtype
+        self.bias = linear.bias
+        self._codes = {} if codes is None else codes
         shapes = form(kind, self.shape)
         self.names = tuple(shapes)
         for name, (shape, kept) in shapes.items():
@@ -248,7 +254,9 @@ def pack_linears(
     All else stays as it is: norms, biases, tables, embeddings, the layers before and after the blocks, and modules of which
     a part of the path is in ``kept``, which the network's authors keep in float32.
     """
-    inside, found, codes = tuple(f"{path}." for path in blocks), {}, Codes()
+    inside = tuple(f"{path}." for path in blocks)
+    found = {}
+    codes = Codes()
     for path, module in list(net.named_modules()):
         if (
             type(module) is nn.Linear
@@ -265,10 +273,8 @@ def packed_note(net: nn.Module, what: str, kind: str) -> str:
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     own = {id(tensor) for layer in layers for tensor in layer.kept.values()}
     others = [parameter for parameter in net.parameters() if id(parameter) not in own]
-    packed, rest = (
-        sum(math.prod(layer.shape) for layer in layers),
-        sum(parameter.nbytes for parameter in others),
-    )
+    packed = sum(math.prod(layer.shape) for layer in layers)
+    rest = sum(parameter.nbytes for parameter in others)
     plain = rest + sum(math.prod(layer.shape) * layer.dtype.itemsize for layer in layers)
     there = sum(parameter.nbytes for parameter in net.parameters())
     share = packed / (packed + sum(parameter.numel() for parameter in others))

@@ -34,7 +34,9 @@ class Streams:
     """
 
     def __init__(self, net: nn.Module, device: torch.device, streamed: Sequence[int]) -> None:
-        self.net, self.device, self.streamed = net, device, tuple(streamed)
+        self.net = net
+        self.device = device
+        self.streamed = tuple(streamed)
         self.buffers: DeviceBuffers | None = None
         self.host_weights: HostWeights | None = None
         self.activation_offload: ActivationOffload | None = None
@@ -239,8 +241,10 @@ class ActivationOffload:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.bytes = device, 0
-        self._out, self._in = copy_stream(device), copy_stream(device)
+        self.device = device
+        self.bytes = 0
+        self._out = copy_stream(device)
+        self._in = copy_stream(device)
         self._returned: list[ref[Tensor]] = []
         self._blocks: list[list[ref[Offloaded]]] = []
         self._free: list[HostBuffer] = []
@@ -255,7 +259,8 @@ class ActivationOffload:
             now.wait_stream(self._in)
         self._leaving.clear()
         self._coming.clear()
-        self._returned, self._blocks = [], []
+        self._returned = []
+        self._blocks = []
 
     def returned(self, out: Any) -> None:
         """A block has returned this."""
@@ -269,7 +274,8 @@ class ActivationOffload:
         """While a checkpoint saves these arguments of a block, those that go from block to block are offloaded."""
         self._blocks.append([])
         self._let_go(len(self._blocks) - AHEAD)
-        tensors, blocks = [x for x in arguments if isinstance(x, Tensor)], self._blocks
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        blocks = self._blocks
         goes = {
             _bytes_of(x)
             for i, x in enumerate(tensors)
@@ -288,7 +294,8 @@ class ActivationOffload:
             self._leaving.popleft()
 
     def _offload(self, x: Tensor, blocks: list[list[ref[Offloaded]]]) -> Offloaded:
-        x, number = x.detach(), len(blocks) - 1
+        x = x.detach()
+        number = len(blocks) - 1
         buffer = self._take(x.nbytes)
         # strides too: kernels may go by them
         host = buffer.flat[: x.nbytes].view(x.dtype).as_strided(x.shape, x.stride())
@@ -336,7 +343,8 @@ class ActivationOffload:
         assert waiting.back is not None
         assert waiting.device is not None
         torch.accelerator.current_stream(self.device).wait_event(waiting.back)
-        found, waiting.device = waiting.device, None  # whoever asked keeps it
+        found = waiting.device  # whoever asked keeps it
+        waiting.device = None
         self._coming = [one for one in self._coming if one is not found]
         return found
 

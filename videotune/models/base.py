@@ -55,7 +55,8 @@ class DiffusersModel(Family):
     text_encoders: ClassVar[Mapping[str, str]] = {"text_encoder": "T5EncoderModel"}
     """Each text encoder's folder, and its class in transformers; its tokenizer's folder has the same number."""
 
-    main_encoder, all_layers = "text_encoder", False
+    main_encoder = "text_encoder"
+    all_layers = False
     """Of several text encoders, the one that stands for all in a plan, and whether the states of all its layers are used."""
 
     embedding_names: ClassVar[Mapping[str, str]] = {}
@@ -73,7 +74,8 @@ class DiffusersModel(Family):
     pipelines: ClassVar[tuple[str, ...]]
     """The diffusers pipelines that sample from text, and where the family has one from an image on extra channels."""
 
-    attention, text_first = "attn1", False
+    attention = "attn1"
+    text_first = False
     """A block's attention over video tokens, and whether the text's tokens stand in front of them there."""
 
     config_defaults: ClassVar[Mapping[str, Any]] = {}
@@ -94,7 +96,10 @@ class DiffusersModel(Family):
         weights: WeightDtypes = PLAIN_WEIGHTS,
     ) -> None:
         self.spec = self.read_spec(folder)
-        self.folder, self.device, self.dtype, self.weights = folder, device, dtype, weights
+        self.folder = folder
+        self.device = device
+        self.dtype = dtype
+        self.weights = weights
         self.config = read_config(folder / "transformer" / "config.json")
         self.stream_text: Say | None = None
         self.vae_lock = RLock()
@@ -112,10 +117,8 @@ class DiffusersModel(Family):
         net, vae = (
             read_config(folder / part / "config.json") for part in ("transformer", "vae")
         )
-        channels, latent = (
-            net["in_channels"],
-            vae["z_dim" if "z_dim" in vae else "latent_channels"],
-        )
+        channels = net["in_channels"]
+        latent = vae["z_dim" if "z_dim" in vae else "latent_channels"]
         from_image = image_channels is not None and channels == image_channels(vae)
         if not from_image and channels != latent:
             fault = (
@@ -160,11 +163,10 @@ class DiffusersModel(Family):
         self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
     ) -> nn.Module:
         """The transformer, frozen; modules that diffusers keeps in float32 stay so."""
-        cls, folder = (
-            getattr(diffusers, self.transformer_class),
-            self.folder / self.spec.part_of(expert),
-        )
-        packed, blocks = self.weights.transformer, self.spec.blocks
+        cls = getattr(diffusers, self.transformer_class)
+        folder = self.folder / self.spec.part_of(expert)
+        packed = self.weights.transformer
+        blocks = self.spec.blocks
         return load_model(
             cls, folder, self.dtype, self.device, packed, blocks, stay=device, fill=fill
         )
@@ -190,7 +192,8 @@ class DiffusersModel(Family):
 
     def _text_encoder(self, part: str, fill: Fill = None) -> nn.Module:
         cls = getattr(transformers, self.text_encoders[part])
-        packed, stream = self.weights.text_encoder, self.stream_text
+        packed = self.weights.text_encoder
+        stream = self.stream_text
         return load_model(
             cls, self.folder / part, self.dtype, self.device, packed, fill=fill, stream=stream
         )
@@ -291,7 +294,8 @@ class DiffusersModel(Family):
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """Text (B,L,D), zeros after what was kept of it; "mask" (B,L) is the text's, and all else is stacked in extras."""
-        tokens, pad = self.spec.text_tokens, torch.nn.functional.pad
+        tokens = self.spec.text_tokens
+        pad = torch.nn.functional.pad
         text = torch.stack(
             [pad(state["text"], (0, 0, 0, tokens - len(state["text"]))) for state in states]
         )
@@ -335,15 +339,18 @@ class DiffusersModel(Family):
         return mean, std / (vae.config.get("scaling_factor") or 1.0)
 
     def _normalised(self, mean: Tensor, logvar: Tensor) -> tuple[Tensor, Tensor]:
-        statistics, config = self.latent_statistics(), self.vae().config
+        statistics = self.latent_statistics()
+        config = self.vae().config
         if statistics is not None:
             return (mean - statistics[0]) / statistics[1], logvar - 2 * statistics[1].log()
-        scale, shift = float(config.scaling_factor), config.get("shift_factor") or 0.0
+        scale = float(config.scaling_factor)
+        shift = config.get("shift_factor") or 0.0
         return (mean - shift) * scale, logvar + 2 * math.log(scale)
 
     def raw_latents(self, latents: Tensor) -> Tensor:
         """Normalised latents as the VAE takes them."""
-        statistics, config = self.latent_statistics(), self.vae().config
+        statistics = self.latent_statistics()
+        config = self.vae().config
         if statistics is not None:
             return latents * statistics[1] + statistics[0]
         return latents / config.scaling_factor + (config.get("shift_factor") or 0.0)
@@ -429,7 +436,8 @@ class DiffusersModel(Family):
             part = self.spec.part_of(expert.name)
             config = {**self.config_defaults, **read_config(self.folder / part / "config.json")}
             parts[part] = stand_in(nets, expert.name, config, self.dtype, self.device)
-        cls, index = cls or self.pipeline_class(), read_config(self.folder / "model_index.json")
+        cls = cls or self.pipeline_class()
+        index = read_config(self.folder / "model_index.json")
         settings = {
             name: index[name] for name in cls._get_signature_keys(cls)[1] if name in index
         }
@@ -471,7 +479,8 @@ class DiffusersModel(Family):
             if uncond is None
             else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
         )
-        shape, asked = request.shape, signature(pipe.__call__).parameters
+        shape = request.shape
+        asked = signature(pipe.__call__).parameters
         self.check_shape(shape.frames, shape.height, shape.width)
         video = {"num_frames": shape.frames, "frame_rate": shape.fps}
         known = {

@@ -89,7 +89,8 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
 
     Raises VideotuneError as ``place`` does, and where the two keys do not go together.
     """
-    name, parts = settings["base_model_name"], settings.get("base_parts")
+    name = settings["base_model_name"]
+    parts = settings.get("base_parts")
     if parts is None:
         return place(name, weights=False)
     if not Path(name).expanduser().is_file():

@@ -41,13 +41,15 @@ SCHEDULE = (
 )
 """What the noising path is made of; each from the checkpoint, since the schedulers' own defaults are no checkpoint's."""
 
-NEWER_MOST, NEWER_SHAPE = 161, (81, 768, 1360)
+NEWER_MOST = 161
+NEWER_SHAPE = (81, 768, 1360)
 """Of 1.5, whose configs say neither: the frames of its longest clips, ten seconds, and what its authors sample."""
 
 TOLD = 0.95
 """The share of samples that are told their image, as the authors train image to video."""
 
-LOG_MEAN, LOG_STD = -3.0, 0.5
+LOG_MEAN = -3.0
+LOG_STD = 0.5
 """Of the logarithm of the strength of the noise on an image."""
 
 OFS = 2.0
@@ -59,12 +61,12 @@ class CogVideoX(DiffusersModel):
 
     spec = spec_of("cogvideox")
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
-    transformer_class, vae_class = "CogVideoXTransformer3DModel", "AutoencoderKLCogVideoX"
-    pipelines, text_first = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline"), True
-    comfyui_names, file_names = (
-        key_names("cogvideox", "comfyui"),
-        (key_names("cogvideox", "comfyui file"),),
-    )
+    transformer_class = "CogVideoXTransformer3DModel"
+    vae_class = "AutoencoderKLCogVideoX"
+    pipelines = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline")
+    text_first = True
+    comfyui_names = key_names("cogvideox", "comfyui")
+    file_names = (key_names("cogvideox", "comfyui file"),)
     config_defaults = dict.fromkeys(
         (
             "patch_size_t",
@@ -80,11 +82,10 @@ class CogVideoX(DiffusersModel):
         net, vae, latent, image = cls.read_configs(
             folder, lambda vae: 2 * vae["latent_channels"]
         )
-        patch_t, rotary = net.get("patch_size_t"), net.get("use_rotary_positional_embeddings")
-        spatial, temporal = (
-            2 ** (len(vae["block_out_channels"]) - 1),
-            vae["temporal_compression_ratio"],
-        )
+        patch_t = net.get("patch_size_t")
+        rotary = net.get("use_rotary_positional_embeddings")
+        spatial = 2 ** (len(vae["block_out_channels"]) - 1)
+        temporal = vae["temporal_compression_ratio"]
         size = net["sample_height"] * spatial, net["sample_width"] * spatial
         # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
         # positions fits one length: at another the model would put an untrained one in its place and say nothing.
@@ -133,7 +134,8 @@ class CogVideoX(DiffusersModel):
         """
         if self.spec.first_frame is None:
             return {}
-        vae, frame = self.vae(), frames[:, :1]
+        vae = self.vae()
+        frame = frames[:, :1]
         if random is not None:
             strength = math.exp(LOG_MEAN + LOG_STD * random.standard_normal())
             frame = frame + strength * torch.from_numpy(
@@ -149,10 +151,8 @@ class CogVideoX(DiffusersModel):
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With an image, where the checkpoint takes one."""
-        states, (_, rows, columns) = (
-            super().blank_states(shape),
-            self.spec.rules.latent_size(shape),
-        )
+        states = super().blank_states(shape)
+        (_, rows, columns) = self.spec.rules.latent_size(shape)
         if self.spec.first_frame is not None:
             states["image"] = torch.zeros(self.spec.latent_channels, 1, rows, columns)
         return states
@@ -168,9 +168,11 @@ class CogVideoX(DiffusersModel):
         """
         from videotune.diffusion.loss import timestep_index  # imports torch
 
-        rules, front = self.spec.rules, self._front(x_t.shape[2])
+        rules = self.spec.rules
+        front = self._front(x_t.shape[2])
         frames, rows, columns = x_t.shape[2:]
-        height, width = rows * rules.spatial_stride, columns * rules.spatial_stride
+        height = rows * rules.spatial_stride
+        width = columns * rules.spatial_stride
         self.check_shape((frames - 1) * rules.temporal_stride + 1, height, width)
         if front:
             clean = self._path(t).alpha * batch.x0[:, :, :1]
@@ -211,7 +213,8 @@ class CogVideoX(DiffusersModel):
         """The rotary embedding that the pipeline would hand over, or None where the model has another."""
         if not self._net.use_rotary_positional_embeddings:
             return None
-        stride, shell = self.spec.rules.spatial_stride, SimpleNamespace(config=self._net)
+        stride = self.spec.rules.spatial_stride
+        shell = SimpleNamespace(config=self._net)
         part = SimpleNamespace(vae_scale_factor_spatial=stride, transformer=shell)
         return self.pipeline_class()._prepare_rotary_positional_embeddings(
             part, height, width, frames, device
@@ -231,7 +234,8 @@ class CogVideoX(DiffusersModel):
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
         """Some checkpoints have learned the positions of one shape, and 1.5 has a largest."""
-        stride, net = self.spec.rules.spatial_stride, self._net
+        stride = self.spec.rules.spatial_stride
+        net = self._net
         shape = net.sample_frames, net.sample_height * stride, net.sample_width * stride
         if net.use_learned_positional_embeddings and (frames, height, width) != shape:
             size = f"{shape[1]}x{shape[2]}"

@@ -48,13 +48,15 @@ class HiDream(DiffusersModel):
 
     spec = spec_of("hidream")
     variants = ("full", "dev")
-    transformer_class, vae_class = "HiDreamImageTransformer2DModel", "AutoencoderKL"
+    transformer_class = "HiDreamImageTransformer2DModel"
+    vae_class = "AutoencoderKL"
     text_encoders = {
         "text_encoder": "CLIPTextModelWithProjection", "text_encoder_2": "CLIPTextModelWithProjection",
         "text_encoder_3": "T5EncoderModel", "text_encoder_4": "LlamaForCausalLM",
     }  # fmt: skip
     pipelines = ("HiDreamImagePipeline",)
-    main_encoder, all_layers = "text_encoder_4", True
+    main_encoder = "text_encoder_4"
+    all_layers = True
     original_names = ()
 
     @classmethod
@@ -77,9 +79,12 @@ class HiDream(DiffusersModel):
         shift = float(
             scheduler.get("flow_shift", scheduler.get("shift", cls.spec.timestep_shift))
         )
-        fast, distilled = shift < 4, scheduler.get("_class_name") == DISTILLED
-        stride, patch = 2 ** (len(vae["block_out_channels"]) - 1), net["patch_size"]
-        tokens, side = math.prod(net["max_resolution"]) // patch**2, stride * patch
+        fast = shift < 4
+        distilled = scheduler.get("_class_name") == DISTILLED
+        stride = 2 ** (len(vae["block_out_channels"]) - 1)
+        patch = net["patch_size"]
+        tokens = math.prod(net["max_resolution"]) // patch**2
+        side = stride * patch
         longest = round((tokens * side**2) ** 0.5) // side * side
         states = (
             (max(net["llama_layers"]) + 1) * cls.spec.text_tokens * net["caption_channels"][1]
@@ -151,7 +156,8 @@ class HiDream(DiffusersModel):
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With Llama's and CLIP's."""
-        layers, width = max(self.config["llama_layers"]) + 1, self.config["caption_channels"][1]
+        layers = max(self.config["llama_layers"]) + 1
+        width = self.config["caption_channels"][1]
         llama = torch.zeros(layers, self.spec.text_tokens, width, dtype=self.dtype)
         pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"llama": llama, "pooled": pooled}
@@ -170,7 +176,8 @@ class HiDream(DiffusersModel):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0, which is the network's answer turned about; it is told 1000 t, in float32."""
         _, _, frames, rows, columns = x_t.shape
-        stride, extras = self.spec.rules.spatial_stride, batch.cond.extras
+        stride = self.spec.rules.spatial_stride
+        extras = batch.cond.extras
         self.check_shape(frames, rows * stride, columns * stride)
         out = net(
             hidden_states=x_t[:, :, 0].to(self.dtype),
@@ -298,7 +305,8 @@ def _routed(moe: Any, states: Tensor, bound: bool) -> Tensor:
     sizes, arrived = (
         to_host(counts) if overlaps(states.device) and not bound else (counts, None)
     )
-    shared, order = moe.shared_experts(states), chosen.flatten().argsort(stable=True)
+    shared = moe.shared_experts(states)
+    order = chosen.flatten().argsort(stable=True)
     rows = states.view(-1, states.shape[-1]).repeat_interleave(
         moe.num_activated_experts, dim=0
     )[order]
@@ -326,8 +334,10 @@ def _of_frames(vae: Any) -> nn.Module:
 
         def __init__(self) -> None:
             super().__init__()
-            self.vae, self.config = vae, vae.config
-            self.enable_tiling, self.disable_tiling = vae.enable_tiling, vae.disable_tiling
+            self.vae = vae
+            self.config = vae.config
+            self.enable_tiling = vae.enable_tiling
+            self.disable_tiling = vae.disable_tiling
 
         def encode(self, frames: Tensor) -> Any:
             latent = vae.encode(frames[:, :, 0]).latent_dist
@@ -347,13 +357,15 @@ def join(base: Path, llama: Path, folder: Path) -> Path:
 
     Raises VideotuneError where either is something else, or the folder is there.
     """
-    index, config = read_config(base / "model_index.json"), read_config(llama / "config.json")
+    index = read_config(base / "model_index.json")
+    config = read_config(llama / "config.json")
     if index.get("_class_name") != "HiDreamImagePipeline":
         raise VideotuneError(
             f"{base} is a {index.get('_class_name')}, not a HiDreamImagePipeline"
         )
     layers = max(read_config(base / "transformer" / "config.json")["llama_layers"]) + 1
-    kind, depth = config.get("model_type"), config.get("num_hidden_layers")
+    kind = config.get("model_type")
+    depth = config.get("num_hidden_layers")
     if kind != "llama" or depth != layers:
         raise VideotuneError(
             f"{llama} is a {kind} of {depth} layers; HiDream-I1 reads a llama of {layers}"
@@ -363,7 +375,8 @@ def join(base: Path, llama: Path, folder: Path) -> Path:
     if folder.exists():
         raise VideotuneError(f"{folder} is there already: name a new folder")
     part = "text_encoder_4"
-    tokenizer, encoder = tokenizer_of(part), HiDream.text_encoders[part]
+    tokenizer = tokenizer_of(part)
+    encoder = HiDream.text_encoders[part]
     links = {
         entry.name: entry
         for entry in base.iterdir()

@@ -46,10 +46,12 @@ class HunyuanVideo(DiffusersModel):
 
     spec = spec_of("hunyuan_video")
     variants = ("t2v",)
-    transformer_class, vae_class = "HunyuanVideoTransformer3DModel", "AutoencoderKLHunyuanVideo"
+    transformer_class = "HunyuanVideoTransformer3DModel"
+    vae_class = "AutoencoderKLHunyuanVideo"
     text_encoders = {"text_encoder": "LlamaModel", "text_encoder_2": "CLIPTextModel"}
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
-    pipelines, attention = ("HunyuanVideoPipeline",), "attn"
+    pipelines = ("HunyuanVideoPipeline",)
+    attention = "attn"
     comfyui_names = key_names("hunyuan_video", "comfyui")
     file_names = tuple(
         key_names("hunyuan_video", f"{layout} file") for layout in ("original", "comfyui")
@@ -69,7 +71,8 @@ class HunyuanVideo(DiffusersModel):
                 f"{folder}: of HunyuanVideo videotune trains the text-to-video checkpoint alone"
             )
         patch = (net["patch_size_t"], net["patch_size"], net["patch_size"])
-        spatial, temporal = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
+        spatial = vae["spatial_compression_ratio"]
+        temporal = vae["temporal_compression_ratio"]
         width = net["num_attention_heads"] * net["attention_head_dim"]
         return replace(
             cls.spec,
@@ -135,7 +138,8 @@ class HunyuanVideo(DiffusersModel):
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
         """With the mask that follows from the length."""
-        cond, places = super().condition(states), torch.arange(self.spec.text_tokens)
+        cond = super().condition(states)
+        places = torch.arange(self.spec.text_tokens)
         if cond.text_mask is not None:
             return cond
         return replace(

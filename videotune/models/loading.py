@@ -171,7 +171,8 @@ def _load_network(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
     stay: torch.device,
 ) -> nn.Module:  # fmt: skip
-    net, placed = to_fill(cls, folder, dtype), dict[str, "Tensor"]()
+    net = to_fill(cls, folder, dtype)
+    placed = dict[str, "Tensor"]()
     states = read_states(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
     for state in states:
@@ -333,7 +334,8 @@ def check_part(
     Raises VideotuneError that names both models where they differ.
     """
     files = weight_files(folder)
-    stored, every = {Path(shown([path])): headers([path]) for path in files}, headers(files)
+    stored = {Path(shown([path])): headers([path]) for path in files}
+    every = headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     for path, one in stored.items():
         single_file.refuse_packed(path, one)
@@ -345,11 +347,10 @@ def check_part(
         files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8}
     )
     found = {name: source.shape for name, source in sources.items()}
-    wrong, spare = (
-        [name for name in wanted if found.get(name) != wanted[name]],
-        single_file.left_over(sources, every),
-    )
-    extra, held = sum(every[name].count for name in spare), sum(map(math.prod, found.values()))
+    wrong = [name for name in wanted if found.get(name) != wanted[name]]
+    spare = single_file.left_over(sources, every)
+    extra = sum(every[name].count for name in spare)
+    held = sum(map(math.prod, found.values()))
     if wrong or extra > _SPARE * (held + extra):
         name = (wrong or spare)[0]
         theirs = (

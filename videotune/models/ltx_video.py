@@ -34,7 +34,8 @@ LICENCE = "LTXV Open Weights License"
 SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
 """(tokens, μ, tokens, μ) of the authors' trainer for every version; the schedulers up to 0.9.1 say the same."""
 
-DECODE_TIMESTEP, DECODE_NOISE = 0.05, 0.025
+DECODE_TIMESTEP = 0.05
+DECODE_NOISE = 0.025
 """What a VAE that is told a timestep decodes with, and the share of noise then laid on the latents: its authors' own."""
 
 NEWER_TOKENS = 256
@@ -48,7 +49,8 @@ class LTXVideo(DiffusersModel):
         "ltx_video"
     )  # its one shift is that of 2560 tokens, half way between the two that the rule names
     variants = ("0.9.0", "0.9.1", "0.9.7")
-    transformer_class, vae_class = "LTXVideoTransformer3DModel", "AutoencoderKLLTXVideo"
+    transformer_class = "LTXVideoTransformer3DModel"
+    vae_class = "AutoencoderKLLTXVideo"
     embedding_names = {"text_encoder": "t5xxl"}
     original_names = key_names("ltx_video", "original")
     config_defaults = {"patch_size": 1, "patch_size_t": 1}
@@ -69,7 +71,8 @@ class LTXVideo(DiffusersModel):
         size = SIZES.get(
             (net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), ""
         )
-        spatial, temporal = _stride(vae, "spatial", 4), _stride(vae, "temporal", 1)
+        spatial = _stride(vae, "spatial", 4)
+        temporal = _stride(vae, "temporal", 1)
         strides: dict[str, Any] = {"spatial_stride": spatial, "temporal_stride": temporal}
         newer = _newer(folder)
         version = (
@@ -102,7 +105,8 @@ class LTXVideo(DiffusersModel):
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
             # a bound method would keep the network in memory until the garbage collector runs
-            decode, known = type(net).decode, ref(net)
+            decode = type(net).decode
+            known = ref(net)
             net.decode = lambda latents, **words: decode(
                 known(), latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
             )
@@ -156,7 +160,8 @@ class LTXVideo(DiffusersModel):
                 "width": columns,
                 "rope_interpolation_scale": scale,
             }
-        places, key = self._loaded.setdefault("coords", {}), (frames, rows, columns, fps.device)
+        places = self._loaded.setdefault("coords", {})
+        key = (frames, rows, columns, fps.device)
         coords = places.get(key)
         if (
             coords is None or type(fps) is not torch.Tensor
@@ -214,11 +219,9 @@ class LTXVideo(DiffusersModel):
         Up to 0.9.1 by the image-to-video pipeline, else by the one that takes conditions, which lays its own noise on them
         while it samples; they come back as they were given.
         """
-        shape, first, size = (
-            request.shape,
-            request.first,
-            self.spec.rules.latent_size(request.shape),
-        )
+        shape = request.shape
+        first = request.first
+        size = self.spec.rules.latent_size(request.shape)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         words: dict[str, Any] = {"generator": generators}
         cls = None
@@ -227,10 +230,8 @@ class LTXVideo(DiffusersModel):
                 1, 3, shape.height, shape.width
             )  # only its size is looked at
         elif first is not None:
-            cls, words["latents"] = (
-                diffusers.LTXImageToVideoPipeline,
-                _tokens(_start(first.float(), size, generators)),
-            )
+            cls = diffusers.LTXImageToVideoPipeline
+            words["latents"] = _tokens(_start(first.float(), size, generators))
         pipe = self.pipeline(
             nets, request.shift, cls, vae=known_latents(self.spec, first, self.device)
         )
@@ -303,7 +304,8 @@ def _start(
 @contextmanager
 def _quiet_schedule(scheduler: Any) -> Iterator[None]:
     """Without the warning that a schedule of timesteps may be shifted otherwise than its noise, where nothing shifts it."""
-    config, logger = scheduler.config, logging.getLogger(type(scheduler).__module__)
+    config = scheduler.config
+    logger = logging.getLogger(type(scheduler).__module__)
     level = logger.level
     if config.shift == 1 and not config.use_dynamic_shifting and not config.shift_terminal:
         logger.setLevel(logging.ERROR)

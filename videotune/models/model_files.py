@@ -17,7 +17,8 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.files import read_json, walk_json
 
-MOST_BYTES, DEEPEST = 64 << 20, 32
+MOST_BYTES = 64 << 20
+DEEPEST = 32
 """The largest file and the deepest nesting that are read; published indices of shards have some MB."""
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
@@ -206,16 +207,15 @@ def check_parts(folder: Path) -> None:
         if has_weights(cls)
     }
     for part, config in configs.items():
-        own, named = config.get("_class_name"), parts[part][1]
+        own = config.get("_class_name")
+        named = parts[part][1]
         if own is not None and own != named:
             fault = f"holds a {own}, where model_index.json names a {named}"
             raise VideotuneError(f"{folder / part} {fault}: take all parts from one model")
     for part, keys, other, other_keys, what in _SAME:
         for name in (part, f"{part}_2"):
-            taken, given = (
-                _size(configs.get(name, {}), keys),
-                _size(configs.get(other, {}), other_keys),
-            )
+            taken = _size(configs.get(name, {}), keys)
+            given = _size(configs.get(other, {}), other_keys)
             if taken is not None and given is not None and taken != given:
                 fault = f"its {name} takes {taken} {what}, its {other} gives {given}"
                 raise VideotuneError(
@@ -381,7 +381,9 @@ def _damage(path: Path, error: Exception) -> str:
     return f"it is damaged, or was not copied to its end ({size:,} bytes; {error}). Fetch it again."
 
 
-SAMPLED_ABOVE, BLOCKS, BLOCK = 64 << 20, 256, 64 << 10
+SAMPLED_ABOVE = 64 << 20
+BLOCKS = 256
+BLOCK = 64 << 10
 """Files above the first are not read whole: safetensors in two blocks a tensor, others in so many; each of so many bytes."""
 
 

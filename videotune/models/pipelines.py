@@ -47,11 +47,9 @@ def stand_in(
 
         def __init__(self) -> None:
             super().__init__()
-            self.config, self.dtype, self.device = (
-                diffusers.configuration_utils.FrozenDict(config),
-                dtype,
-                device,
-            )
+            self.config = diffusers.configuration_utils.FrozenDict(config)
+            self.dtype = dtype
+            self.device = device
 
         def forward(self, *words: Any, **named: Any) -> Any:
             return nets[name](*words, **named)
@@ -68,7 +66,8 @@ def known_latents(spec: ModelSpec, latents: Tensor | None, device: torch.device)
     Its statistics are 0 and 1, so that the pipeline hands the latents on as they are. Where the pipeline would draw from
     the VAE's distribution, as many numbers are drawn from the generators, for the noise that comes later.
     """
-    zeros, ones = [0.0] * spec.latent_channels, [1.0] * spec.latent_channels
+    zeros = [0.0] * spec.latent_channels
+    ones = [1.0] * spec.latent_channels
 
     def draw(generators: list[torch.Generator]) -> Tensor:
         assert latents is not None
@@ -80,11 +79,13 @@ def known_latents(spec: ModelSpec, latents: Tensor | None, device: torch.device)
 
         def __init__(self) -> None:
             super().__init__()
-            self.dtype, self.device = torch.float32, device
+            self.dtype = torch.float32
+            self.device = device
             self.config = diffusers.configuration_utils.FrozenDict(
                 z_dim=spec.latent_channels, latents_mean=zeros, latents_std=ones
             )
-            self.latents_mean, self.latents_std = torch.tensor(zeros), torch.tensor(ones)
+            self.latents_mean = torch.tensor(zeros)
+            self.latents_std = torch.tensor(ones)
             self.spatial_compression_ratio = spec.rules.spatial_stride
             self.temporal_compression_ratio = spec.rules.temporal_stride
 
@@ -179,7 +180,10 @@ class FrameProcessor:
     """An attention processor around diffusers' ``own``."""
 
     def __init__(self, own: Any, seen: SimpleNamespace, text_first: bool, handle: Any) -> None:
-        self.own, self.seen, self.text_first, self.handle = own, seen, text_first, handle
+        self.own = own
+        self.seen = seen
+        self.text_first = text_first
+        self.handle = handle
 
     def __call__(
         self,
@@ -206,7 +210,10 @@ def _product_by_frame() -> Any:
 
         def __init__(self, frames: int, text: int, text_first: bool) -> None:
             super().__init__()
-            self.frames, self.text, self.text_first, self.calls = frames, text, text_first, 0
+            self.frames = frames
+            self.text = text
+            self.text_first = text_first
+            self.calls = 0
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -55,7 +55,8 @@ def find(name: str) -> type[Family]:
 
     Raises VideotuneError with the nearest name.
     """
-    wanted, known = name.strip().lower(), names()
+    wanted = name.strip().lower()
+    known = names()
     for own in known:
         if wanted in {own, *(alias.lower() for alias in FAMILIES[own].spec.aliases)}:
             return FAMILIES[own]

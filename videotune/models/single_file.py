@@ -103,7 +103,8 @@ def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[
 
 
 def _source(path: Path, name: str, rows: str, stored: Stored) -> Source:
-    header, module = stored[path][name], name.removesuffix(".weight")
+    header = stored[path][name]
+    module = name.removesuffix(".weight")
     scale = next(
         (
             one
@@ -185,7 +186,8 @@ def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
         if scale or whole.dtype.itemsize == 1:
             whole = whole.float() * factor.view(-1, *[1] * (whole.dim() - 1))
         for *_, name in own:
-            parts, cut = sources[name].parts, whole.chunk(sources[name].of)
+            parts = sources[name].parts
+            cut = whole.chunk(sources[name].of)
             yield (
                 name,
                 cut[parts[0]] if len(parts) == 1 else torch.cat([cut[part] for part in parts]),

@@ -108,7 +108,8 @@ def tiny_pipeline(family: str, variant: str) -> Any:
 
 def make(config: dict[str, Any]) -> Any:
     """A tokenizer, a network or a scheduler of diffusers, or a network of transformers, by its config."""
-    name, buffers = config.pop("_class_name"), config.pop("_buffers", {})
+    name = config.pop("_class_name")
+    buffers = config.pop("_buffers", {})
     if name in TOKENIZERS:
         return TOKENIZERS[name](**config)
     cls = getattr(diffusers, name, None) or getattr(transformers, name)

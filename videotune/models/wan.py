@@ -42,12 +42,14 @@ class Wan(DiffusersModel):
 
     spec = spec_of("wan")
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
-    transformer_class, vae_class = "WanTransformer3DModel", "AutoencoderKLWan"
+    transformer_class = "WanTransformer3DModel"
+    vae_class = "AutoencoderKLWan"
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
     # the authors count the norm before cross attention third, diffusers second
-    comfyui_names, original_names = key_names("wan", "comfyui"), key_names("wan", "original")
+    comfyui_names = key_names("wan", "comfyui")
+    original_names = key_names("wan", "original")
     config_defaults = {"image_dim": None}
 
     @classmethod
@@ -65,11 +67,10 @@ class Wan(DiffusersModel):
                 2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4)
             ),  # noise, the mask, the image
         )
-        spatial, temporal = (
-            vae.get("scale_factor_spatial", 8),
-            vae.get("scale_factor_temporal", 4),
-        )
-        patch, from_both = tuple(net["patch_size"]), bool(index.get("expand_timesteps"))
+        spatial = vae.get("scale_factor_spatial", 8)
+        temporal = vae.get("scale_factor_temporal", 4)
+        patch = tuple(net["patch_size"])
+        from_both = bool(index.get("expand_timesteps"))
         if net.get("pos_embed_seq_len") is not None:
             raise VideotuneError(
                 f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained"
@@ -143,10 +144,8 @@ class Wan(DiffusersModel):
             return {}
         from PIL import Image  # light to start
 
-        pipe, image = (
-            diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None),
-            frames[:, 0],
-        )
+        pipe = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None)
+        image = frames[:, 0]
         size = frames.shape[2], frames.shape[3], frames.shape[1]
         told = pipe.prepare_latents(  # it would draw noise, which is not asked for
             image[None].to(self.device), 1, self.spec.latent_channels, *size, torch.float32, self.device,
@@ -188,7 +187,8 @@ class Wan(DiffusersModel):
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
-        extras, states = batch.cond.extras, x_t.to(self.dtype)
+        extras = batch.cond.extras
+        states = x_t.to(self.dtype)
         if self.spec.given == "concat":
             states = torch.cat([states, extras["image"].to(self.dtype)], dim=1)
         out = net(
@@ -213,11 +213,9 @@ class Wan(DiffusersModel):
             return super().sample(nets, cond, uncond, request)
         drawn = []
         for i, seed in enumerate(request.seeds):
-            one, other = (
-                None if c is None else c.map(lambda x, i=i: x[i : i + 1])
-                for c in (cond, uncond)
-            )  # type: ignore[misc]
-            assert one is not None
+            row = slice(i, i + 1)
+            one = cond.map(lambda x, row=row: x[row])  # type: ignore[misc]
+            other = None if uncond is None else uncond.map(lambda x, row=row: x[row])  # type: ignore[misc]
             channels = self.spec.latent_channels
             first = (
                 one.extras["image"][:, -channels:]
@@ -261,7 +259,8 @@ class Wan(DiffusersModel):
 
 def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
     """One denoiser, or in A14B the one for t from the boundary up and the one for t below it."""
-    boundary, second = index.get("boundary_ratio"), (folder / "transformer_2").is_dir()
+    boundary = index.get("boundary_ratio")
+    second = (folder / "transformer_2").is_dir()
     if boundary is None and not second:
         return Wan.spec.experts
     if boundary is None or not second:

@@ -107,9 +107,11 @@ def forced(config: Config, batch: int) -> Fixed:
 
 def fixed(config: Config, blocks: int, batch: int) -> Fixed:
     """What the person has decided of memory, by its own keys or by others; ``batch`` as in ``forced``."""
-    leaves, fraction = forced(config, batch), config.layer_offload_fraction
+    leaves = forced(config, batch)
+    fraction = config.layer_offload_fraction
     streamed = leaves.streamed if fraction is None else len(spread(blocks, fraction))
-    size, mode = leaves.micro_batch or config.micro_batch_size, config.gradient_checkpointing
+    size = leaves.micro_batch or config.micro_batch_size
+    mode = config.gradient_checkpointing
     return replace(leaves, micro_batch=size, checkpointing=mode, streamed=streamed)
 
 
@@ -137,7 +139,8 @@ def fit(
     Without a limit: what a training on this machine's processor takes, and nothing on the host. ``host``: bytes of host
     memory that are free (None: not known, as of another machine).
     """
-    spec, config = own_share(job, memory.step_spec(job, dtype)), job.config
+    spec = own_share(job, memory.step_spec(job, dtype))
+    config = job.config
     batch = max(pass_samples(job))
     own = fixed(config, len(spec.blocks), batch)
     if vram is None:
@@ -180,12 +183,17 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
 
     Rounding frozen weights is named where they stand in the way, and never chosen: it changes the base.
     """
-    config, vram, batch, lines = job.config, tried.vram or 0, max(pass_samples(job)), []
-    full, kept = config.training_method == "FINE_TUNE", weights_of(config, dtype)
+    config = job.config
+    vram = tried.vram or 0
+    batch = max(pass_samples(job))
+    lines = []
+    full = config.training_method == "FINE_TUNE"
+    kept = weights_of(config, dtype)
     short = {name for name, (_, parts) in tried.phases.items() if memory.room(parts) > vram}
     if "training" in short:
         least = memory.smallest(spec, batch, forced(config, batch))
-        choice, share = least.choice, f"{least.choice.streamed / max(1, len(spec.blocks)):.2f}"
+        choice = least.choice
+        share = f"{least.choice.streamed / max(1, len(spec.blocks)):.2f}"
         values = zip(OPEN, (choice.micro_batch, choice.checkpointing, share), strict=True)
         settings = " ".join(f"{key}={value}" for key, value in values)
         if least.needed <= vram:
@@ -225,7 +233,8 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
             "the text encoder: fill the cache on a larger card first (videotune cache)"
         )
     if kept.transformer is None and not full and short & {"training", "preview"}:
-        numbers, width = linear_sizes(job).block_weights, DTYPES[dtype].itemsize
+        numbers = linear_sizes(job).block_weights
+        width = DTYPES[dtype].itemsize
         half, quarter = (
             size(round(numbers * (width - bytes_a_number(kind))))
             for kind in ("FLOAT_8", "NFLOAT_4")
@@ -244,7 +253,8 @@ def remedies(tried: Fit, spec: StepSpec, job: Job, dtype: str) -> tuple[str, ...
 
 def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dict[str, Any]:
     """``plan.json``'s part of it. ``checkpoint_bytes``: of its tensors, which are copied before they are written."""
-    spec, training = memory.step_spec(job, dtype), result.training
+    spec = memory.step_spec(job, dtype)
+    training = result.training
     _, worst = result.phases[result.worst]
     host = {
         "program": PROGRAM,
@@ -329,7 +339,8 @@ def fit_settings(job: Job) -> Job:
 def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     """``fit_settings`` for a run that starts or resumes; with ``replan`` what was chosen before is chosen anew, and told."""
     before = job.config
-    job, told = decide_compile(planned(fit_settings(reopened(job) if replan else job))), []
+    job = decide_compile(planned(fit_settings(reopened(job) if replan else job)))
+    told = []
     for key in OPEN if replan else ():
         if getattr(job.config, key) != getattr(before, key):
             told.append(
@@ -353,24 +364,25 @@ def decide_compile(job: Job) -> Job:
     """
     if job.config.compile != "auto" or not overlaps(local_device()):
         return job
-    on, why = False, cannot_compile(job.config) or no_compiler()
-    found, card = planned_need(job, dtype_name(job.config)), asked_card(None, None)[1]
+    on = False
+    why = cannot_compile(job.config) or no_compiler()
+    found = planned_need(job, dtype_name(job.config))
+    card = asked_card(None, None)[1]
     if found is None or card is None or not card.timed:
         why = why or "how long a step takes is not known"
     elif why is None:
         saved = COMPILE_GAIN * job.steps * step_seconds(job, *found, card)
         cost = COMPILE_SECONDS * len(job.spec.blocks) * min(2, len(job.buckets))
-        on, why = (
-            saved > cost,
-            f"it would save about {saved:.0f} s of this run, and take up to {cost:.0f} s",
-        )
+        on = saved > cost
+        why = f"it would save about {saved:.0f} s of this run, and take up to {cost:.0f} s"
     echo(f"compile: {'on' if on else 'off'}: {why}")
     return replace(job, resolved=job.resolved.with_planned({"compile": on}))
 
 
 def planned_need(job: Job, dtype: str) -> tuple[StepSpec, Need] | None:
     """What a plan has read of a step, and what its settings need; None where no plan was made."""
-    spec, config = memory.known_step_spec(job, dtype), job.config
+    spec = memory.known_step_spec(job, dtype)
+    config = job.config
     if spec is None or config.micro_batch_size is None or config.gradient_checkpointing is None:
         return None
     batch = max(pass_samples(job))

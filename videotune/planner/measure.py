@@ -69,7 +69,8 @@ def plus(parts: Parts, more: Parts, times: float = 1) -> dict[str, int]:
 Depths = tuple[tuple[str, int], ...]
 """The number of blocks of each list of blocks, by the list's path."""
 
-FEW, MORE = 2, 4
+FEW = 2
+MORE = 4
 """Blocks of a list in the shallow networks. With one block, the first and the last block would be the same."""
 
 
@@ -99,7 +100,9 @@ class Ledger(TorchDispatchMode):
         self.held: Counter[str] = Counter()
         self.phases: dict[str, dict[str, int]] = {}
         self.flops = 0.0
-        self._piece, self._phase, self._most = piece, "", -1
+        self._piece = piece
+        self._phase = ""
+        self._most = -1
         self._entries: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [part, bytes]
 
     def phase(self, *names: str) -> None:
@@ -232,7 +235,10 @@ class FakeRun:
     """
 
     def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
-        self.family, self.config, self.mode, self.piece = family, config, fake_mode(), piece
+        self.family = family
+        self.config = config
+        self.mode = fake_mode()
+        self.piece = piece
         self.objective: Objective = components.make_objective(
             family.spec, config
         )  # with real tables
@@ -249,7 +255,8 @@ class FakeRun:
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
         """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
-        net, paths = self.denoiser(), self.family.spec.blocks
+        net = self.denoiser()
+        paths = self.family.spec.blocks
         return {
             path: [weight_bytes(block) for block in net.get_submodule(path).children()]
             for path in paths
@@ -288,7 +295,8 @@ class FakeRun:
         """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
         key = (shape, samples, checkpointing, depths)
         if key not in self._readings:
-            net, ledger = self.network(depths), Ledger(self.piece)
+            net = self.network(depths)
+            ledger = Ledger(self.piece)
             checkpoint_blocks(net.net, checkpointing)
             with self.mode:
                 prepared = self.prepared(shape, samples)

@@ -83,7 +83,8 @@ class StepSpec:
 
     def at(self, mode: str, samples: int) -> Reading:
         """The reading with so many samples: between one and two every number goes in a straight line, and on from there."""
-        one, two = self.one[mode], self.two[mode]
+        one = self.one[mode]
+        two = self.two[mode]
         return one.extrapolated(one, two, samples - 1)
 
     def changed(self, change: Callable[[Reading, int], Reading]) -> StepSpec:
@@ -155,7 +156,8 @@ def room(parts: Parts) -> int:
 
 def need(spec: StepSpec, choice: Choice) -> Need:
     """What a choice holds while it trains."""
-    count, batch = len(spec.blocks), choice.micro_batch
+    count = len(spec.blocks)
+    batch = choice.micro_batch
     streamed = spread(count, choice.streamed / count)
     again = (
         range(count) if choice.checkpointing != OFF else streamed
@@ -182,8 +184,10 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     device = dict(
         sorted(held, key=lambda moment: sum(moment[1].values()))
     )  # of each phase its worst moment
-    off, on = spec.at(OFF, batch).flops, spec.at(ON, batch).flops
-    host, moved = {}, 0.0
+    off = spec.at(OFF, batch).flops
+    on = spec.at(ON, batch).flops
+    host = {}
+    moved = 0.0
     if streamed:
         # torch rounds what it pins up to powers of two
         host["streamed weights"] = streamed_bytes // PIECE * PIECE + (
@@ -217,7 +221,8 @@ def moments(
     each = (whole - last["backward"].get("gradients", 0)) / max(1, len(modes) - 1)
 
     def at(phase: str, i: int) -> tuple[str, Parts]:
-        parts, mode = readings[modes[i]][phase], modes[i]
+        parts = readings[modes[i]][phase]
+        mode = modes[i]
         more = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
         more += 0 if phase == FIRST else kept[mode][i] - sum(kept[mode])
         behind = -i if phase == FIRST else len(modes) - 1 - i
@@ -267,7 +272,9 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
     return found
 
 
-PLAIN, STREAMED, ASIDE = "unchanged", "blocks streamed from the host", "the denoiser offloaded"
+PLAIN = "unchanged"
+STREAMED = "blocks streamed from the host"
+ASIDE = "the denoiser offloaded"
 TILED = "the denoiser offloaded, decoded in tiles"
 """Ways of a phase without a step."""
 
@@ -380,7 +387,8 @@ class PlanInputs:
 
     def fake_run(self) -> FakeRun:
         """The run on fake tensors."""
-        dtype, weights = DTYPES[self.dtype], weights_of(self.config, self.dtype)
+        dtype = DTYPES[self.dtype]
+        weights = weights_of(self.config, self.dtype)
         return FakeRun(
             find(self.spec.name)(self.folder, torch.device("cpu"), dtype, weights), self.config
         )
@@ -437,7 +445,8 @@ def step_spec(job: Job, dtype: str) -> StepSpec:
 
 def with_tiles(job: Job, dtype: str) -> StepSpec:
     """``step_spec`` with a preview that is decoded in tiles: slow to read, and wanted where nothing else fits alone."""
-    inputs, spec = PlanInputs.of(job, dtype), step_spec(job, dtype)
+    inputs = PlanInputs.of(job, dtype)
+    spec = step_spec(job, dtype)
     if inputs.preview is None or TILED in spec.elsewhere["preview"]:
         return spec
     preview = {
@@ -481,7 +490,9 @@ def _is_consistent(spec: StepSpec) -> bool:
 
 def read_step_spec(inputs: PlanInputs) -> StepSpec:
     """What a run's dearest step and its encoders hold."""
-    run, config, shape = inputs.fake_run(), inputs.config, inputs.shapes[0]
+    run = inputs.fake_run()
+    config = inputs.config
+    shape = inputs.shapes[0]
     blocks = tuple(size for sizes in run.blocks.values() for size in sizes)
     full = config.training_method == "FINE_TUNE" and config.transformer.train
     readings = [(mode, [run.deep_step(shape, n, mode) for n in (1, 2)]) for mode in MODES]
@@ -533,7 +544,8 @@ def work(run: FakeRun, inputs: PlanInputs) -> tuple[tuple[int, float], ...]:
 
 def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]:
     """Bytes of activations that each block keeps of one sample from forward to backward."""
-    few, found = {path: min(FEW, count) for path, count in run.depths.items()}, list[int]()
+    few = {path: min(FEW, count) for path, count in run.depths.items()}
+    found = list[int]()
     for path, count in run.depths.items():
         depths = few[path], min(MORE, count)
         readings = [

@@ -34,7 +34,8 @@ def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
     shape = next(
         one.shape for one in trainer.job.library.windows if one.id == error.window_ids[0]
     )
-    tokens, samples = trainer.job.spec.tokens(shape), len(error.window_ids)
+    tokens = trainer.job.spec.tokens(shape)
+    samples = len(error.window_ids)
     intact = error.intact and trainer.dist.size == 1
     kept = save_what_is_good(trainer, error.step - 1) if intact else rescue_message(trainer.run)
     text = f"out of memory in step {error.step}: bucket {shape}"

@@ -25,7 +25,9 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
 
     ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``planner/fit.py``'s.
     """
-    config, total, adapter = job.config, len(job.library.windows), adapter_size(job)
+    config = job.config
+    total = len(job.library.windows)
+    adapter = adapter_size(job)
     buckets = [
         {
             "shape": str(shape),
@@ -85,7 +87,8 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
         return None
     family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
     check_formats(job.config, family)
-    net, experts = family.skeleton(), len(trained(job.spec, job.config))
+    net = family.skeleton()
+    experts = len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
     paths = list(kinds.by_module(own)) or list(
         dict.fromkeys(name.rpartition(".")[0] for name in own)
@@ -94,13 +97,15 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     modules = experts * len(paths)
     if job.config.text_in_step:
         text_modules, numbers = text_size(family, job.config)
-        modules, count = modules + text_modules, count + numbers
+        modules = modules + text_modules
+        count = count + numbers
     return {"modules": modules, "parameters": count, "groups": layers.grouped(paths)}
 
 
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
-    spec, noisy = job.spec, job.spec.image_noise
+    spec = job.spec
+    noisy = job.spec.image_noise
     reads = reads_of_run(job)
     views = {
         (window, variant if window.varies or noisy else 0) for window, variant in reads.samples

@@ -83,10 +83,8 @@ def config_of(
         "prior_preservation": PRIOR,
     }
     why |= {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
-    small, count = (
-        clips < SMALL,
-        f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips",
-    )
+    small = clips < SMALL
+    count = f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
     keys: dict[str, Any] = {
         "datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]
     }

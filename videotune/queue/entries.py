@@ -99,7 +99,8 @@ def entries(queue: Path) -> list[Entry]:
 
     Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
     """
-    rows, ran = _rows(queue), jobs.all_jobs(queue)
+    rows = _rows(queue)
+    ran = jobs.all_jobs(queue)
     files = [
         one
         for one in queue.glob("[!.]*")
@@ -121,7 +122,8 @@ def entries(queue: Path) -> list[Entry]:
 
 def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
-    words, since = tuple(row.get("words") or ()), row.get("since") or 0.0
+    words = tuple(row.get("words") or ())
+    since = row.get("since") or 0.0
     now = [job for job in ran if job.started >= since]
     tries = next(
         (
@@ -139,7 +141,8 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
         state = now[0].state
     if row.get("held") and state == "waiting":
         state = "stopped"
-    added, last = float(row.get("added") or path.stat().st_mtime), ran[0] if ran else None
+    added = float(row.get("added") or path.stat().st_mtime)
+    last = ran[0] if ran else None
     asked = run, row.get("priority") or 0, added, row.get("skips")
     return Entry(
         path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held"))
@@ -296,7 +299,8 @@ def work(
     """
     if not queue.is_dir():
         raise VideotuneError(f"{queue} is no queue: `videotune queue add` makes one")
-    begun, told = time.time(), dict[str, State]()
+    begun = time.time()
+    told = dict[str, State]()
 
     def news(entry: Entry) -> None:
         if told.get(entry.name) != entry.state:

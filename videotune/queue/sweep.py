@@ -16,7 +16,8 @@ from videotune.queue.entries import CONFIGS, Entry, add, entries, work
 from videotune.reporter.build import write_comparison
 from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 
-MOST_RUNS, LONGEST = 256, 100
+MOST_RUNS = 256
+LONGEST = 100
 """Runs of a sweep, and characters of a run's name."""
 
 

@@ -63,7 +63,8 @@ def collect(run: Run) -> dict[str, Any]:
 
 def summary(run: Run) -> dict[str, Any]:
     """Which run on which base, how far it came and how it stands; then its figures."""
-    start, done = run.last("start"), run.steps.last
+    start = run.last("start")
+    done = run.steps.last
     total = next(
         (
             n
@@ -85,7 +86,8 @@ def summary(run: Run) -> dict[str, Any]:
     )
     word, css, sentence = outcome.standing(run, total is not None and done >= total)
     clips = mapping(start.get("clips")) or mapping(run.check)
-    used, kept = number(clips.get("used")), len(regularization(run.check))
+    used = number(clips.get("used"))
+    kept = len(regularization(run.check))
     figures = {
         "started": text.moment(start["time"]) if "time" in start else None,
         "device": start.get("device"),

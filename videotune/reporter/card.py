@@ -36,17 +36,15 @@ def model_card(run: Run) -> Any:
         raise VideotuneError(f"{run.folder} has no exports: videotune export {run.folder}")
     files = [{**entry, "path": Path(str(entry["path"])).name} for entry in run.exports]
     shown = replace(run, folder=Path(), exports=files)
-    use, verdict, name = inventory.use(shown), outcome.verdict(shown), run.folder.resolve().name
-    family, method, base = (
-        find(str(run.setting("family"))).spec,
-        run.setting("training_method"),
-        hub_id(run),
-    )
-    task, licence, best = (
-        _task(use),
-        base_licence(run, family.licence),
-        number(verdict["latest"]["best"]),
-    )
+    use = inventory.use(shown)
+    verdict = outcome.verdict(shown)
+    name = run.folder.resolve().name
+    family = find(str(run.setting("family"))).spec
+    method = run.setting("training_method")
+    base = hub_id(run)
+    task = _task(use)
+    licence = base_licence(run, family.licence)
+    best = number(verdict["latest"]["best"])
     result = (
         None
         if best is None

@@ -100,13 +100,17 @@ def shots(
         windows.setdefault(window.clip_id, []).append(window)
 
     def task(clip: Clip) -> tuple[str, dict[str, Any]]:
-        own, info = windows[clip.id], job.library.media[clip.id]
-        first, middle, last = own[0], own[len(own) // 2], own[-1]
+        own = windows[clip.id]
+        info = job.library.media[clip.id]
+        first = own[0]
+        middle = own[len(own) // 2]
+        last = own[-1]
         times = [
             frame_sampling.sample_window(w, PLAIN, job.config.seed).times
             for w in (first, middle, last)
         ]
-        chosen, shape = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]], first.shape
+        chosen = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]
+        shape = first.shape
         high = min(shape.height, height or shape.height)
         wide = max(1, round(shape.width * high / shape.height))
         frames = {

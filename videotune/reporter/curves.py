@@ -41,7 +41,9 @@ def smooth(
 
     At all points, or at twice as many as columns, evenly spread.
     """
-    num, most, reach = len(xs), 2 * columns, width // 2
+    num = len(xs)
+    most = 2 * columns
+    reach = width // 2
     places = (
         range(num) if num <= most else [(2 * i + 1) * num // (2 * most) for i in range(most)]
     )
@@ -117,7 +119,8 @@ def line_chart(
     def y(value: float) -> float:
         return SIZE - (min(max(value, low), high) - low) / ((high - low) or 1) * SIZE
 
-    down, across = ticks(low, high, num_ticks), ticks(left, right, num_ticks)
+    down = ticks(low, high, num_ticks)
+    across = ticks(left, right, num_ticks)
     if all(float(x).is_integer() for x in xs):
         across = sorted({float(round(value)) for value in across})
     paths = [("grid", f"M0 {y(value):.1f}H{SIZE}") for value in down]
@@ -157,7 +160,8 @@ def _range(lines: Sequence[Line], from_zero: bool) -> Point:
         ys += values[cut : len(values) - cut]
     if not ys:
         return 0, 1
-    low, high = min(ys), max(ys)
+    low = min(ys)
+    high = max(ys)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     return 0.0 if from_zero and low >= 0 else low - room, high + room
 
@@ -252,10 +256,8 @@ def validation(run: Run) -> dict[str, Any]:
         other = f"{counted(left, 'validation')} of an earlier set, which had other clips or noise levels, left out: "
         notes.append(f"{other}they do not compare with these.")
     first, last = (f"step {plain(found[-1][2][place][0])}" for place in (0, -1))
-    head, rows = (
-        ["clips", first, last, "change", "lowest"],
-        [[name, *_change(curve)] for name, _, curve in found],
-    )
+    head = ["clips", first, last, "change", "lowest"]
+    rows = [[name, *_change(curve)] for name, _, curve in found]
     wide = len(head) if len(records) > 1 else 2
     chart = line_chart(
         [Line(n, p, c, dots=True) for n, c, p in found],
@@ -295,7 +297,9 @@ def _averages(record: Record) -> list[list[str]]:
 
 def _change(curve: Sequence[Point]) -> list[str]:
     """First and last value, the change between them, and the lowest with its step."""
-    before, now, lowest = curve[0][1], curve[-1][1], min(curve, key=lambda point: point[1])
+    before = curve[0][1]
+    now = curve[-1][1]
+    lowest = min(curve, key=lambda point: point[1])
     change = f"{now / before - 1:+.1%}" if before else "–"
     return [plain(before), plain(now), change, f"{plain(lowest[1])} at step {plain(lowest[0])}"]
 
@@ -367,12 +371,11 @@ def times_seen(run: Run) -> list[TimesSeen]:
     The account of clips names them by path. Where it gives their ids too, the times so far are the journal's; where it
     gives none, only the planned ones are known by path. Without an account clips go by the id in the journal's windows.
     """
-    seen, kept, used = (
-        run.steps.windows,
-        regularization(run.check),
-        [clip for clip in run.clips if clip["used"]],
-    )
-    so_far, windows = run.steps.clips, Counter(map(clip_of, seen))
+    seen = run.steps.windows
+    kept = regularization(run.check)
+    used = [clip for clip in run.clips if clip["used"]]
+    so_far = run.steps.clips
+    windows = Counter(map(clip_of, seen))
     found = []
     for clip in used:
         if (key := str(clip["id"])[:12]) not in kept:
@@ -398,13 +401,12 @@ def exposure(run: Run) -> dict[str, Any]:
     clips = [
         clip for clip in times_seen(run) if clip.so_far is not None or clip.planned is not None
     ]
-    counts, seen, kept = (
-        Counter(clip.band[0] for clip in clips),
-        run.steps.clips,
-        regularization(run.check),
-    )
+    counts = Counter(clip.band[0] for clip in clips)
+    seen = run.steps.clips
+    kept = regularization(run.check)
     planned = sum(number(clip.get("views")) or 0 for clip in kept.values())
-    empty, starts = not clips and not kept, (0, *(round(limit) for limit, _ in BANDS))
+    empty = not clips and not kept
+    starts = (0, *(round(limit) for limit, _ in BANDS))
     return {
         "absent": run.absent("counts appear with the first step, or with the plan")
         if empty

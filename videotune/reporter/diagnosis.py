@@ -41,7 +41,8 @@ def diagnose(folder: Path) -> tuple[str, list[Finding]]:
     for name in ("config", "plan", "check", "exports"):
         if (folder / f"{name}.json").is_file():
             read_record(folder / f"{name}.json")
-    why, total = run.last("end")["why"], (run.config or {}).get("steps", "?")
+    why = run.last("end")["why"]
+    total = (run.config or {}).get("steps", "?")
     return (
         f"{len(run.steps.at)} of {total} steps, {f'ended: {why}' if why else 'not ended'}",
         findings(run),
@@ -108,10 +109,8 @@ def _not_finite(run: Run) -> Iterator[Finding]:
 
 def _learning(run: Run) -> Iterator[Finding]:
     """What validation says of the rate; where it was never measured, what the steps say."""
-    measured, rate = (
-        points(run.validations, "train", "normalised"),
-        settings(run).get("learning_rate"),
-    )
+    measured = points(run.validations, "train", "normalised")
+    rate = settings(run).get("learning_rate")
     if len(measured) < ENOUGH:
         yield from _learning_by_steps(run, rate)
         return
@@ -130,7 +129,8 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
     if len(errors) < 100:
         return
     fifth = len(errors) // 5
-    before, after = median(errors[:fifth]), median(errors[-fifth:])
+    before = median(errors[:fifth])
+    after = median(errors[-fifth:])
     if after > 1.3 * before:
         yield _finding(
             "rate by steps", fifth=fifth, ratio=after / before, rate=value_text(rate)
@@ -153,7 +153,8 @@ def _slow(run: Run) -> Iterator[Finding]:
     spent = {
         phase: seconds - begun.get(phase, 0.0) for phase, seconds in run.steps.seconds.items()
     }
-    whole, now = sum(spent.values()), settings(run)
+    whole = sum(spent.values())
+    now = settings(run)
     if whole <= 0:
         return
     if (waiting := spent.get("data", 0.0) / whole) > speed.WAITING:
@@ -193,7 +194,8 @@ def _consistency(run: Run) -> Iterator[Finding]:
 
 def _clips(run: Run) -> Iterator[Finding]:
     clips = [clip for clip in (run.check or {}).get("clips", ()) if clip["used"]]
-    wanted, count = value_text(settings(run).get("video_config.target_fps")), len(clips)
+    wanted = value_text(settings(run).get("video_config.target_fps"))
+    count = len(clips)
     if repeating := [clip for clip in clips if (clip.get("repeats_share") or 0) > 0.2]:
         slowest = min(clip["source_fps"] or 0 for clip in repeating)
         yield _finding(
@@ -207,7 +209,8 @@ def _clips(run: Run) -> Iterator[Finding]:
 
 
 def _clipped(run: Run) -> Iterator[Finding]:
-    limit, known = settings(run).get("max_grad_norm"), run.steps.norms[1]
+    limit = settings(run).get("max_grad_norm")
+    known = run.steps.norms[1]
     if (
         limit
         and len(known) >= 20
@@ -225,7 +228,8 @@ def _habits(run: Run) -> Iterator[Finding]:
 
 
 def _stopped(run: Run) -> Iterator[Finding]:
-    step, last = run.steps.last, run.last("end")["why"]
+    step = run.steps.last
+    last = run.last("end")["why"]
     if step and last != "done" and run.config and step < run.config["steps"]:
         why = f" ({last})" if last else ""
         yield _finding("end", step=step, steps=run.config["steps"], why=why, run=run.folder)

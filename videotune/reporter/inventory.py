@@ -31,11 +31,9 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
         run.clips,
         key=lambda clip: (bool(clip["used"]), bool(clip["held_out"]), not clip["warnings"]),
     ):
-        path, captions, speed = (
-            str(clip.get("path", "")),
-            items(clip["captions"]),
-            number(clip["speed"]),
-        )
+        path = str(clip.get("path", ""))
+        captions = items(clip["captions"])
+        speed = number(clip["speed"])
         caption = shorten(str(captions[0]), 160, placeholder=" …") if captions else ""
         plays = f"plays at {plain(speed)}× its speed" if speed not in (None, 1) else ""
         rows.append(
@@ -112,7 +110,8 @@ def files(run: Run) -> dict[str, Any]:
         there = next((file for file in (run.folder / path, Path(path)) if isfile(file)), None)
         size = f"{getsize(there) / 1e6:.2f} MB" if there else "not found"
         verified = mapping(entry.get("verified"))
-        error, reader = number(verified["max_error"]), verified["reader"]
+        error = number(verified["max_error"])
+        reader = verified["reader"]
         exports.append(
             (entry.get("format", ""), (path, link_in(run, path)), size, error, reader)
         )

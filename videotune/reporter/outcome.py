@@ -20,8 +20,11 @@ def standing(run: Run, whole: bool) -> Standing:
     An end in the journal counts, unless a process has begun since and lives. Without one the heartbeat says whether a
     process is still there: a page must not call a dead one running.
     """
-    end, beat = run.last("end"), mapping(run.life)
-    begun, ended, doing = number(beat["started"]), number(end["time"]), str(beat["state"])
+    end = run.last("end")
+    beat = mapping(run.life)
+    begun = number(beat["started"])
+    ended = number(end["time"])
+    doing = str(beat["state"])
     again = beat["alive"] and begun is not None and ended is not None and begun > ended
     if end and not again:
         why = str(end["why"])
@@ -36,11 +39,9 @@ def standing(run: Run, whole: bool) -> Standing:
             "care",
             f"the journal, last written{when}, has no end: still going, or killed",
         )
-    who, heard, now = (
-        f"process {beat['pid']} on {beat['host']}",
-        moment(beat["heard"]),
-        moment(run.read),
-    )
+    who = f"process {beat['pid']} on {beat['host']}"
+    heard = moment(beat["heard"])
+    now = moment(run.read)
     since = "" if begun is None else f", begun {moment(begun)}"
     if beat["alive"] and doing == "paused":
         waits = "" if number(beat["since"]) is None else f" since {moment(beat['since'])}"
@@ -74,7 +75,8 @@ def status(run: Path) -> dict[str, Any]:
         facts: dict[str, Any] = {"run": str(run), "state": state, "why": why, "step": 0}
         return facts | dict.fromkeys(("steps", "verdict", "recommended"))
     found = read_run(run)
-    steps, latest = number(at(found.config, "steps")), found.last("verdict")
+    steps = number(at(found.config, "steps"))
+    latest = found.last("verdict")
     state, _, why = standing(found, steps is not None and found.steps.last >= steps)
     best = recommended_checkpoint(found, latest)[0]
     facts = {
@@ -113,11 +115,9 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
     What the run recorded at its end; of one that goes on, of what is saved the one with the lowest validation loss, or the
     nearest to the best step, or the last.
     """
-    taken, best, turned = (
-        mapping(run.last("end")["take"]),
-        number(latest.get("best_step")),
-        latest.get("turned"),
-    )
+    taken = mapping(run.last("end")["take"])
+    best = number(latest.get("best_step"))
+    turned = latest.get("turned")
     if (step := number(taken["step"])) is not None:
         return int(step), str(taken["why"]) if taken["why"] and turned and step != best else ""
     saved = {
@@ -135,7 +135,8 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
 
 def grounds(run: Run) -> dict[str, Any]:
     """What the verdict rests on: the curve of validation losses, when it changed, and the clips one by one."""
-    records, best = run.validations, number(run.last("verdict")["best_step"])
+    records = run.validations
+    best = number(run.last("verdict")["best_step"])
     curves = [
         Line(name, points(records, key, "normalised"), css, dots=True)
         for key, name, css in PARTS

@@ -44,7 +44,9 @@ class Media:
 
     def __init__(self, run: Run) -> None:
         """Take in what fits: prompts before and after, pictures of clips, comparisons, then previews, the latest first."""
-        self.folder, self.left_out, self._room = run.folder, 0, BUDGET
+        self.folder = run.folder
+        self.left_out = 0
+        self._room = BUDGET
         self.cards: list[dict[str, Any]] = []
         self.carried: dict[str, str] = {}
         for (prompt, seed), cells in list(sample_rows(run).items())[:MOST_ROWS]:

@@ -91,7 +91,9 @@ def read_run(folder: Path, known: tuple[Sequence[Record], Steps] | None = None) 
     if not there and not (folder / FILES["config"]).is_file():
         fault = f"{folder} is not a run folder: it holds neither config.json nor journal.jsonl"
         raise VideotuneError(f"{fault}; name the folder that a training run wrote")
-    now, notes, damaged = time.time(), list[str](), list[str]()
+    now = time.time()
+    notes = list[str]()
+    damaged = list[str]()
     found = {field: _read_json(folder / name, notes) for field, name in FILES.items()}
     events, steps = known or ((), Steps(regularization(found["check"])))
     if known is None and there:

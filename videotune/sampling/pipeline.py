@@ -97,7 +97,10 @@ class _Ready(Mapping[str, "nn.Module"]):
     def __init__(
         self, family: Family, nets: Mapping[str, nn.Module], isolated: bool, isolate: bool
     ) -> None:
-        self.family, self.nets, self.isolated, self.isolate = family, nets, isolated, isolate
+        self.family = family
+        self.nets = nets
+        self.isolated = isolated
+        self.isolate = isolate
         self.met: list[tuple[ref[nn.Module], bool]] = []
 
     def __getitem__(self, name: str) -> nn.Module:

@@ -101,9 +101,13 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         root / UPLOADS, ignore_errors=True
     )  # what a server that was killed had half received
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.root, app.state.local, app.state.changes = root, is_local(host), Changes()
+    app.state.root = root
+    app.state.local = is_local(host)
+    app.state.changes = Changes()
     app.state.is_ending = lambda: False
-    app.state.locked, sessions, wrong = password is not None, set[str](), WrongPasswords()
+    app.state.locked = password is not None
+    sessions = set[str]()
+    wrong = WrongPasswords()
     app.add_middleware(
         Guard,
         host=host,

@@ -66,7 +66,8 @@ def items(home: Path) -> list[Item]:
 
 def _of_old(home: Path, id: str) -> Item:
     """A clip in a folder of an earlier version, with its caption."""
-    path, (_, _, place) = inside(home, id), id.partition("/")
+    path = inside(home, id)
+    (_, _, place) = id.partition("/")
     about = path.stat()
     lay = [f"{CLIPS}/{place}", f"{CLIPS}/{Path(place).with_suffix('.txt').as_posix()}"]
     return Item(id, "clip", path.name, about.st_ctime, about.st_size, lay)
@@ -76,7 +77,8 @@ def _places(home: Path, id: str) -> list[tuple[Path, Path]]:
     """Each file of an item that is in the bin, with the place where it lay."""
     try:
         if id.split("/")[0] in OLD:
-            item, path = _of_old(home, id), home / id
+            item = _of_old(home, id)
+            path = home / id
             kept = [path, path.with_suffix(".txt")]
         else:
             item = checked(Item, (inside(home / BIN, id) / "item.json").read_bytes())

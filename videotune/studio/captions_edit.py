@@ -40,9 +40,12 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
 
     An empty text takes the caption's file away. Raises VideotuneError where a caption stands in a list.
     """
-    batch, rows, todo = f"{time.time_ns():x}", clips.table(project).rows, []
+    batch = f"{time.time_ns():x}"
+    rows = clips.table(project).rows
+    todo = []
     for path, text in texts.items():
-        row, after = clips.found(rows, path), "\n".join(variants(text.replace("\0", "")))
+        row = clips.found(rows, path)
+        after = "\n".join(variants(text.replace("\0", "")))
         if row["fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
         if (before := clips.caption_of(row["clip"])) != after or undoes:
@@ -120,7 +123,8 @@ def planned(project: Project, words: Mapping[str, str], paths: list[str]) -> dic
 
 
 def _changed(text: str, words: Mapping[str, str]) -> str:
-    word, lines = words["word"].strip(), text.split("\n")
+    word = words["word"].strip()
+    lines = text.split("\n")
     if not word or not text:
         return text
     if words["how"] == "add":
@@ -147,11 +151,9 @@ def begin_captioning(project: Project, words: list[str]) -> None:
 def settle(project: Project) -> None:
     """Finish, once, what jobs have done: written captions go into the history, the film of a cut goes to the bin."""
     for job in [*all_jobs(project.folder, "caption"), *all_jobs(project.folder, "split")]:
-        rows, done, before = (
-            clips.table(project).rows,
-            job.folder / "settled",
-            job.folder / "before.json",
-        )
+        rows = clips.table(project).rows
+        done = job.folder / "settled"
+        before = job.folder / "before.json"
         if job.running or done.exists():
             continue
         done.touch()

@@ -19,7 +19,8 @@ from videotune.queue.jobs import Job, all_jobs, latest, restart, result
 from videotune.studio import bin, projects
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 
-LONG, QUIET = 20.0, 2.0
+LONG = 20.0
+QUIET = 2.0
 """Seconds from which on a clip is a long video, to be cut into scenes; seconds without a change before a check begins."""
 
 ORDINARY = re.compile(
@@ -72,7 +73,8 @@ _tables: dict[Path, Table] = {}
 
 def table(project: Project) -> Table:
     """The clips; read again only where a folder or the last check has changed, and once a minute."""
-    kept, last = _tables.get(project.folder), last_account(project)
+    kept = _tables.get(project.folder)
+    last = last_account(project)
     basis = last and last[0].folder.name, int(time.time() / 60)
     if (
         kept is None
@@ -165,7 +167,8 @@ def _account(job: Job) -> Mapping[str, Any] | None:
 
 def start_check(project: Project) -> bool:
     """Start a check where something has changed since the last one began, and nothing for a while; whether one is due."""
-    changed, job = table(project).changed, latest(project.folder, "check")
+    changed = table(project).changed
+    job = latest(project.folder, "check")
     due = bool(projects.datasets(project)) and (job is None or changed > job.started)
     if due and time.time() - changed > QUIET:
         restart(project.folder, "check", ["check", "--json", *projects.words(project)])
@@ -191,7 +194,8 @@ def found(rows: Mapping[str, Row], path: str) -> Row:
 def _row(
     project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
 ) -> Row:
-    changed, caption = _changed(clip.path, clip.caption), caption_of(clip)
+    changed = _changed(clip.path, clip.caption)
+    caption = caption_of(clip)
     row = _of_account(str(clip.path), checked) if checked else UNKNOWN
     if checked and changed / 1e9 > since:
         row |= {"state": "new", "why": "changed since the last check"}
@@ -249,7 +253,8 @@ def _of_account(path: str, row: Mapping[str, Any]) -> Row:
 
 def select(project: Project, words: Mapping[str, str]) -> list[Row]:
     """The clips in a state (``state``) whose name or caption holds a text (``q``)."""
-    state, text = words.get("state", ""), words.get("q", "").strip().casefold()
+    state = words.get("state", "")
+    text = words.get("q", "").strip().casefold()
     tests = {"warned": lambda row: row.get("warned"), "without": lambda row: not row["caption"]}
     test = tests.get(state, lambda row: state in ("", row["state"]))
     rows = (row for row in table(project).rows.values() if test(row))

@@ -42,7 +42,8 @@ def state(asked: Asked) -> str:
     """What the last check counted, what runs, and what a person should do."""
     project = asked.home
     captions_edit.settle(project)
-    waiting, last = clips.start_check(project), clips.last_account(project)
+    waiting = clips.start_check(project)
+    last = clips.last_account(project)
     data: dict[str, Any] = {
         "waiting": waiting,
         "check": last and last[0],
@@ -280,7 +281,9 @@ async def upload(asked: In, name: str, request: Request) -> list[uploads.Taken]:
 @routes.post("/data/source")
 def source(asked: In, form: Form) -> Response:
     """Train on another folder of this computer, or a dataset of the Hub, too; or no longer."""
-    path, kind, project = form["path"].strip(), form["kind"] or "train", asked.home
+    path = form["path"].strip()
+    kind = form["kind"] or "train"
+    project = asked.home
     rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
     if not form["drop"]:
         place = Path(path).expanduser()

@@ -114,5 +114,6 @@ class _Sink(io.RawIOBase):
         return len(part)
 
     def taken(self) -> bytes:
-        parts, self._parts = b"".join(self._parts), []
+        parts = b"".join(self._parts)
+        self._parts = []
         return parts

@@ -58,7 +58,8 @@ def fields() -> list[Field]:
 
 def _field(key: str, field: Any) -> Field:
     kind, choices = _kind(field.annotation)
-    names, items = ("ge", "gt", "le", "lt"), _metadata(field)
+    names = ("ge", "gt", "le", "lt")
+    items = _metadata(field)
     bounds = {
         name: getattr(item, name) for item in items for name in names if hasattr(item, name)
     }

@@ -52,11 +52,10 @@ def _read() -> list[Gpu]:
 
 def _gpu(index: int) -> Gpu:
     card = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name, memory = pynvml.nvmlDeviceGetName(card), pynvml.nvmlDeviceGetMemoryInfo(card)
-    use, heat = (
-        _asked("UtilizationRates", card),
-        _asked("Temperature", card, pynvml.NVML_TEMPERATURE_GPU),
-    )
+    name = pynvml.nvmlDeviceGetName(card)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+    use = _asked("UtilizationRates", card)
+    heat = _asked("Temperature", card, pynvml.NVML_TEMPERATURE_GPU)
     power = _asked("PowerUsage", card)
     name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
     watts = None if power is None else power / 1000

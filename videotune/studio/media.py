@@ -18,7 +18,9 @@ from videotune.data.media_info import OPEN_OPTIONS, limit_pixels, video_stream
 from videotune.files import write_bytes
 from videotune.lazy import av
 
-WIDTH, BINS, LONGEST = 320, 600, 900.0
+WIDTH = 320
+BINS = 600
+LONGEST = 900.0
 """Pixels of a poster's longer side; values of a waveform at most; seconds of sound that are read at most."""
 
 _decoding = BoundedSemaphore(2)

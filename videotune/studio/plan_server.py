@@ -41,8 +41,10 @@ def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     ``current`` in the answer: it answers this question, wholly; ``measuring``: a part of it is there. A newer question takes
     the place of an older one about the same file.
     """
-    found, key = read(out), tag(json.dumps(question, sort_keys=True))
-    current, full = found.get("key") == key, found.get("part") == "full"
+    found = read(out)
+    key = tag(json.dumps(question, sort_keys=True))
+    current = found.get("key") == key
+    full = found.get("part") == "full"
     with _lock:
         if not (current and full) and _asked.get(out) != key:
             _asked[out] = key
@@ -56,7 +58,9 @@ def _work(question: dict[str, Any], before: Thread | None) -> None:
     """See to an answer: its process ends where it takes too long, or where a newer question has come."""
     if before is not None:
         before.join()
-    out, key, longest = Path(question["out"]), question["key"], question.get("longest", LONGEST)
+    out = Path(question["out"])
+    key = question["key"]
+    longest = question.get("longest", LONGEST)
     if _asked[out] != key:
         return
     out.parent.mkdir(exist_ok=True)

@@ -21,7 +21,10 @@ from videotune.records import load_json
 BOOK = "project.json"
 """What a folder must hold to be a project."""
 
-CLIPS, HELD_OUT, REMOVED, ORIGINALS = "clips", "held-out", "removed", "originals"
+CLIPS = "clips"
+HELD_OUT = "held-out"
+REMOVED = "removed"
+ORIGINALS = "originals"
 """Folders of a project: clips to train on, clips to measure with, clips taken out, videos that were cut into scenes."""
 
 ELSEWHERE = ("cache_dir", "output_model_destination")

@@ -101,7 +101,9 @@ def submit(
     ``kind``: of a command other than the run's training, which is numbered. ``config``: of a new training; its file takes
     the place of "{config}" in ``words``. Without either the run's training waits again, by these words.
     """
-    queue, name, folder = home(root), entry_name(project, run), run_folder(project, run)
+    queue = home(root)
+    name = entry_name(project, run)
+    folder = run_folder(project, run)
     with _one_at_a_time:
         known = {one.name: one for one in of(root, project, run)}
         if kind:
@@ -126,7 +128,8 @@ def begin(
 ) -> str:
     """Queue a new run of the project's settings, or of ``keys``; returns its name: ``title`` in plain letters, or run-N."""
     with _one_at_a_time:
-        own, rows = of(root, project), projects.datasets(project)
+        own = of(root, project)
+        rows = projects.datasets(project)
         if not title and (
             late := [
                 one for one in own if one.added > time.time() - TWICE and one.state == "waiting"
@@ -182,7 +185,8 @@ def sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
 
     Raises VideotuneError, before anything is queued, where a value cannot be.
     """
-    combined, drafts = combinations([f"{key}={values}" for key, values in vary.items()]), []
+    combined = combinations([f"{key}={values}" for key, values in vary.items()])
+    drafts = []
     for values in combined:
         drafts.append(projects.draft(project))
         for key, value in values.items():

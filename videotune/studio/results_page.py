@@ -35,11 +35,12 @@ def summary(asked: Asked) -> str:
     """The recommended checkpoint and why it is that one, the checkpoints, the written files, and what is being written."""
     if not chosen(asked):
         return html("train_none", asked=asked, project=asked.home)
-    now, home = train_page.facts(asked), asked.home.folder
-    run, works = (
-        now["run"],
-        {kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")},
-    )
+    now = train_page.facts(asked)
+    home = asked.home.folder
+    run = now["run"]
+    works = {
+        kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")
+    }
     works["export"] = next(
         iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None
     )
@@ -80,7 +81,8 @@ def size(path: Path) -> int:
 
 def offered(run: Run) -> tuple[str, ...]:
     """The formats that can be written of what the run trained."""
-    method, variant = run.setting("training_method"), run.setting("lora", "variant")
+    method = run.setting("training_method")
+    variant = run.setting("lora", "variant")
     every = ("diffusers",) if method == "FINE_TUNE" else ("comfyui", "diffusers")
     return tuple(texts()["offered"].get(str(variant), every)) if method == "LORA" else every
 
@@ -100,7 +102,8 @@ def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
 
 def tries(asked: Asked) -> str:
     """What was tried, the last one first, each with what became of it."""
-    name, home = chosen(asked), asked.home.folder
+    name = chosen(asked)
+    home = asked.home.folder
     entries = (
         {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
     )

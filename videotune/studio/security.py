@@ -21,7 +21,8 @@ COOKIE = "videotune-studio"
 LEAST = 8
 """Letters of a password."""
 
-TRIES, WHILE = 10, 60.0
+TRIES = 10
+WHILE = 60.0
 """So many wrong passwords from one address within so many seconds, and its next ones are not looked at."""
 
 HEADERS = {
@@ -90,10 +91,8 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     name = urlsplit(f"//{asked}").hostname or ""
     if is_local(host) and not is_local(name):
         return f"This studio answers to this computer alone, not to {name or 'no name'}."
-    origin, navigates = (
-        headers.get("origin"),
-        method in SAFE and headers.get("sec-fetch-mode") == "navigate",
-    )
+    origin = headers.get("origin")
+    navigates = method in SAFE and headers.get("sec-fetch-mode") == "navigate"
     other = origin is not None and (
         origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()
     )
@@ -114,13 +113,18 @@ class Guard:
     def __init__(
         self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes
     ) -> None:
-        self._app, self._host, self._sessions, self._changes = app, host, sessions, changes
+        self._app = app
+        self._host = host
+        self._sessions = sessions
+        self._changes = changes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers, method, path = Headers(scope=scope), scope["method"], scope["path"]
+        headers = Headers(scope=scope)
+        method = scope["method"]
+        path = scope["path"]
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -37,7 +37,8 @@ _MOVED: dict[tuple[str, int], dict[str, float]] = {}
 
 def curve(name: str, steps: Any, values: Any, most: int = MOST) -> dict[str, Any]:
     """A curve of at most ``most`` points: of each stretch of steps the lowest value and the highest."""
-    x, y = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+    x = np.asarray(steps, dtype=np.int64)
+    y = np.asarray(values, dtype=np.float64)
     if len(x) > most:
         parts = np.array_split(np.arange(len(x)), most // 2 - 1)
         kept = np.unique(
@@ -47,7 +48,8 @@ def curve(name: str, steps: Any, values: Any, most: int = MOST) -> dict[str, Any
                 len(x) - 1,
             ]
         )
-        x, y = x[kept], y[kept]
+        x = x[kept]
+        y = y[kept]
     return {"name": name, "x": x.tolist(), "y": [float(f"{value:.6g}") for value in y]}
 
 
@@ -69,7 +71,8 @@ def moved(weights: Path) -> dict[str, float]:
     with weights.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         head = json.loads(file.read(min(length, weights.stat().st_size)))
-    data, squares = np.memmap(weights, np.uint8, "r", 8 + length), dict[str, float]()
+    data = np.memmap(weights, np.uint8, "r", 8 + length)
+    squares = dict[str, float]()
 
     def matrix(name: str) -> Any:
         start, end = head[name]["data_offsets"]
@@ -81,11 +84,9 @@ def moved(weights: Path) -> dict[str, float]:
         )
 
     for first in (name for name in head if ".lora_A." in name):
-        a, b, key = (
-            matrix(first),
-            matrix(first.replace(".lora_A.", ".lora_B.")),
-            group(first.partition(".lora_A.")[0]),
-        )
+        a = matrix(first)
+        b = matrix(first.replace(".lora_A.", ".lora_B."))
+        key = group(first.partition(".lora_A.")[0])
         if a.ndim == b.ndim == 2:
             squares[key] = squares.get(key, 0.0) + float(np.vdot(b.T @ b, a @ a.T))
     return {name: max(0.0, square) ** 0.5 for name, square in squares.items()}
@@ -93,7 +94,8 @@ def moved(weights: Path) -> dict[str, float]:
 
 def by_module(run: Path) -> tuple[dict[str, list[tuple[float, float]]], bool]:
     """How far each group of modules has moved at each checkpoint; and whether some are still to be read."""
-    found, end = dict[str, list[tuple[float, float]]](), time.monotonic() + PATIENCE
+    found = dict[str, list[tuple[float, float]]]()
+    end = time.monotonic() + PATIENCE
     for step, folder in checkpoints(run):
         for path in folder.glob("weights.safetensors"):
             if (key := (str(path), path.stat().st_mtime_ns)) not in _MOVED:
@@ -126,7 +128,9 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 def charts(run: Run) -> dict[str, Any]:
     """Every chart of a run: a list of curves each; and the steps at which it saved and drew previews."""
-    steps, more, (modules, pending) = run.steps, curves(run.folder), by_module(run.folder)
+    steps = run.steps
+    more = curves(run.folder)
+    (modules, pending) = by_module(run.folder)
     held, train = (
         np.reshape(points(run.validations, key, "normalised"), (-1, 2)).T
         for key in ("held_out", "train")

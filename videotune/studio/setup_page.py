@@ -31,7 +31,8 @@ _one_at_a_time = RLock()
 
 def question(project: Project, what: str, **other: Any) -> dict[str, Any]:
     """What the plan server is asked of a project: its settings, its clips as they stand, and the card."""
-    facts, own = project.facts, gpu.cards()
+    facts = project.facts
+    own = gpu.cards()
     named = {"card": facts.get("card"), "vram": facts.get("vram")}
     seen = [
         path.stat().st_mtime
@@ -47,10 +48,12 @@ def question(project: Project, what: str, **other: Any) -> dict[str, Any]:
 
 def plan(asked: Asked) -> str:
     """What the plan says; asked for anew wherever its settings are others."""
-    project, answer = asked.home, dict[str, Any]()
+    project = asked.home
+    answer = dict[str, Any]()
     if projects.datasets(project):
         answer = plan_server.ask(_place(project, "plan"), question(project, "plan"))
-    found, known = answer.get("plan") or {}, {one.key for one in form.fields()}
+    found = answer.get("plan") or {}
+    known = {one.key for one in form.fields()}
     words = [(text, [pair for pair in re.findall(r"([a-z_.]+)=([\w.]+)", text) if pair[0] in known])
              for text in found.get("remedies", ())]  # fmt: skip
     return html(
@@ -67,7 +70,8 @@ def plan(asked: Asked) -> str:
 def settings(asked: Asked) -> str:
     """Every setting with its value."""
     project = asked.home
-    own, below = flatten(draft(project)), form.standing(project.preset)
+    own = flatten(draft(project))
+    below = form.standing(project.preset)
     fields = {one.key: one for one in form.fields()}
     return html(
         "setup_fields", project=project, own=own, below=below, fields=fields, shown=form.shown
@@ -92,9 +96,11 @@ def gallery(asked: Asked) -> str:
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
     """Of each preset its text, the GB of its card, and what presets.json says of its base model."""
-    facts, found = read_json(Path(__file__).with_name("presets.json")), {}
+    facts = read_json(Path(__file__).with_name("presets.json"))
+    found = {}
     for name in preset_names():
-        about, base = preset_about(name), str(read_preset(name).get("base_model_name"))
+        about = preset_about(name)
+        base = str(read_preset(name).get("base_model_name"))
         gb = re.search(r"cards of (\d+) GB", about)
         found[name] = {
             "about": about,
@@ -146,7 +152,8 @@ def show(asked: In) -> Response:
 def put(asked: In, words: Form) -> Response:
     """Save one setting, unless it is another by now than ``was``."""
     with _one_at_a_time:
-        key, keys = words["key"], draft(asked.home)
+        key = words["key"]
+        keys = draft(asked.home)
         now = form.shown(flatten(keys).get(key))
         if "was" in words and now != words["was"].replace("\r\n", "\n"):
             return say(status=409, conflict={"key": key, "now": now, "yours": words["value"]})
@@ -159,7 +166,8 @@ def put(asked: In, words: Form) -> Response:
 @routes.post("/p/{project}/setup/fact")
 def fact(asked: In, words: Form) -> Response:
     """Save what belongs to the project and not to the config: preset, card, whether skipped clips may be left out."""
-    key, value = words["key"], words["value"].strip()
+    key = words["key"]
+    value = words["value"].strip()
     kept: Any = {
         "preset": preset_named,
         "card": lambda text: text[:60] or None,
@@ -185,7 +193,8 @@ def _gb(value: str) -> float | None:
 @routes.post("/p/{project}/setup/preset/{act}")
 def own_preset(act: str, asked: In, words: Form) -> Response:
     """Save the settings as a preset, use one, or move one to the bin."""
-    name, project = safe_name(words["name"].strip() + ".json"), asked.home
+    name = safe_name(words["name"].strip() + ".json")
+    project = asked.home
     path = inside(asked.root / OWN, name)
     if act == "save":
         path.parent.mkdir(exist_ok=True)
@@ -230,7 +239,8 @@ async def take(asked: In, name: str, request: Request) -> Response:
 @routes.post("/p/{project}/setup/{act}")
 def change(act: str, asked: In, words: Form) -> Response:
     """Apply or forget another trainer's config, calculate the presets' hours, reset all settings, or start a run."""
-    project, theirs = asked.home, _place(asked.home, "theirs").with_suffix("")
+    project = asked.home
+    theirs = _place(asked.home, "theirs").with_suffix("")
     if act == "start":
         run = queue_page.begin(asked.root, project, words["run"].strip())
         return say(f"{run} is queued", go=f"/p/{quote(project.name)}/train?run={quote(run)}")

@@ -35,12 +35,10 @@ class Followed:
 
     def begin(self, inode: int, check: Mapping[str, Any] | None) -> None:
         """Read the file anew from its beginning."""
-        self.events, self.steps, self.offset, self.inode = (
-            [],
-            Steps(regularization(check)),
-            0,
-            inode,
-        )
+        self.events = []
+        self.steps = Steps(regularization(check))
+        self.offset = 0
+        self.inode = inode
         self.curves = {}
 
     def add(self, step: Mapping[str, Any]) -> None:
@@ -64,7 +62,8 @@ def follow(
 ) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
     """The journal's events and steps so far. Only what was added since the last look is read; a journal written anew, as a
     resume does, is read from its beginning, and a last line that is not whole waits for the next look."""
-    known, path = _followed(run), run / "journal.jsonl"
+    known = _followed(run)
+    path = run / "journal.jsonl"
     with known.lock:
         try:
             about = path.stat()

@@ -61,7 +61,9 @@ def chosen(asked: Asked) -> str:
 
 def how(run: Run, entry: Entry | None, job: Job | None) -> str:
     """How a run stands, as a code of texts.json; a process that is gone is never called running."""
-    beat, far, ended = mapping(run.life), progress(run), run.last("end")["time"] or 0
+    beat = mapping(run.life)
+    far = progress(run)
+    ended = run.last("end")["time"] or 0
     state, begun = (job.state, job.started) if job is not None else ("stopped", 0)
     if entry is not None and entry.state == "waiting":
         return "queued"
@@ -83,10 +85,8 @@ def how(run: Run, entry: Entry | None, job: Job | None) -> str:
 
 def waits_for(root: Path, entry: Entry) -> list[str]:
     """The entries of the queue that run, or where none does those that run before this one, in words."""
-    found, titles = (
-        queued.entries(queue_page.home(root)),
-        {one.name: one.title for one in projects.projects(root)},
-    )
+    found = queued.entries(queue_page.home(root))
+    titles = {one.name: one.title for one in projects.projects(root)}
     before = found[: next(place for place, one in enumerate(found) if one.name == entry.name)]
     first = [one for one in found if one.state in BUSY] or [
         one for one in before if one.state == "waiting"
@@ -96,7 +96,8 @@ def waits_for(root: Path, entry: Entry) -> list[str]:
 
 def stands(asked: Asked, name: str) -> tuple[Run, Entry | None, Job | None, str]:
     """A run, its entry of the queue, its last process, and how it stands."""
-    run, entry = read_live(run_folder(asked.home, name)), entry_of(asked.root, asked.home, name)
+    run = read_live(run_folder(asked.home, name))
+    entry = entry_of(asked.root, asked.home, name)
     job = run_job(asked.root, asked.home, name)
     return run, entry, job, how(run, entry, job)
 
@@ -127,7 +128,8 @@ def run_part(asked: Asked) -> str:
     if not chosen(asked):
         return html("train_none", asked=asked, project=asked.home)
     now = facts(asked)
-    run, doctor = now["run"], jobs.latest(asked.home.folder, "doctor", now["name"])
+    run = now["run"]
+    doctor = jobs.latest(asked.home.folder, "doctor", now["name"])
     if doctor is not None and not doctor.running and (run.written or 0) > doctor.started + 1:
         doctor = None  # it speaks of an earlier state
     memory = next((one["memory"] for one in reversed(run.journal) if one.get("memory")), None)
@@ -167,12 +169,12 @@ def branches(run: Path) -> list[tuple[str, Path]]:
 
 def previews_part(asked: Asked) -> str:
     """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
-    rows, home, name = list[dict[str, Any]](), asked.home.folder, chosen(asked)
+    rows = list[dict[str, Any]]()
+    home = asked.home.folder
+    name = chosen(asked)
     for label, folder in branches(run_folder(asked.home, name)) if name else ():
-        run, checked = (
-            read_live(folder),
-            sum(path.stat().st_mtime_ns for path in folder.glob("check.json")),
-        )
+        run = read_live(folder)
+        checked = sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
         for (prompt, seed), cells in sample_rows(run).items():
             paths = (
                 (step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items())
@@ -205,10 +207,8 @@ def nearest(home: Path, run: Path, checked: int, prompt: str) -> Mapping[str, st
 
 def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
     """A clip of a run's account: its name, and the path within the project of its video, or else of its picture."""
-    path, picture = (
-        Path(str(clip["path"])),
-        run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg",
-    )
+    path = Path(str(clip["path"]))
+    picture = run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
     shown = (
         path
         if path.suffix.lower() in PLAYED and path.is_relative_to(home) and path.is_file()
@@ -272,7 +272,8 @@ def ask(asked: Asked, run: Path, words: Words) -> str:
 def resume(asked: Asked, run: Path, words: Words) -> str:
     """Queue the run again, from its newest checkpoint or an earlier one; with more steps where they are named."""
     refuse_running(asked, run)
-    step, steps = words.number("step"), words.number("steps")
+    step = words.number("step")
+    steps = words.number("steps")
     # with another number of steps the rate's schedule is of another length, and that was asked for
     more = (["--from", step] if step else []) + (
         ["--set", f"steps={steps}", "--override"] if steps else []
@@ -302,8 +303,10 @@ def start_now(asked: Asked, run: Path, words: Words) -> str:
 
 def own_keys(project: Project, run: Path) -> dict[str, Any]:
     """The settings of a run that differ from the project's preset, without those that the studio sets itself."""
-    config, known = mapping(remembered(run / "config.json")), form.standing(project.preset)
-    origins, aside = mapping(config["origins"]), ("datasets", "init_from", *projects.ELSEWHERE)
+    config = mapping(remembered(run / "config.json"))
+    known = form.standing(project.preset)
+    origins = mapping(config["origins"])
+    aside = ("datasets", "init_from", *projects.ELSEWHERE)
     own = {
         key: value
         for key, value in flatten(mapping(config["settings"])).items()
@@ -326,7 +329,8 @@ def use_settings(asked: Asked, run: Path, words: Words) -> str:
 
 def checkpoint(run: Path, words: Words) -> Path:
     """The folder of the checkpoint that a form names; VideotuneError where there is none."""
-    step, there = int(words.number("step") or -1), dict(checkpoints(run))
+    step = int(words.number("step") or -1)
+    there = dict(checkpoints(run))
     if step not in there:
         raise VideotuneError(f"{run.name} has no checkpoint of step {words['step']}")
     return there[step]

@@ -26,7 +26,8 @@ TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 UPLOADS = ".uploads"
 """The folder of the root in which files lie while they are received."""
 
-MOST, MOST_TEXT = 20_000_000_000, 20_000_000
+MOST = 20_000_000_000
+MOST_TEXT = 20_000_000
 """Bytes of the largest file that is taken, and of the largest text."""
 
 
@@ -52,7 +53,8 @@ def sniff(path: Path) -> str:
 
 def refusal(path: Path, name: str) -> str | None:
     """Why a file is not taken, in words; None where it may come in."""
-    suffix, kind = Path(name).suffix.lower(), sniff(path)
+    suffix = Path(name).suffix.lower()
+    kind = sniff(path)
     if kind == "empty":
         return "the file is empty: it was cut off on its way, or never written; send it again"
     if suffix in CLIP_SUFFIXES:
@@ -68,7 +70,8 @@ def refusal(path: Path, name: str) -> str | None:
     if kind == "archive":
         return None
     if kind in ("video", "image"):
-        known, ending = ", ".join(CLIP_SUFFIXES[:6]), suffix or "nothing"
+        known = ", ".join(CLIP_SUFFIXES[:6])
+        ending = suffix or "nothing"
         return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
     return "it is no video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
 
@@ -146,12 +149,14 @@ def _accept_archive(path: Path, name: str, home: Path, cache: Path) -> list[Take
     stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
     try:
         folder = unpack(path, cache)
-        refused, taken = [], 0
+        refused = []
+        taken = 0
         for file in sorted(
             one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")
         ):
             relative = file.relative_to(folder)
-            why, told = refusal(file, file.name), f"{name}: {relative}"
+            why = refusal(file, file.name)
+            told = f"{name}: {relative}"
             if why is None and sniff(file) == "archive":
                 why = "an archive within an archive is not unpacked"
             got = Taken(told, False, why) if why else _put(file, home / stem / relative, told)

@@ -48,7 +48,8 @@ class Asked:
 
 def asked(request: Request) -> Asked:
     """The request as pages see it; VideotuneError where it names a project that is not there."""
-    state, query = request.app.state, dict(request.query_params)
+    state = request.app.state
+    query = dict(request.query_params)
     name = request.path_params.get("project") or query.get("project")
     return Asked(
         state.root, state.local, named(state.root, name) if name else None, query, state.locked
@@ -174,7 +175,8 @@ class Changes:
 
     def tell(self) -> None:
         """Wake all that wait."""
-        before, self._next = self._next, asyncio.Event()
+        before = self._next
+        self._next = asyncio.Event()
         before.set()
 
     def ticket(self) -> asyncio.Event:

@@ -90,7 +90,8 @@ def distance(shape: str, x: NDArray[Any], y: NDArray[Any], radius: float) -> NDA
 
     Raises VideotuneError for a shape that is not known.
     """
-    wide, high = np.abs(x), np.abs(y)
+    wide = np.abs(x)
+    high = np.abs(y)
     match shape:
         case "circle":
             return np.hypot(x, y) - radius
@@ -138,8 +139,10 @@ def draw_clip(
         raise VideotuneError(
             f"direction {direction!r} is not known; there are {', '.join(DIRECTIONS)}"
         )
-    radius, travel = rng.uniform(0.17, 0.22) * side, rng.uniform(0.36, 0.46) * side
-    across, along = rng.uniform(-0.2, 0.2) * side, rng.uniform(-0.06, 0.06) * side
+    radius = rng.uniform(0.17, 0.22) * side
+    travel = rng.uniform(0.36, 0.46) * side
+    across = rng.uniform(-0.2, 0.2) * side
+    along = rng.uniform(-0.06, 0.06) * side
     background = rng.uniform(28, 60)
 
     step_x, step_y = DIRECTIONS[direction]
@@ -254,7 +257,8 @@ def _overlap(blob: Blob, shape: str) -> float:
     area, off_x, off_y = _ideal(shape)
     radius = float(np.sqrt(blob.mask.sum() / area))
     columns, rows = pixel_grid(*blob.mask.shape)
-    x, y = columns - (blob.centre[0] - off_x * radius), rows - (blob.centre[1] - off_y * radius)
+    x = columns - (blob.centre[0] - off_x * radius)
+    y = rows - (blob.centre[1] - off_y * radius)
     ideal = distance(shape, x, y, radius) <= 0
     return float((ideal & blob.mask).sum() / (ideal | blob.mask).sum())
 

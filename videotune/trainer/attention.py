@@ -20,8 +20,10 @@ SHORT = 200
 
 def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     """On a GPU ``attention: auto`` becomes the fastest one at the next step's batch, told in a line; nothing is learnt."""
-    config, net = trainer.job.config, trainer.net
-    trainable, left = trainer.pool.trainable, trainer.job.steps - trainer.first + 1
+    config = trainer.job.config
+    net = trainer.net
+    trainable = trainer.pool.trainable
+    left = trainer.job.steps - trainer.first + 1
     if (
         config.attention != "auto"
         or not overlaps(local_device())
@@ -56,7 +58,8 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
 
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     """Seconds of the next step's passes; their gradients are left."""
-    prepared, net = prepare(trainer.source, trainer.first), trainer.net
+    prepared = prepare(trainer.source, trainer.first)
+    net = trainer.net
     device = next(net.parameters()).device
     net.train()
     values = torch.zeros(2 + len(prepared.window_ids), device=device)

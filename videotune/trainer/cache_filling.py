@@ -38,7 +38,8 @@ def reads_of(
     A training window that varies has as many variants as ``variants`` says (none for 0: then each sample is encoded anew);
     ``windows`` are read with nothing drawn. Where text is encoded in the step no caption is read.
     """
-    variants, samples = job.config.video_config.variants, []
+    variants = job.config.video_config.variants
+    samples = []
     for window in job.library.windows:
         varies = window.varies or job.spec.image_noise
         samples += [(window, variant) for variant in (range(variants) if varies else (0,))]
@@ -72,17 +73,17 @@ def fill_distributed(
     One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
     theirs.
     """
-    store, work = (
-        Store(job.cache, keep_bytes),
-        partial(fill_cache, job, family, reads=reads, tell=tell),
-    )
+    store = Store(job.cache, keep_bytes)
+    work = partial(fill_cache, job, family, reads=reads, tell=tell)
     todo = lacks(job, family, store, reads) if dist.size > 1 else None
     if todo is None or not dist.all_agree(bool(todo))[0]:
         if dist.is_main:
             work(store)  # it prints what there is to say
         return store
-    begun, members = time.monotonic(), neighbours(job.cache, dist)
-    own, leads = dealt(todo, members.index(dist.rank), len(members)), dist.rank == members[0]
+    begun = time.monotonic()
+    members = neighbours(job.cache, dist)
+    own = dealt(todo, members.index(dist.rank), len(members))
+    leads = dist.rank == members[0]
     with store.filling() if leads else nullcontext():
         dist.barrier()
         work(store, own=own)
@@ -111,7 +112,9 @@ def fill_cache(
     """
 
     def fill_once() -> None:
-        seed, threads, begun = job.config.seed, job.config.dataloader_threads, time.monotonic()
+        seed = job.config.seed
+        threads = job.config.dataloader_threads
+        begun = time.monotonic()
         todo = lacks(job, family, store, reads) if own is None else own
         if todo:
 
@@ -135,10 +138,8 @@ def fill_cache(
                     own is not None,
                 )
             if own is None:
-                what, took = (
-                    f"{len(todo.captions)} captions and {len(todo.samples)} windows",
-                    time.monotonic() - begun,
-                )
+                what = f"{len(todo.captions)} captions and {len(todo.samples)} windows"
+                took = time.monotonic() - begun
                 wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
                 slow = took > 5 and waited > 0.2 * took
                 echo(

@@ -236,7 +236,8 @@ def newest_checkpoint(
 
     Raises VideotuneError where a newer one was damaged or lost since: an older one in its place would lose steps in silence.
     """
-    found, damaged = complete_checkpoints(run), incomplete_checkpoints(run)
+    found = complete_checkpoints(run)
+    damaged = incomplete_checkpoints(run)
     last = found[-1].step if found else 0
     newest = max(
         (*saved, *(step for step in damaged if (folder_of(run, step) / MARKER).is_file())),

@@ -48,7 +48,8 @@ def save_checkpoint(
     Raises VideotuneError where a number is NaN or infinite, or the processes have no run folder in common; OSError where the
     disk is full or broken. Whatever goes wrong with one process is raised by each.
     """
-    dist, folder = dist or DistributedContext(), folder_of(run, step)
+    dist = dist or DistributedContext()
+    folder = folder_of(run, step)
     aside = folder.with_name(f".{folder.name}.part")
     _on_each(dist, lambda: refuse_broken(step, parts))
     (known, *_) = _on_each(dist, lambda: _known(folder, kind) if dist.is_main else None)
@@ -79,10 +80,8 @@ def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
         done = work()
     except (OSError, VideotuneError) as met:
         error = met
-    system, full = (
-        isinstance(error, OSError),
-        isinstance(error, OSError) and is_disk_full(error),
-    )
+    system = isinstance(error, OSError)
+    full = isinstance(error, OSError) and is_disk_full(error)
     each = dist.all_gather((done, None if error is None else (str(error), system, full)))
     wrong = [one for _, one in each if one is not None]
     if not wrong:
@@ -148,9 +147,11 @@ def _write_own(
         for name, value in tensors.items():
             mine = rows.get(name) or rows.get(name.rpartition(".")[0])
             if mine is not None and value.shape == (mine.count, *mine.whole[1:]):
-                own[name], places[name] = value, (list(mine.whole), mine.first)
+                own[name] = value
+                places[name] = (list(mine.whole), mine.first)
             elif dist.is_main:
-                own[name], places[name] = value, (list(value.shape), 0)
+                own[name] = value
+                places[name] = (list(value.shape), 0)
         number = f"-{dist.rank + 1:05d}-of-{dist.size:05d}" if dist.size > 1 else ""
         file = f"{part}{number}.safetensors"
         write_tensors(aside / file, own)

@@ -54,11 +54,9 @@ def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Fami
             f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id."
         )
     folder = place(config.base_parts or base.name, files=own_files(config, spec)).folder
-    device, dtype, weights = (
-        local_device(),
-        dtype_name(config),
-        weights_of(config, dtype_name(config)),
-    )
+    device = local_device()
+    dtype = dtype_name(config)
+    weights = weights_of(config, dtype_name(config))
     if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {
         weights.transformer,
         weights.text_encoder,
@@ -108,7 +106,8 @@ def make_source(
     expert_schedule: ExpertSchedule | None = None,
 ) -> Source:
     """Where the run's batches come from."""
-    library, keys = job.library, CacheKeys.of(family, job.config.seed)
+    library = job.library
+    keys = CacheKeys.of(family, job.config.seed)
     source = Source(
         config=job.config,
         spec=job.spec,

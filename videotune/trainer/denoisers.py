@@ -48,7 +48,9 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         names: Sequence[str],
         open_net: Callable[[str], nn.Module],
     ) -> None:
-        self.expert_schedule, self._names, self._open = expert_schedule, tuple(names), open_net
+        self.expert_schedule = expert_schedule
+        self._names = tuple(names)
+        self._open = open_net
         self.trainables: dict[str, Trainable] = {}
         self.beside: frozenset[str] = (
             frozenset()
@@ -168,7 +170,8 @@ def open_pool(
         held: Parameters = (
             attach(net, family.spec, config) if name in expert_schedule.names else {}
         )
-        trainable, home = pool.trainables.get(name), homes.get(name)
+        trainable = pool.trainables.get(name)
+        home = homes.get(name)
         shards = pool.shards.setdefault(name, Shards()) if mesh is not None else None
         if trainable is not None:
             held = trainable.held or trainable.parameters
@@ -204,7 +207,8 @@ def open_pool(
         expert_schedule, [expert.name for expert in family.spec.experts], open_net
     )
     pool.attention = config.attention if config.attention != "auto" else "native"
-    text, now = attach_text(family, config), expert_schedule.at(min(max(first, 1), steps))
+    text = attach_text(family, config)
+    now = expert_schedule.at(min(max(first, 1), steps))
     pool.beside = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:
         pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, steps)
@@ -235,7 +239,8 @@ def arrange_blocks(
 
     None where nothing waits on the host. ``first``: say what that means.
     """
-    mode, fraction = config.gradient_checkpointing or ON, config.layer_offload_fraction or 0.0
+    mode = config.gradient_checkpointing or ON
+    fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
         checkpoint_blocks(net, mode)
         return None
@@ -265,7 +270,8 @@ def make_trainable(
     ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints;
     ``steps``: how many of the run's train it.
     """
-    kind, several = config.optimizer, len(family.spec.experts) > 1 and name != TEXT
+    kind = config.optimizer
+    several = len(family.spec.experts) > 1 and name != TEXT
     rates = rates_of(config, family.spec, name, steps)
     groups = {
         **adapter_groups(held, config.lora, name if several else "transformer", rates),
@@ -288,7 +294,8 @@ def make_trainable(
     elif config.ema.decay is not None:
         average = Ema(parameters, config.ema.decay, config.ema.device == "host")
     kept, copied = (masters, whole) if masters.apart else (None, None)
-    seed, expert = config.seed if rounding else None, name if several else None
+    seed = config.seed if rounding else None
+    expert = name if several else None
     updates = (
         InBackward(config.max_grad_norm, seed, kept).attach(whole, optimizer)
         if kind.step_in_backward
@@ -318,10 +325,8 @@ def adapter_groups(
     groups: dict[str, dict[str, nn.Parameter]] = {}
     for key, parameter in held.items():
         path, part = split(key) or (key, "")
-        rule, raised = (
-            rule_of(settings, path),
-            part == "lora_B" and settings.learning_rate_ratio != 1,
-        )
+        rule = rule_of(settings, path)
+        raised = part == "lora_B" and settings.learning_rate_ratio != 1
         own = rule.learning_rate if rule else None
         group = " ".join(
             [name, *([rule.pattern] if rule and own else []), *(["lora_B"] if raised else [])]
@@ -343,17 +348,16 @@ def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str
         and config.learning_rate_low is not None
     )
     peak = float(config.learning_rate_low or 0) if low else config.learning_rate
-    rows, text = config.embedding_learning_rate, config.text_encoder.learning_rate
+    rows = config.embedding_learning_rate
+    text = config.text_encoder.learning_rate
     peaks = {
         name if len(spec.experts) > 1 else "transformer": peak,
         "embedding": config.learning_rate if rows is None else rows,
         "text_encoder": config.learning_rate if text is None else text,
     }
-    scheduler, cycles, power = (
-        config.learning_rate_scheduler,
-        config.learning_rate_cycles,
-        config.learning_rate_power,
-    )
+    scheduler = config.learning_rate_scheduler
+    cycles = config.learning_rate_cycles
+    power = config.learning_rate_power
     return {
         group: RateSettings(peak, scheduler, warmup, steps, cycles, power)
         for group, peak in peaks.items()

@@ -21,7 +21,8 @@ class Ema:
     ) -> None:
         """``host``: the averages lie in host memory; every step then copies the weights there, and waits for each
         portion of them."""
-        self.decay, self.host = decay, host
+        self.decay = decay
+        self.host = host
         self._parameters = dict(parameters)
         self.values = {
             name: self._now([parameter])[0].clone() for name, parameter in parameters.items()

@@ -105,7 +105,8 @@ def put_adapter(
     Factors A and B of a lower rank fill the first rows and columns: A keeps its draw in the others, whose B is zero. Raises
     VideotuneError where they are of another kind, have a higher rank, another size, or are of modules that do not train.
     """
-    (theirs, scales), ours = found, by_module(parameters)
+    (theirs, scales) = found
+    ours = by_module(parameters)
     check_kind(source, theirs, settings)
     odd = sorted(set(theirs) - set(ours))
     if odd:
@@ -167,7 +168,8 @@ def refuse_shapes(
 ) -> None:
     """Raise VideotuneError where a module's tensors have no place in ours."""
     if "lora_A" in theirs:
-        a, b = theirs["lora_A"], theirs["lora_B"]
+        a = theirs["lora_A"]
+        b = theirs["lora_B"]
         if a.shape[1] != ours["lora_A"].shape[1] or b.shape[0] != ours["lora_B"].shape[0]:
             raise VideotuneError(
                 f"init_from: {source} was made for another base: {path} differs in size"
@@ -211,10 +213,8 @@ def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
     """
     if source.is_dir() and not is_adapter(source):
         checkpoint = checkpoint_in(source)
-        scale, weights = (
-            checkpoint.state().get("lora_scale"),
-            of_expert(checkpoint.load("weights"), begin),
-        )
+        scale = checkpoint.state().get("lora_scale")
+        weights = of_expert(checkpoint.load("weights"), begin)
         if scale is None or kind_of(weights) is None:
             raise VideotuneError(
                 f"init_from: {source} holds no LoRA: it is of a run that trained every weight"

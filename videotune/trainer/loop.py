@@ -33,12 +33,15 @@ def train_loop(trainer: Trainer) -> str:
 
     A step's record is read one step late, so that no step waits for the host. Raises OutOfMemory, NoBatch, NotFinite.
     """
-    dist, callbacks, last = trainer.dist, trainer.callbacks, trainer.job.steps
+    dist = trainer.dist
+    callbacks = trainer.callbacks
+    last = trainer.job.steps
     for callback in callbacks if trainer.participates else ():
         callback.before(trainer)
     if dist.all_agree(trainer.signals.stop)[0]:
         return "interrupted"
-    records, late = step_records(trainer), None
+    records = step_records(trainer)
+    late = None
     with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
         trainer.heartbeat.set("training", trainer.first - 1)
         while True:
@@ -53,14 +56,16 @@ def train_loop(trainer: Trainer) -> str:
                 return "done"
             if late is not None:
                 write_step(trainer, late, progress)
-            late, step = record, record.step
+            late = record
+            step = record.step
             trainer.heartbeat.set("training", step)
             asked = poll_control(trainer.run) if dist.is_main else set()
             stop, *wanted = dist.all_agree(
                 trainer.signals.stop or "stop" in asked,
                 *(one.due(trainer, step, asked) for one in callbacks),
             )
-            end, failing = step == last, trainer.skipped_in_a_row >= MOST_SKIPPED - 1
+            end = step == last
+            failing = trainer.skipped_in_a_row >= MOST_SKIPPED - 1
             # the first step's line is written at once: a sign of life is worth one wait
             if end or stop or failing or any(wanted) or step == trainer.first:
                 write_step(trainer, late, progress)
@@ -108,10 +113,12 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
 
     A step's record comes when its weights are in place. Raises OutOfMemory, NoBatch.
     """
-    pool, settings = trainer.pool, step_settings(trainer)
+    pool = trainer.pool
+    settings = step_settings(trainer)
     choose_attention(trainer, settings)
     device = next(trainer.net.parameters()).device
-    only, before = pool.trainable if len(pool) == 1 else None, None
+    only = pool.trainable if len(pool) == 1 else None
+    before = None
     ahead = batches(trainer)
     while True:
         clock = Clock(device)
@@ -122,7 +129,9 @@ def step_records(trainer: Trainer) -> Iterator[StepRecord]:
         if only is None or pool.loaded is None:
             net, trainable, own_step = pool.switch(batch.step)
         else:
-            net, trainable, own_step = pool.loaded[1], only, batch.step
+            net = pool.loaded[1]
+            trainable = only
+            own_step = batch.step
         if trainable.expert and trainable.expert != before:
             clock.mark("experts")  # the other one had to be loaded
             before = trainable.expert
@@ -152,8 +161,10 @@ def step_settings(trainer: Trainer) -> StepSettings:
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:
     """The batches of the steps that are not done. Raises NoBatch."""
-    job, dist = trainer.job, trainer.dist
-    threads, share = job.config.dataloader_threads, (dist.rank, dist.size)
+    job = trainer.job
+    dist = trainer.dist
+    threads = job.config.dataloader_threads
+    share = (dist.rank, dist.size)
     try:
         yield from stream(
             trainer.source, trainer.first, job.steps, threads, share, trainer.together

@@ -33,7 +33,8 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
 
     ``changes``: what a resume changes; None: this is no resume.
     """
-    job, rows = trainer.job, trainer.rows
+    job = trainer.job
+    rows = trainer.rows
     count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
     count += sum(prod(own.whole) for own in rows.values())
     if changes is not None:
@@ -72,7 +73,8 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
         echo(
             "deterministic: kernels that give the same bits every time; the journal has what a step takes with them"
         )
-    device, several = next(trainer.net.parameters()).device, trainer.dist.size
+    device = next(trainer.net.parameters()).device
+    several = trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
     where += ", which share its weights out" if trainer.together else ""
     modules = {
@@ -85,7 +87,8 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
 
 def track(trainer: Trainer) -> None:
     """Open the trackers that the config names; they follow the journal."""
-    config, (start, *_) = trainer.job.config, trainer.journal.history.of_kind("start")
+    config = trainer.job.config
+    (start, *_) = trainer.journal.history.of_kind("start")
     if config.trackers:
         settings = without_paths(read_run_config(trainer.run)["settings"])
         run = TrackedRun(
@@ -160,7 +163,8 @@ def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:
     """Seconds to the end when ``step`` is done, by the steps of each bucket and the callbacks still to come."""
-    job, speed = trainer.job, trainer.throughput
+    job = trainer.job
+    speed = trainer.throughput
     steps = time_left(speed.by_bucket, steps_left(job, step), tokens_of_buckets(job))
     if steps is None:
         return None
@@ -170,7 +174,8 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
 
 def steps_left(job: Job, step: int) -> dict[int, int]:
     """How many steps of each bucket come after a step, exactly."""
-    done, whole = turns(job.schedule, step), turns(job.schedule, job.steps)
+    done = turns(job.schedule, step)
+    whole = turns(job.schedule, job.steps)
     return {bucket: whole[bucket] - done[bucket] for bucket in range(len(job.buckets))}
 
 

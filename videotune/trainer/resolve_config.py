@@ -73,7 +73,8 @@ def overrides(
 
 def user_keys(words: Overrides) -> dict[str, Any]:
     """The user's own keys, with local paths made absolute."""
-    config, user = words.config, {}
+    config = words.config
+    user = {}
     if isinstance(config, Path):
         user = read_config(config)
     elif config is not None:
@@ -107,7 +108,8 @@ def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
     ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th, counted from 0.
     Raises VideotuneError where it is not clear which dataset is meant.
     """
-    rows, changes = user.get("datasets"), sets.get("datasets")
+    rows = user.get("datasets")
+    changes = sets.get("datasets")
     if not isinstance(changes, dict):
         return merge(user, sets)
     rows = list(rows) if isinstance(rows, list) else []
@@ -212,7 +214,8 @@ def resolve_config(
     ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.
     Raises VideotuneError where neither a family nor a base model is given.
     """
-    user, preset = user_keys(words), preset_keys(words)
+    user = user_keys(words)
+    preset = preset_keys(words)
     named = merge(preset, user)
     for key in ("base_model_name", "base_parts", "family"):
         if not isinstance(named.get(key), str | None):

@@ -146,7 +146,8 @@ def with_overrides(
 
     Words that say what the run was begun with are no change, so its first command goes on with --resume added.
     """
-    own, preset = user_keys(words), preset_keys(words)
+    own = user_keys(words)
+    preset = preset_keys(words)
     user = merge(preset, own)
     for name, other in (("epochs", "steps"), ("steps", "epochs")):
         if name in user and other not in user:
@@ -220,7 +221,8 @@ def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool
             f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
             "or continue with them as they are: --override"
         )
-    now, was = run_dir.versions(), kept.get("versions", {})
+    now = run_dir.versions()
+    was = kept.get("versions", {})
     return found + [
         f"versions.{name}: {was[name]} -> {new}"
         for name, new in now.items()
@@ -257,10 +259,8 @@ def told_change(account: Path, job: Job) -> str:
     }
     now = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
     both = [(clip, was[name]) for name, clip in now.items() if name in was]
-    added, places = (
-        [clip.path for name, clip in now.items() if name not in was],
-        {old["path"] for old in was.values()},
-    )
+    added = [clip.path for name, clip in now.items() if name not in was]
+    places = {old["path"] for old in was.values()}
     gone = sorted(clip["path"] for name, clip in was.items() if name not in now)
     changes = {
         "added": [path for path in added if path not in places],
@@ -297,7 +297,8 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
 
     A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
     """
-    run, checkpoint = trainer.run, opened.checkpoint
+    run = trainer.run
+    checkpoint = opened.checkpoint
     step = checkpoint.step if checkpoint else 0
     if checkpoint is not None:
         put_back(trainer, checkpoint)
@@ -336,15 +337,11 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
     Raises VideotuneError where a part is missing, damaged or does not fit.
     """
-    where, rows, share = (
-        str(checkpoint.folder),
-        trainer.rows,
-        (trainer.dist.rank, trainer.dist.size),
-    )
-    weights, moments = (
-        checkpoint.load("weights", rows, share),
-        checkpoint.load("optimizer", rows, share),
-    )
+    where = str(checkpoint.folder)
+    rows = trainer.rows
+    share = (trainer.dist.rank, trainer.dist.size)
+    weights = checkpoint.load("weights", rows, share)
+    moments = checkpoint.load("optimizer", rows, share)
     without = checkpoint.state().get("without_state", ())
     averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
     try:
@@ -370,7 +367,8 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 def _write_anew(trainer: Trainer) -> None:
     """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
-    run, job = trainer.run, trainer.job
+    run = trainer.run
+    job = trainer.job
     kept: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first - 1
     if step not in changed_after(
@@ -382,7 +380,8 @@ def _write_anew(trainer: Trainer) -> None:
     write_json(run / "check.json", account)
     trainer.journal.history.steps.aside = frozenset(regularization(account))
     write_json(run / "plan.json", trainer.plan)
-    asked, settings = kept.get("asked", {}), job.resolved.to_json()["settings"]
+    asked = kept.get("asked", {})
+    settings = job.resolved.to_json()["settings"]
     asked = {
         key: value if settings[key] == kept["settings"][key] else settings[key]
         for key, value in asked.items()

@@ -106,7 +106,8 @@ def _set_exports_aside(run: Path, branch: Path, step: int) -> None:
     listed = run / "exports.json"
     stay = []
     for line in read_record(listed) if listed.is_file() else ():
-        name, place = re.search(r"-step-(\d+)", Path(line["path"]).name), run / line["path"]
+        name = re.search(r"-step-(\d+)", Path(line["path"]).name)
+        place = run / line["path"]
         if name is None or int(name[1]) <= step:
             stay.append(line)
         elif place.absolute().is_relative_to(run.absolute()):

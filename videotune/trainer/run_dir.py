@@ -167,7 +167,8 @@ def write_config(
     What was left to the machine (the dtype, the steps of the warm-up, those of the epochs) is frozen, so that a resume
     elsewhere is still the same run. ``asked``: what these keys were given as, where they were frozen before.
     """
-    config, fit_settings = job.config, job.resolved.to_json()
+    config = job.config
+    fit_settings = job.resolved.to_json()
     warmup = default_warmup(job.steps) if config.warmup_steps is None else config.warmup_steps
     frozen = {
         "train_dtype": train_dtype,
@@ -303,7 +304,8 @@ def signals(several: bool = False) -> Iterator[Signals]:
                 return
             tell("videotune: stopped at once; the last checkpoint is whole")
             os._exit(INTERRUPTED)  # nothing more is waited for, not even threads
-        asked.stop, asked.at = True, time.monotonic()
+        asked.stop = True
+        asked.at = time.monotonic()
         tell("stopping after this step and saving; once more to stop at once")
         if asked._breaking:
             raise Interrupted

@@ -41,7 +41,8 @@ def export_run(
     What trained of the text encoders alone has one, whatever the experts are. ``merge``: instead of all that, the base model
     with the adapters of all experts in its weights.
     """
-    config, spec = resolved.config, family.spec
+    config = resolved.config
+    spec = family.spec
     if config.lora.modules:
         state = {
             f"{begin}{key}": value
@@ -52,7 +53,8 @@ def export_run(
     begin = (
         out or Path(config.output_model_destination or run / "export")
     ) / f"{name}-step-{step}"
-    facts, done = _facts(run, step, resolved), []
+    facts = _facts(run, step, resolved)
+    done = []
     if merge:
         adapters = {
             expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
@@ -68,7 +70,8 @@ def export_run(
     for format in () if merge else formats or named_formats(config):
         ending = "" if format == "diffusers" else f"-{format}"
         if config.training_method == "EMBEDDING":
-            path, own = begin.with_name(begin.name + ending), of_expert(state, ROWS)
+            path = begin.with_name(begin.name + ending)
+            own = of_expert(state, ROWS)
             told = facts | _use(
                 family, config, None, format, facts["base"].get("parts", facts["base"]["name"])
             )
@@ -139,8 +142,12 @@ def _list(run: Path, done: Sequence[Exported]) -> None:
 
 def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
     """What the file says of itself, so that it can be used years later."""
-    config, kept, plan = resolved.config, read_run_config(run), read_record(run / "plan.json")
-    file, name, parts = config.transformer.file, kept["base"]["name"], config.base_parts
+    config = resolved.config
+    kept = read_run_config(run)
+    plan = read_record(run / "plan.json")
+    file = config.transformer.file
+    name = kept["base"]["name"]
+    parts = config.base_parts
     files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
     return {
         "videotune": __version__,
@@ -181,7 +188,8 @@ def _use(
     family: Family, config: Config, expert: str | None, format: str, base: str
 ) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask; ``base``: the base model's name."""
-    pipeline, kind = family.pipeline_class().__name__, config.lora.variant
+    pipeline = family.pipeline_class().__name__
+    kind = config.lora.variant
     if config.training_method == "FINE_TUNE":
         return {"use": _whole(family)}
     if config.training_method == "EMBEDDING":

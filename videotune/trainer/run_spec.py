@@ -61,10 +61,8 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
-        pairs, turns = (
-            zip(self.buckets, self.schedule.batches, strict=True),
-            float(steps_per_epoch(self.schedule)),
-        )
+        pairs = zip(self.buckets, self.schedule.batches, strict=True)
+        turns = float(steps_per_epoch(self.schedule))
         return tuple(len(bucket) / batch / turns for bucket, batch in pairs)
 
     @property
@@ -92,10 +90,8 @@ class Job:
     @cached_property
     def _views(self) -> tuple[float, float]:
         """Views of a training window until the data last changed, and in a step since, on average."""
-        windows, repeats = (
-            self.training_windows,
-            {clip.id: clip.repeats for clip in self.library.clips},
-        )
+        windows = self.training_windows
+        repeats = {clip.id: clip.repeats for clip in self.library.clips}
         before = sum(self.past.views.get(window.id, 0) for window in windows)
         entries = sum(repeats[window.clip_id] for window in windows)
         return before / len(windows), entries / len(windows) / float(
@@ -105,16 +101,15 @@ class Job:
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
         """The windows that the run learns from; all of them where there are regularization clips alone."""
-        kept, windows = self.library.regularization, self.library.windows
+        kept = self.library.regularization
+        windows = self.library.windows
         return tuple(window for window in windows if window.clip_id not in kept) or windows
 
     @cached_property
     def captions(self) -> dict[str, tuple[str, ...]]:
         """Each training window's captions, by the window's id."""
-        captions, windows = (
-            {clip.id: clip.captions for clip in self.library.clips},
-            self.library.windows,
-        )
+        captions = {clip.id: clip.captions for clip in self.library.clips}
+        windows = self.library.windows
         return {
             window.id: captions[window.clip_id]
             for window in (*windows, *self.library.held_out_windows)
@@ -207,7 +202,8 @@ def open_job(
     ]
     resolved = resolved.with_planned(apart)
     notes += epoch_notes(library, shaped, schedule, steps)
-    shapes, groups = tuple(shaped), tuple(tuple(bucket) for bucket in shaped.values())
+    shapes = tuple(shaped)
+    groups = tuple(tuple(bucket) for bucket in shaped.values())
     said = (*library.notes, *notes)
     return Job(
         resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes
@@ -245,7 +241,8 @@ def epoch_notes(
         return []
     seen = exposure(times_seen(schedule, steps), list(shaped.values())).clips
     others = library.regularization
-    notes, total = [], sum(seen.values())
+    notes = []
+    total = sum(seen.values())
     aside = sum(count for name, count in seen.items() if name in others)
     if aside > total / 2:
         notes.append(
@@ -275,9 +272,12 @@ def mixes(library: Library) -> bool:
 
 def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
     """A sentence for each key that the person has set and nothing uses."""
-    config, video = resolved.config, resolved.config.video_config
-    windows, held_out = (*library.windows, *library.held_out_windows), library.held_out_windows
-    text, new = config.text_encoder, config.training_method == "EMBEDDING"
+    config = resolved.config
+    video = resolved.config.video_config
+    windows = (*library.windows, *library.held_out_windows)
+    held_out = library.held_out_windows
+    text = config.text_encoder
+    new = config.training_method == "EMBEDDING"
     own_rate = (
         new
         and config.embedding_learning_rate is not None
@@ -337,7 +337,8 @@ def make_schedule(
     Where images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
     """
     given = config.video_config.video_batch_size_multiplier
-    mixed, stills = mixes(library), {clip.id for clip in library.clips if clip.still}
+    mixed = mixes(library)
+    stills = {clip.id for clip in library.clips if clip.still}
     fewer = max(1, math.floor(config.batch_size * given))
     videos = [
         any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()

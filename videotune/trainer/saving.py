@@ -46,10 +46,12 @@ SPARE = 4 << 20
 class Saving(Callback):
     """Checkpoints: every ``save_every`` steps, at the end, at a stop and when asked; backups by their own schedule."""
 
-    at_stop, word = True, "save"
+    at_stop = True
+    word = "save"
 
     def __init__(self, every: int) -> None:
-        self.every, self._kind = every, "save"
+        self.every = every
+        self._kind = "save"
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
         """As any callback, and by time where the config says so: then it is a backup."""
@@ -148,7 +150,8 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     It is written at once, without ``thread`` and where it has rows of several processes, or the host has no room for a copy.
     Raises VideotuneError as ``settle`` does.
     """
-    dist, rows = trainer.dist, trainer.rows
+    dist = trainer.dist
+    rows = trainer.rows
     if step == 0 or not (dist.is_main or rows):
         return
     settle(trainer)
@@ -156,7 +159,8 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     if dist.all_agree(kept)[0] if rows else kept:
         return
     trainer.heartbeat.set("saving", step)
-    begun, parts = time.perf_counter(), parts_of(trainer)
+    begun = time.perf_counter()
+    parts = parts_of(trainer)
     reached = {key.rpartition(".")[0] for key in parts["optimizer"]}
     without = [name for name in trainer.parameters if name not in reached]
     state = {
@@ -181,7 +185,8 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
             trainer.run, step, tensors, state, kind, rows, dist if rows else None
         )
 
-    trainer.saving, trainer.saved_at = PendingSave(step, begun, write), time.monotonic()
+    trainer.saving = PendingSave(step, begun, write)
+    trainer.saved_at = time.monotonic()
     if copied is None:
         settle(trainer)
         return
@@ -199,7 +204,8 @@ def settle(trainer: Trainer, wait: bool = True) -> None:
     pending = trainer.saving
     if pending is None or not (wait or pending.written is None or pending.written.done()):
         return
-    trainer.saving, written = None, pending.written
+    trainer.saving = None
+    written = pending.written
     again = written is None or isinstance(
         written.exception(), OSError
     )  # the disk may have room since
@@ -228,7 +234,8 @@ def is_kept(run: Path, step: int, kind: str) -> bool:
 
 def retire(trainer: Trainer) -> None:
     """Remove the checkpoints that the config lets go; the best one by the validation loss and the last one stay."""
-    config, found = trainer.job.config, complete_checkpoints(trainer.run)
+    config = trainer.job.config
+    found = complete_checkpoints(trainer.run)
     best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
     for old in superfluous(found, config.backup_keep, config.save_keep, best):
         try:
@@ -255,7 +262,8 @@ def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int
 
 def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
-    need, free = bytes_of(parts) + SPARE, shutil.disk_usage(run).free
+    need = bytes_of(parts) + SPARE
+    free = shutil.disk_usage(run).free
     if free < need:
         what = f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free"
         raise OSError(errno.ENOSPC, what, str(run))
@@ -338,7 +346,8 @@ def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
     if "run_bytes" not in disk:
         return
     place = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
-    free, least = shutil.disk_usage(place).free, 2 * disk["checkpoint_bytes"] + SPARE
+    free = shutil.disk_usage(place).free
+    least = 2 * disk["checkpoint_bytes"] + SPARE
     if free < least:
         raise DoesNotFit(
             f"{run}: two checkpoints need {size(least)}, and {size(free)} are free. Free some space, or give another --out"

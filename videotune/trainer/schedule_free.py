@@ -17,7 +17,8 @@ class ScheduleFreeWeights:
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Any]
     ) -> None:
-        self._parameters, self._optimizers = dict(parameters), optimizers
+        self._parameters = dict(parameters)
+        self._optimizers = optimizers
 
     @property
     def values(self) -> dict[str, Tensor]:

@@ -38,12 +38,11 @@ def prepare(
     ``plan``: plan.json's content; making it has refused formats and patterns that do not fit. A resume puts the saved state
     back afterwards. Raises VideotuneError for settings that cannot run, before any work.
     """
-    job, first = opened.job, 1 + (opened.checkpoint.step if opened.checkpoint else 0)
-    config, dist, heartbeat = (
-        job.config,
-        dist or DistributedContext(),
-        heartbeat or Heartbeat(run),
-    )
+    job = opened.job
+    first = 1 + (opened.checkpoint.step if opened.checkpoint else 0)
+    config = job.config
+    dist = dist or DistributedContext()
+    heartbeat = heartbeat or Heartbeat(run)
     if config.optimizer.step_in_backward and dist.size > 1:
         raise VideotuneError(
             f"optimizer.step_in_backward: gradients of {dist.size} processes have to be summed before they are used; "

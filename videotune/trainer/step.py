@@ -88,7 +88,8 @@ class Clock:
     def __init__(
         self, device: torch.device, on_phase: Callable[[str], None] | None = None
     ) -> None:
-        self._overlaps, self._on_phase = device.type in OVERLAPPING, on_phase
+        self._overlaps = device.type in OVERLAPPING
+        self._on_phase = on_phase
         self._marks: list[tuple[str, float, torch.Event | None]] = []
         self.mark("start")
 
@@ -180,7 +181,10 @@ class OutOfMemory(RuntimeError):
         self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool
     ) -> None:
         super().__init__(f"out of memory in step {step}")
-        self.step, self.window_ids, self.tokens, self.intact = step, window_ids, tokens, intact
+        self.step = step
+        self.window_ids = window_ids
+        self.tokens = tokens
+        self.intact = intact
 
 
 def train_step(
@@ -198,11 +202,9 @@ def train_step(
     Prior-preservation samples first run through the network without its adapter. A non-finite gradient leaves weights,
     optimizer and average as they were. Raises OutOfMemory.
     """
-    optimizer, updates, samples = (
-        trainable.optimizer,
-        trainable.in_backward,
-        len(prepared.window_ids),
-    )
+    optimizer = trainable.optimizer
+    updates = trainable.in_backward
+    samples = len(prepared.window_ids)
     own = prepared.step if own_step is None else own_step
     lr = {
         group["name"]: rate(trainable.rates[group["name"]], own)
@@ -252,12 +254,11 @@ def train_step(
 
 def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor) -> Tensor:
     """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped."""
-    most, dist = settings.max_grad_norm, settings.dist
-    parameters, shards, cut = (
-        list(trainable.parameters.values()),
-        trainable.shards,
-        list[nn.Parameter](),
-    )
+    most = settings.max_grad_norm
+    dist = settings.dist
+    parameters = list(trainable.parameters.values())
+    shards = trainable.shards
+    cut = list[nn.Parameter]()
     if shards is not None:
         shards.collect()
         cut = [trainable.parameters[name] for name in shards.local]
@@ -323,10 +324,12 @@ def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatc
     ``processes``: so many run the network together, and each makes as many passes as the one with most samples.
     """
     out: list[MicroBatch] = []
-    start, first = prepared.first, prepared.first
+    start = prepared.first
+    first = prepared.first
     for part in prepared.batch.split(size) if prepared.batch is not None else ():
         end = first + len(part)
-        t, noise = prepared.t[first:end], prepared.noise[first - start : end - start]
+        t = prepared.t[first:end]
+        noise = prepared.noise[first - start : end - start]
         out.append(MicroBatch(part, t, noise, first, not prepared.spare, any(part.prior)))
         first = end
     if processes == 1:
@@ -366,18 +369,16 @@ def accumulate(
 
     Of a sharded network all processes gather the weights from each other, so all go through it equally often.
     """
-    family, objective, text = settings.family, settings.objective, trainable.text
-    device, total, non_blocking = (
-        values.device,
-        len(prepared.window_ids),
-        values.device.type in OVERLAPPING,
-    )
+    family = settings.family
+    objective = settings.objective
+    text = trainable.text
+    device = values.device
+    total = len(prepared.window_ids)
+    non_blocking = values.device.type in OVERLAPPING
     together = settings.dist.size if trainable.shards is not None else 1
     for one in passes(prepared, settings.size(total), together):
-        target, (t, noise) = (
-            None,
-            (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise)),
-        )
+        target = None
+        (t, noise) = (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise))
         batch = condition(
             family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking))
         )

@@ -90,7 +90,8 @@ def update_rounded(
         apply(part, good)
         parameter.grad = None
         return
-    held, gradient = parameter.data, parameter.grad
+    held = parameter.data
+    gradient = parameter.grad
     parameter.grad = None
     try:
         parameter.data = held.float()
@@ -166,7 +167,9 @@ class InBackward:
 
     def begin(self, step: int) -> None:
         """What comes next is the backward pass of a step."""
-        self._norms, self._good, self._step = [], None, step
+        self._norms = []
+        self._good = None
+        self._step = step
 
     def loss(self, loss: Tensor) -> None:
         """The loss () whose backward comes next."""
@@ -181,7 +184,8 @@ class InBackward:
         assert self._good is not None, "a gradient came outside of a step"
         if master is not held:
             assert held.grad is not None
-            master.grad, held.grad = held.grad.float(), None
+            master.grad = held.grad.float()
+            held.grad = None
         norm = clip([master], self.most)
         self._norms.append(norm)
         good = self._good & torch.isfinite(norm)

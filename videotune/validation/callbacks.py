@@ -38,7 +38,8 @@ Reading = Mapping[str, Any]
 def callbacks_of(job: Job) -> list[Callback]:
     """What a run does between its steps, in this order."""
     job = planned(job)
-    config, plan = job.config, selection.sample_metrics_plan(job)
+    config = job.config
+    plan = selection.sample_metrics_plan(job)
     found = [Saving(config.save_every), Validation(job), Previews(job)]
     return found if plan is None else [*found, SampleMetricsCallback(job, plan)]
 
@@ -55,7 +56,8 @@ class Validation(Callback):
 
     def __init__(self, job: Job) -> None:
         config = job.config
-        self.every, self._job = config.validate_every or 0, job
+        self.every = config.validate_every or 0
+        self._job = job
         held_out, training = selection.validation_windows(job)
         self.loss = ValidationLoss(held_out, training, job.config.seed)
         self.verdict: Verdict | None = None
@@ -83,14 +85,16 @@ class Validation(Callback):
         """
         if not self.every:
             return
-        step, dist = trainer.first - 1, trainer.dist
+        step = trainer.first - 1
+        dist = trainer.dist
         if of_main(trainer, dist.is_main and self._is_lacking(trainer, step)):
             self.run(trainer, step)
         elif dist.is_main:
             self.verdict = write_verdict(trainer)  # of a reading that was made before a kill
 
     def _is_lacking(self, trainer: Trainer, step: int) -> bool:
-        name, lines = self.name(trainer), trainer.journal.history.of_kind("validation")
+        name = self.name(trainer)
+        lines = trainer.journal.history.of_kind("validation")
         read_at = {line["step"] for line in lines if line.get("validation") == name}
         # a set that is another one since the resume is read before anything is learnt: later readings compare with it
         return step not in read_at and (due(step, self.every, trainer.job.steps) or not read_at)
@@ -98,7 +102,8 @@ class Validation(Callback):
     def run(self, trainer: Trainer, step: int) -> None:
         """Measure, relative to the first reading of the same set; given up where the user asks to stop."""
         trainer.heartbeat.set("measuring", step)
-        begun, name = time.perf_counter(), self.name(trainer) if trainer.dist.is_main else ""
+        begun = time.perf_counter()
+        name = self.name(trainer) if trainer.dist.is_main else ""
         try:
             with (
                 trainer.averaged(),
@@ -163,7 +168,8 @@ class Validation(Callback):
 
     def stops(self, trainer: Trainer) -> bool:
         """Whether early_stopping readings in a row say OVERFITTING."""
-        patience, judged = trainer.job.config.early_stopping, trainer.dist.is_main
+        patience = trainer.job.config.early_stopping
+        judged = trainer.dist.is_main
         return (
             judged
             and patience is not None
@@ -180,10 +186,13 @@ class Previews(SamplingCallback):
     """Samples of the prompts every ``sample_after`` steps, written as videos."""
 
     word = "sample"
-    what, state, failure = "previews", "sampling", "the preview at step {} failed"
+    what = "previews"
+    state = "sampling"
+    failure = "the preview at step {} failed"
 
     def __init__(self, job: Job) -> None:
-        self.every, self._job = job.config.sample_after or 0, job
+        self.every = job.config.sample_after or 0
+        self._job = job
         self._prompts = selection.prompts_of(job)
 
     def prompts(self) -> Sequence[str]:
@@ -230,10 +239,8 @@ class Previews(SamplingCallback):
                 if (one.prompt, one.seed) not in made
             ]
             for settings in dict.fromkeys(one.settings for one in wanted):
-                begun, alike = (
-                    time.perf_counter(),
-                    [one for one in wanted if one.settings == settings],
-                )
+                begun = time.perf_counter()
+                alike = [one for one in wanted if one.settings == settings]
                 windows = [first[one] for one in alike] if first else []
                 videos = self.frames(
                     trainer, step, settings, [(one.prompt, one.seed) for one in alike], windows
@@ -277,7 +284,8 @@ def recommended(trainer: Trainer, step: int) -> dict[str, Any]:
     against it.
     """
     lines = trainer.journal.history.events
-    found, there = judge(lines), [one.step for one in complete_checkpoints(trainer.run)]
+    found = judge(lines)
+    there = [one.step for one in complete_checkpoints(trainer.run)]
     if found is None or not found.turned or not there:
         why = (
             found.reason

@@ -33,7 +33,9 @@ class SamplingCallback(Callback):
     What failed is not tried again when the run is resumed from its step.
     """
 
-    what, state, failure = "", "", ""
+    what = ""
+    state = ""
+    failure = ""
 
     def has_failed(self, trainer: Trainer, step: int) -> bool:
         """Whether the journal has a warning of this step."""

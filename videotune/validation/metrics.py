@@ -73,10 +73,8 @@ def edges(pictures: Tensor) -> Tensor:
     red, green, blue = _shrunk(pictures, SIDE).unbind(1)
     grey = 0.299 * red + 0.587 * green + 0.114 * blue
     padded = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
-    across, down = (
-        padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2],
-        padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1],
-    )
+    across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
+    down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
     root = (
         across.square() + down.square() + 1e-12
     ) ** -0.25  # a strong edge counts as its square root
@@ -90,10 +88,8 @@ def edges(pictures: Tensor) -> Tensor:
     )  # what all directions have in common says little
     length = turned.norm(dim=1, keepdim=True)
     turned = turned / (length + 0.5 * length.mean((2, 3), keepdim=True) + 1e-4)
-    light, colour = (
-        _by_place(grey[:, None]),
-        _by_place(torch.stack([red - grey, blue - grey], 1)),
-    )
+    light = _by_place(grey[:, None])
+    colour = _by_place(torch.stack([red - grey, blue - grey], 1))
     parts = [turned, light - light.mean((2, 3), keepdim=True), colour]
     whole = unit(
         torch.cat(
@@ -130,7 +126,8 @@ def cut_out(pictures: Tensor, view: View) -> Tensor:
     """The part of pictures (N, 3, H, W) that a view shows."""
     top, left, side = view
     height, width = pictures.shape[2:]
-    y, x = round(top * height), round(left * width)
+    y = round(top * height)
+    x = round(left * width)
     return pictures[:, :, y : y + round(side * height), x : x + round(side * width)]
 
 
@@ -157,7 +154,8 @@ def open_encoder(place: str) -> Embedding:
     from transformers import AutoImageProcessor, AutoModel
 
     try:
-        processor, model = pretrained(AutoImageProcessor, place), pretrained(AutoModel, place)
+        processor = pretrained(AutoImageProcessor, place)
+        model = pretrained(AutoModel, place)
     except VideotuneError as error:
         raise VideotuneError(
             f"sample_metrics.encoder: transformers finds no image encoder in {place!r} ({error}). Give a folder "
@@ -191,10 +189,8 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
             return answer
     else:
         answer = model(pixel_values=pixels)
-    pooled, last = (
-        getattr(answer, "pooler_output", None),
-        getattr(answer, "last_hidden_state", None),
-    )
+    pooled = getattr(answer, "pooler_output", None)
+    last = getattr(answer, "last_hidden_state", None)
     if pooled is not None:
         return pooled.flatten(1)
     if last is None:

@@ -13,7 +13,9 @@ from typing import Any
 
 from videotune.trainer.logging.journal import readings_of
 
-LEARNING, PLATEAU, OVERFITTING = "LEARNING", "PLATEAU", "OVERFITTING"
+LEARNING = "LEARNING"
+PLATEAU = "PLATEAU"
+OVERFITTING = "OVERFITTING"
 
 T = (
     6.314,
@@ -78,7 +80,8 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     readings = readings_of(lines)
     if not readings:
         return None
-    step, name = int(readings[-1]["step"]), readings[-1].get("validation")
+    step = int(readings[-1]["step"])
+    name = readings[-1].get("validation")
     why = _unable(readings)
     if why:
         return Verdict(None, why, step, validation=name)
@@ -170,7 +173,9 @@ def overfits(readings: Sequence[Mapping[str, Any]], best: int) -> int | None:
 
 def _copied(readings: Sequence[Mapping[str, Any]], best: int, risen: int) -> str:
     """Why a run overfits, in words."""
-    first, worst, now = readings[best], readings[risen], readings[-1]
+    first = readings[best]
+    worst = readings[risen]
+    now = readings[-1]
     since = "have risen" if worst is now else "rose"
     then = (
         ""
@@ -246,7 +251,8 @@ def turned_first(readings: Sequence[Mapping[str, Any]]) -> int:
 def _others(readings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """LEARNING or PLATEAU over the last third of the readings, at least three, and why."""
     last = readings[-max(ENOUGH, ceil(len(readings) / 3)) :]
-    changes, went = [], {}
+    changes = []
+    went = {}
     for part, what in (("held_out", "held-out clips"), ("train", "training clips")):
         went[part] = _went(clips_of(last[0], part), clips_of(last[-1], part))
         values = f"from {last[0][part]['normalised']:.3f} to {last[-1][part]['normalised']:.3f}"

@@ -19,10 +19,13 @@ from videotune.validation.selection import LEAST_WINDOWS, MOST_WINDOWS, SampleMe
 PASSES_A_STEP = 3
 """Forward and backward of a training step in forward passes."""
 
-TOTAL_SHARE, VALIDATION_SHARE, METRICS_SHARE = 0.08, 0.045, SampleMetrics().budget
+TOTAL_SHARE = 0.08
+VALIDATION_SHARE = 0.045
+METRICS_SHARE = SampleMetrics().budget
 """Shares of a run's time by default: of everything here, of validation, of sample metrics; previews take the rest."""
 
-WANTED_VALIDATIONS, WANTED_PREVIEWS = 5, 3
+WANTED_VALIDATIONS = 5
+WANTED_PREVIEWS = 3
 """Where the share does not pay for so many, first and last included, each one is made smaller."""
 
 SPACING = 250
@@ -86,7 +89,8 @@ def _spacing(job: Job, count: float, unit: int = SPACING) -> int:
 
     A multiple of ``save_every``, or of ``unit`` where it is 0.
     """
-    unit, most = job.config.save_every or unit, max(2, int(count))
+    unit = job.config.save_every or unit
+    most = max(2, int(count))
     return min(job.steps, unit * ceil(job.steps / ((most - 1) * unit)))
 
 
@@ -126,7 +130,8 @@ def _one_preview(job: Job, steps: int | None = None, prompts: int | None = None)
 
 def _affordable_preview(job: Job, share: float) -> tuple[int | None, int | None]:
     """(denoising steps, prompts; None: as they are) that pay for ``WANTED_PREVIEWS``, or the smallest."""
-    own, count = selection.preview_settings(job).steps, len(selection.prompts_of(job))
+    own = selection.preview_settings(job).steps
+    count = len(selection.prompts_of(job))
     open_keys = {
         key
         for key in ("sample.steps", "samples")
@@ -172,7 +177,8 @@ def validations(job: Job) -> dict[str, Any] | None:
 
 def previews(job: Job) -> dict[str, Any] | None:
     """Each prompt by so many denoising steps, of two passes with guidance for which the network is asked twice."""
-    count, prompts = times(job.config.sample_after or 0, job.steps), selection.prompts_of(job)
+    count = times(job.config.sample_after or 0, job.steps)
+    prompts = selection.prompts_of(job)
     if not (count and prompts):
         return None
     steps = selection.preview_settings(job).steps
@@ -200,7 +206,8 @@ def metrics(job: Job) -> dict[str, Any] | None:
 
 def metrics_spacing(plan: SampleMetricsPlan, job: Job) -> int:
     """The steps between sample metrics, a multiple of those between checkpoints; 0: the budget does not pay for two."""
-    one, budget = share_of_run(plan, job), job.config.sample_metrics.budget
+    one = share_of_run(plan, job)
+    budget = job.config.sample_metrics.budget
     return 0 if 2 * one > budget else _spacing(job, budget / one, job.steps)
 
 
@@ -209,7 +216,8 @@ def _taken(job: Job) -> float:
 
     A spacing that a user names may cost more than its own share; previews then still have theirs.
     """
-    read, sampled = validations(job), metrics(job)
+    read = validations(job)
+    sampled = metrics(job)
     of_validation = read["share"] if read else 0.0
     if job.resolved.origins["validate_every"] != "plan":
         of_validation = min(of_validation, VALIDATION_SHARE)
@@ -218,7 +226,8 @@ def _taken(job: Job) -> float:
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
     """What sample metrics cost once, as a share of the whole training; decoding is left out."""
-    settings, spec = plan.settings, job.spec
+    settings = plan.settings
+    spec = job.spec
     passes = passes_of(spec, settings.guidance)
     return share_of_steps(
         job, plan.samples * settings.steps * passes * spec.tokens(settings.shape)

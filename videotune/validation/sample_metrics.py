@@ -93,14 +93,17 @@ def embed_clips(
     job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool
 ) -> EmbeddedClips:
     """Decode and embed the clips; the baselines too where they are wanted."""
-    clips, every = {clip.id: clip for clip in job.library.clips}, every_of(job, plan)
+    clips = {clip.id: clip for clip in job.library.clips}
+    every = every_of(job, plan)
     length = plan.settings.shape.frames
     windows = compared_windows(job, plan)
     asking = (
         {window.id for window in spread(windows, MOST_QUERIES)} if with_baselines else set()
     )
     moving = {window.id for window in spread(windows, OF_DATA)}
-    known, training, motion = [], [], []
+    known = []
+    training = []
+    motion = []
     with bar("looking at the clips") as progress:
         for done, (window, frames) in enumerate(small_frames(job, plan, windows), 1):
             clip = clips[window.clip_id]
@@ -114,7 +117,8 @@ def embed_clips(
             if window.id in moving:
                 motion.append(metrics.measures(frames[:length]))
             progress.update(done, len(windows))
-    gallery, found = Gallery(known), None
+    gallery = Gallery(known)
+    found = None
     if with_baselines:
         held: dict[str, list[Any]] = {}
         for window, frames in small_frames(
@@ -132,7 +136,8 @@ def small_frames(
     """Each window's frames as the model is shown them, without any draw, in the samples' aspect and small."""
     shape = plan.settings.shape
     scale = SIDE / min(shape.height, shape.width)
-    height, width = round(shape.height * scale), round(shape.width * scale)
+    height = round(shape.height * scale)
+    width = round(shape.width * scale)
     for window in windows:
         times = sample_window(window, PLAIN, job.config.seed).times
         yield (
@@ -160,10 +165,14 @@ class Measured:
 class SampleMetricsCallback(SamplingCallback):
     """Samples at checkpoints, measured; ``embedding`` and ``clips`` are made when they are needed first."""
 
-    what, state, failure = "sample metrics", "probing", "the sample metrics at step {} failed"
+    what = "sample metrics"
+    state = "probing"
+    failure = "the sample metrics at step {} failed"
 
     def __init__(self, job: Job, plan: SampleMetricsPlan) -> None:
-        self.job, self.plan, self._budget = job, plan, job.config.sample_metrics.budget
+        self.job = job
+        self.plan = plan
+        self._budget = job.config.sample_metrics.budget
         self.every = metrics_spacing(plan, job)
         self.embedding: Embedding | None = None
         self.clips: EmbeddedClips | None = None
@@ -203,7 +212,8 @@ class SampleMetricsCallback(SamplingCallback):
             if why is not None:
                 trainer.journal.event("sample_metrics", step=step, not_measured=why)
                 return
-            begun, plan = time.perf_counter(), self.plan
+            begun = time.perf_counter()
+            plan = self.plan
             samples = [(plan.prompts[i], seed) for i, seed in plan.pairs]
             first = [plan.first[i] for i, _ in plan.pairs] if plan.first else []
             films = self.frames(trainer, step, plan.settings, samples, first)
@@ -227,7 +237,8 @@ class SampleMetricsCallback(SamplingCallback):
         if step == 0:
             if self.every:  # the base's samples alone would say nothing
                 return None
-            need, most = f"{2 * share_of_run(self.plan, trainer.job):.2g}", f"{self._budget:g}"
+            need = f"{2 * share_of_run(self.plan, trainer.job):.2g}"
+            most = f"{self._budget:g}"
             return f"budget: two measurements would take about {need} of the run, above sample_metrics.budget {most}"
         kept = trainer.run / FILE
         if not kept.is_file() or not base_file(trainer.run).is_file():
@@ -238,9 +249,12 @@ class SampleMetricsCallback(SamplingCallback):
 
     def _compared(self, trainer: Trainer, films: Sequence[Frames], step: int) -> dict[str, Any]:
         """A journal line's fields: what the samples gave beside what the base's gave and the clips do."""
-        job, plan, embedding = trainer.job, self.plan, self.embedding
+        job = trainer.job
+        plan = self.plan
+        embedding = self.embedding
         assert embedding is not None
-        kept, name = read_json(trainer.run / FILE), name_of(job, plan, embedding)
+        kept = read_json(trainer.run / FILE)
+        name = name_of(job, plan, embedding)
         old = kept.get("reading", {})
         if self.clips is None:
             self.clips = embed_clips(

@@ -21,7 +21,8 @@ QUANTILES = 9
 TURNS = 3
 """Each clip is read at every third noise level, the next clip at the next ones: a third of the passes, all levels."""
 
-MOST_WINDOWS, LEAST_WINDOWS = 24, 6
+MOST_WINDOWS = 24
+LEAST_WINDOWS = 6
 """How many windows are read. Two thirds are held out: what tells copying from learning is the scatter over these."""
 
 
@@ -57,11 +58,13 @@ def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ..
     for place, window in enumerate(windows):
         of_clip.setdefault(window.clip_id, []).append(place)
     clips = spread(list(of_clip.values()), count)
-    shares, left = [0] * len(clips), min(count, sum(map(len, clips)))
+    shares = [0] * len(clips)
+    left = min(count, sum(map(len, clips)))
     while left:
         for number, own in enumerate(clips):
             if left and shares[number] < len(own):
-                shares[number], left = shares[number] + 1, left - 1
+                shares[number] = shares[number] + 1
+                left = left - 1
     # the middles of as many equal parts of a clip's places
     chosen = [
         own[(2 * i + 1) * len(own) // (2 * n)]
@@ -92,7 +95,9 @@ def previews_of(job: Job) -> list[Preview]:
 
     Raises VideotuneError for a shape that the model cannot sample, and for the same prompt with the same seed.
     """
-    sample, usual, found = job.config.sample, usual_shape(job), dict[tuple[str, int], Preview]()
+    sample = job.config.sample
+    usual = usual_shape(job)
+    found = dict[tuple[str, int], Preview]()
     for key, prompt in zip(names_of(job), prompts_of(job), strict=True):
         own = prompt.model_dump(exclude_none=True, exclude={"prompt"})
         config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
@@ -176,7 +181,8 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
 
     Raises VideotuneError for a shape that the model cannot draw, and for a negative prompt that nothing would read.
     """
-    sample, rules = config.sample, spec.rules
+    sample = config.sample
+    rules = spec.rules
     frames = usual.frames if sample.frames is None else sample.frames
     height, width = (
         (usual.height, usual.width)
@@ -261,10 +267,12 @@ def metric_prompts(job: Job) -> list[str]:
 
 def sample_metrics_plan(job: Job) -> SampleMetricsPlan | None:
     """What the run's probes draw; None where nothing is probed: a budget of 0, no caption to draw."""
-    prompts, config = metric_prompts(job), job.config
+    prompts = metric_prompts(job)
+    config = job.config
     if not prompts:
         return None
-    usual, first = usual_shape(job), metric_conditioning(job, prompts)
+    usual = usual_shape(job)
+    first = metric_conditioning(job, prompts)
     shape = usual if first else metric_shape(usual, job.spec.rules)
     settings = settings_at(config, job.spec, shape, config.sample_metrics.steps)
     return SampleMetricsPlan(
@@ -293,7 +301,8 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     """
     if not conditions_on_first_frame(job):
         return ()
-    shape, library = str(usual_shape(job)), job.library
+    shape = str(usual_shape(job))
+    library = job.library
     held_out = [window for window in library.held_out_windows if str(window.shape) == shape]
     pool = held_out or [window for window in job.training_windows if str(window.shape) == shape]
     return tuple(

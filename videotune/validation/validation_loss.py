@@ -62,7 +62,8 @@ def read_validation(
         if not own:
             continue
         net = nets[expert.name]
-        device, training = next(net.parameters()).device, net.training
+        device = next(net.parameters()).device
+        training = net.training
         net.eval()
         try:
             with torch.no_grad():
@@ -108,7 +109,9 @@ def _errors(
     batch: Batch,
 ) -> torch.Tensor:
     """The plain mse of a window at some levels, each with its own noise, float64 on the CPU."""
-    device, shape, count = batch.x0.device, tuple(batch.x0.shape), len(its)
+    device = batch.x0.device
+    shape = tuple(batch.x0.shape)
+    count = len(its)
     noise = torch.cat([noise_of(seed, window, number, shape) for number in its])
     several = batch if count == 1 else batch.map(lambda x: x.repeat_interleave(count, 0))
     t = objective.timesteps.quantiles(QUANTILES)[list(its)].float().to(device)
@@ -249,7 +252,8 @@ def freeze(trainer: Trainer, validation: ValidationLoss) -> tuple[str, str]:
     The file is written at the first call; one that says something else is replaced.
     """
     facts = contents_of(trainer, validation)
-    name, path = digest(facts)[:8], trainer.run / FILE
+    name = digest(facts)[:8]
+    path = trainer.run / FILE
     differs = differing(path, facts)
     if differs or not path.is_file():
         write_json(path, {"name": name, **facts})

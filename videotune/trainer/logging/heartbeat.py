@@ -41,7 +41,8 @@ class Heartbeat:
             "since": now,
             "progress": None,
         }
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
 
     @property
     def state(self) -> str:

@@ -34,14 +34,16 @@ class History:
 
         Raises VideotuneError that names the first damaged line. One that a kill has torn at the end is left out.
         """
-        self._path, self._aside = run / NAME if run else None, _regularization(run)
+        self._path = run / NAME if run else None
+        self._aside = _regularization(run)
         self._load()
 
     def _load(self) -> None:
         self.events: list[Mapping[str, Any]] = []
         self.newest = self.last = 0
         self.steps = Steps(self._aside)
-        self._size, self._torn = 0, False
+        self._size = 0
+        self._torn = False
         for _, line in self._read():
             self.add(line)
 
@@ -232,7 +234,8 @@ def repair(run: Path, step: int) -> str:
     """
     path = run / NAME
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    good, damaged = [], []
+    good = []
+    damaged = []
     newest = 0
     for number, content in enumerate(lines, 1):
         try:

@@ -47,11 +47,14 @@ class Steps:
     def __init__(self, aside: Collection[str] = ()) -> None:
         """``aside``: regularization clips, as ``clip_of`` names them."""
         self.aside = frozenset(aside)
-        self.at, self.alone = array("I"), array("I")
-        self.mse, self.norms = _curve(), _curve()
+        self.at = array("I")
+        self.alone = array("I")
+        self.mse = _curve()
+        self.norms = _curve()
         self.by_noise = [_curve() for _ in range(NINTHS)]
         self.skipped: dict[int, tuple[str, ...]] = {}
-        self.windows, self.seconds = Counter[str](), dict[str, float]()
+        self.windows = Counter[str]()
+        self.seconds = dict[str, float]()
         self.first: Mapping[str, Any] | None = None
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
 
@@ -70,12 +73,10 @@ class Steps:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
-        step, windows, shown, seconds = (
-            line["step"],
-            line["window_ids"],
-            self.windows,
-            self.seconds,
-        )
+        step = line["step"]
+        windows = line["window_ids"]
+        shown = self.windows
+        seconds = self.seconds
         self.at.append(step)
         for name in windows:  # Counter.update asks first what it was given, which takes longer
             shown[name] = shown.get(name, 0) + 1

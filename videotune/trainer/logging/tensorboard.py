@@ -33,7 +33,9 @@ class TensorBoardWriter:
         """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        self._run, self._on_error, self._told = run, on_error, False
+        self._run = run
+        self._on_error = on_error
+        self._told = False
         self._file: FileIO | None = None
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._add(
@@ -105,7 +107,8 @@ def gif_value(tag: str, path: Path) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     frames, rate = read_video(path, 1 << 12)
-    pictures, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
+    pictures = [Image.fromarray(frame) for frame in frames]
+    content = io.BytesIO()
     duration = max(20, round(1000 / rate))
     pictures[0].save(
         content, "GIF", save_all=True, append_images=pictures[1:], duration=duration, loop=0

@@ -62,7 +62,8 @@ class Adapter:
     """
 
     def __init__(self, run: TrackedRun, last: int = -1) -> None:
-        self.run, self.last = run, defaultdict[str, int](lambda: last)
+        self.run = run
+        self.last = defaultdict[str, int](lambda: last)
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Write what it shows of a line of the journal; steps that it has from before a resume are left out."""
@@ -189,7 +190,8 @@ class MlflowTracker(Adapter):
             "urllib3",
         ):  # their notes would break the progress bar
             logging.getLogger(name).setLevel(logging.ERROR)
-        database, uri = run.folder / "mlflow.db", os.environ.get("MLFLOW_TRACKING_URI")
+        database = run.folder / "mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:  # the library tries a minute long to open a database that it cannot write
             database.open("ab").close()
         self._client = client = MlflowClient(uri or f"sqlite:///{database}")
@@ -218,10 +220,8 @@ class MlflowTracker(Adapter):
         """As ``Adapter.log``."""
         from mlflow.entities import Metric
 
-        now, numbers = (
-            round(time() * 1000),
-            [(name, x) for name, x in values.items() if isinstance(x, float)],
-        )
+        now = round(time() * 1000)
+        numbers = [(name, x) for name, x in values.items() if isinstance(x, float)]
         self._client.log_batch(
             self._id, [Metric(name, value, now, step) for name, value in numbers]
         )
@@ -264,7 +264,8 @@ class Trackers:
         os.environ.update(
             {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
         )
-        self._warn, self._open = warn, dict[str, Adapter | TensorBoardWriter]()
+        self._warn = warn
+        self._open = dict[str, Adapter | TensorBoardWriter]()
         makers = {
             **ADAPTERS,
             "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn),
