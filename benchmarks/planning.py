@@ -17,7 +17,7 @@ from typing import Any
 from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
-from videotune.planner.cards import USUAL
+from videotune.planner.gpus import USUAL
 from videotune.planner.memory import (
     PLAIN,
     TILED,

@@ -23,16 +23,16 @@ from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, share_right, train
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import read_json, write_json
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
+from videotune.runs.journal import read_journal
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.shapes import DIRECTIONS, caption, detect, draw_clip, phrase
+from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.components import make_objective, make_source, open_models, plain_batch
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
 from videotune.types import Family
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import preview_settings

@@ -18,12 +18,12 @@ import torch
 
 from videotune.commands.demo import TRIGGER
 from videotune.files import read_json, write_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Opened
-from videotune.trainer.run_spec import open_job
 from videotune.trainer.setup import prepare
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Validation

@@ -28,17 +28,17 @@ from videotune.adapters.layers import load_weights
 from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import hash_file, read_json, write_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import Source, assemble
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
+from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.components import make_objective, make_source, open_models
-from videotune.trainer.denoisers import attach
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
+from videotune.trainer.expert_pool import attach
 from videotune.types import Family, Window
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge

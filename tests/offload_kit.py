@@ -19,10 +19,10 @@ from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
-from videotune.memory.weight_streaming import Streams, stream_blocks
+from videotune.memory.block_offload import Streams, stream_blocks
+from videotune.trainer.low_precision import MasterWeights
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
-from videotune.trainer.updates import MasterWeights
 from videotune.types import Batch, ClipShape, Condition
 
 CPU = torch.device("cpu")

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
+from videotune.job.job import Job
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import Store
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Opened, Resume
 from videotune.trainer.resume import open_run as open_with
-from videotune.trainer.run_spec import Job
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Family

@@ -17,9 +17,9 @@ from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
 from videotune.rng import draws, seed32
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
-from videotune.trainer.logging.journal import read_journal
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:

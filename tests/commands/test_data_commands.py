@@ -30,9 +30,9 @@ from tests.shell import (
 from tests.shell import run as shell
 from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
-from videotune.trainer.resolve_config import Overrides
 
 SETS = ("resolution=64x96", "video_config.frames=9")
 

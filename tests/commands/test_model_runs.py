@@ -22,13 +22,13 @@ from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import resolve_config
 from videotune.latent_cache.batches import prepare as prepare_batch
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import resolve_config
-from videotune.trainer.run_spec import Job, open_job
 from videotune.types import PLAIN
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import first_frames_of

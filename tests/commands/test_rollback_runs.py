@@ -19,11 +19,11 @@ from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind,
 from tests.shell import Printed
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.checkpoint_writer import save_checkpoint
-from videotune.trainer.logging.journal import History, Journal, read_journal
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.journal import History, Journal, read_journal
+from videotune.runs.rollback import set_aside
 from videotune.trainer.resume import checkpoint_of
-from videotune.trainer.rollback import set_aside
 
 LATER = {"step-9", "step-12"}
 NAMES = ("config", "check", "plan")

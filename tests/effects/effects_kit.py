@@ -14,15 +14,15 @@ import torch
 
 from tests.runs import fill as fill_cache
 from tests.runs import prepare
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import Source
 from videotune.latent_cache.encode import CacheItems, fill, missing
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
-from videotune.trainer.components import make_objective, make_source, open_models
+from videotune.trainer.build import make_objective, make_source, open_models
+from videotune.trainer.export import export_run
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_export import export_run
-from videotune.trainer.run_spec import Job, open_job
 from videotune.trainer.trainer import Trainer
 from videotune.types import Moments, Window
 

@@ -19,16 +19,16 @@ from tests.effects.effects_kit import (
     weights,
     written,
 )
+from videotune.adapters.adapter_types import by_module
 from videotune.adapters.effect import change
-from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.rng import draws
-from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer.init_from import read_adapter
 from videotune.trainer.optimizers import optimizer_state, parts_of
 from videotune.trainer.resume import with_overrides
-from videotune.trainer.run_dir import read_run_config
 from videotune.trainer.saving import Saving, save
 
 

@@ -36,7 +36,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.rng import draws
-from videotune.trainer.components import make_objective
+from videotune.trainer.build import make_objective
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:

@@ -24,6 +24,8 @@ from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import (
     Source,
     StepBatch,
@@ -37,9 +39,7 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import Schedule, picks
 from videotune.latent_cache.store import Store
 from videotune.rng import draws
-from videotune.trainer.components import make_objective, make_source, plain_batch
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
+from videotune.trainer.build import make_objective, make_source, plain_batch
 from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
 
 Open = Callable[..., Any]

@@ -17,10 +17,10 @@ from videotune.data.buckets import choose_size, parse_resolution
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.cogvideox import CogVideoX
 from videotune.rng import draws
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.types import ClipShape, SampleRequest
 
 NAME = "cogvideox"

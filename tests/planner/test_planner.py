@@ -21,12 +21,12 @@ from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.memory.block_offload import stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
-from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.cards import USUAL, card, cards
+from videotune.planner.gpus import USUAL, card, cards
 from videotune.planner.measure import FakeRun, Ledger, Reading, fake_mode, to_fake
 from videotune.planner.memory import (
     ASIDE,
@@ -39,7 +39,7 @@ from videotune.planner.memory import (
     StepSpec,
     need,
 )
-from videotune.trainer.components import weights_of
+from videotune.trainer.build import weights_of
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape
 

@@ -13,12 +13,12 @@ from unittest.mock import patch
 from tests.offload_kit import deepen
 from tests.runs import open_run, prepare
 from tests.simcuda import card
+from videotune.job.overrides import Overrides
 from videotune.models.registry import find
 from videotune.rng import draws
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
 from videotune.trainer import loop
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.step import StepRecord
 
 STEPS = 6

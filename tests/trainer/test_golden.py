@@ -18,14 +18,14 @@ from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
+from videotune.distributed import DistributedContext
 from videotune.latent_cache.batches import Source
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule
 from videotune.latent_cache.store import Store
 from videotune.models.registry import find
 from videotune.rng import draws
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.distributed import DistributedContext
+from videotune.trainer.expert_pool import DenoiserPool
 from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import RateSettings, make_optimizer
 from videotune.trainer.step import Trainable

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
-from videotune.trainer.checkpoint_writer import write_tensors
+from videotune.runs.checkpoint_writer import write_tensors
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     apply,

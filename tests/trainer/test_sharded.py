@@ -15,12 +15,12 @@ from tests.crew_kit import LOOKING, QUIET, STEPS, Ended, close, overrides_of, pr
 from tests.read_runs import film, of_kind, steps_of
 from tests.shell import Bases, export, train
 from videotune.errors import DONE, VideotuneError
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import Store
-from videotune.trainer.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
+from videotune.runs.journal import read_journal
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_dir import read_run_config
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,13 @@ from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.batches import StepBatch
 from videotune.trainer.ema import Ema
+from videotune.trainer.low_precision import (
+    InBackward,
+    owners_of,
+    round_by_chance,
+    update_each_rounded,
+    update_rounded,
+)
 from videotune.trainer.optimizers import (
     RateSettings,
     clip,
@@ -34,13 +41,6 @@ from videotune.trainer.optimizers import (
     rate,
 )
 from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
-from videotune.trainer.updates import (
-    InBackward,
-    owners_of,
-    round_by_chance,
-    update_each_rounded,
-    update_rounded,
-)
 from videotune.types import Batch, Condition
 
 Open = Callable[..., Any]

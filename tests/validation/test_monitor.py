@@ -16,8 +16,8 @@ from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, bucket_of, times_seen, turns
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import RECENT, Throughput, time_left
+from videotune.runs.journal import Journal
+from videotune.trainer.throughput import RECENT, Throughput, time_left
 from videotune.types import Batch, ClipShape, Condition, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related

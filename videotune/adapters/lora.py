@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, peft_config, split
+from videotune.adapters.adapter_types import ZERO, peft_config, split
 from videotune.adapters.layers import is_named, named_by
 from videotune.config.schema import Lora, LoraModules
 from videotune.errors import VideotuneError

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from videotune.captioning.answers import CaptionError, clean, prompt_for
 from videotune.captioning.backends import local_model, read_frames, server
+from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.console import bar
 from videotune.data.captions import variants, with_trigger
 from videotune.data.dataset import Library

@@ -6,7 +6,10 @@ from typing import Any, Unpack
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.distributed import join
 from videotune.errors import VideotuneError
+from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
+from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import (
@@ -19,11 +22,8 @@ from videotune.latent_cache.store import (
     prune,
     verify,
 )
+from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
-from videotune.trainer.components import open_models
-from videotune.trainer.distributed import join
-from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
-from videotune.trainer.run_spec import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.validation.callbacks import reads_of_run
 
 

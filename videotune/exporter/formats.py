@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from videotune.adapters.kinds import ZERO, split
+from videotune.adapters.adapter_types import ZERO, split
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole

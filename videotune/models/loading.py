@@ -200,8 +200,8 @@ def _pack(
 
 def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
+    from videotune.memory.block_offload import stream_blocks  # imports torch
     from videotune.memory.quantization import longest_list
-    from videotune.memory.weight_streaming import stream_blocks  # imports torch
 
     streams = stream_blocks(net, [longest_list(net)], device, 1.0, echo=echo)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network

@@ -16,12 +16,14 @@ import torch
 from videotune._version import __version__
 from videotune.config import optimizers, schema
 from videotune.files import Count, Number, checked, digest, write_json
+from videotune.job.experts import trained
+from videotune.job.job import Job
+from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
-from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
-from videotune.planner.cards import Card
+from videotune.planner.gpus import Card
 from videotune.planner.measure import (
     FEW,
     FIRST,
@@ -34,9 +36,7 @@ from videotune.planner.measure import (
     plus,
     weight_bytes,
 )
-from videotune.trainer.components import DTYPES, weights_of
-from videotune.trainer.experts import trained
-from videotune.trainer.run_spec import Job
+from videotune.trainer.build import DTYPES, weights_of
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
 

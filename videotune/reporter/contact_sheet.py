@@ -18,9 +18,9 @@ from videotune.data import file_checks, frame_sampling, video_writer
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
+from videotune.job.job import Job
 from videotune.reporter.build import contact_sheet_page
 from videotune.text import counted, shape_words, short_path, state_words
-from videotune.trainer.run_spec import Job
 from videotune.types import PLAIN, Clip, Window
 
 THUMB = 160

@@ -16,7 +16,7 @@ from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import Job, all_jobs, latest, restart, result
-from videotune.studio import bin, projects
+from videotune.studio import projects, trash
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 
 LONG = 20.0
@@ -280,8 +280,8 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
             path for row in rows for path in (row["clip"].path, row["clip"].caption) if path
         )
     )
-    if to == bin.BIN:
-        bin.throw(
+    if to == trash.BIN:
+        trash.throw(
             project.folder,
             "clip",
             rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips",
@@ -290,7 +290,7 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         return
     if to not in (CLIPS, HELD_OUT):
         raise VideotuneError(
-            f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}"
+            f"clips are moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
     home = project.folder
     pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]

@@ -14,13 +14,13 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
 from videotune.studio import (
-    bin,
     captions_edit,
     clips,
     downloads,
     header,
     media,
     projects,
+    trash,
     uploads,
 )
 from videotune.studio.projects import CLIPS, inside
@@ -78,7 +78,7 @@ def scenes(asked: Asked) -> str:
 def removed(asked: Asked) -> str:
     """What was removed from the project."""
     return html(
-        "bin_items", items=bin.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
+        "bin_items", items=trash.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
     )
 
 
@@ -344,7 +344,9 @@ def scene(asked: In, form: Form) -> Response:
     ]
     files = [one for path in paths for one in (path, path.with_suffix(".txt")) if one.is_file()]
     if not form["keep"]:
-        bin.throw(asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files)
+        trash.throw(
+            asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files
+        )
         return say("In the bin")
     targets = [asked.home.folder / CLIPS / path.name for path in files]
     if there := [target.name for target in targets if target.exists()]:
@@ -357,5 +359,5 @@ def scene(asked: In, form: Form) -> Response:
 @routes.post("/data/bin/{act}")
 def from_bin(asked: In, act: Literal["restore", "destroy"], form: Form) -> Response:
     """Bring back what was removed, or delete it for good."""
-    (bin.restore if act == "restore" else bin.destroy)(asked.home.folder, form["id"])
+    (trash.restore if act == "restore" else trash.destroy)(asked.home.folder, form["id"])
     return say("Restored" if act == "restore" else "Deleted")

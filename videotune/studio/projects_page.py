@@ -7,7 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
-from videotune.studio import bin, header, projects, queue_page
+from videotune.studio import header, projects, queue_page, trash
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, seen_files
 from videotune.studio.uploads import incoming, receive
@@ -40,7 +40,7 @@ def _card(project: Project) -> dict[str, object]:
 
 def removed(asked: Asked) -> str:
     """The projects in the bin."""
-    return html("bin_items", items=bin.items(asked.root), at="/bin")
+    return html("bin_items", items=trash.items(asked.root), at="/bin")
 
 
 REGIONS: Regions = {"cards": cards, "bin": removed}
@@ -97,19 +97,19 @@ def remove(asked: In) -> Response:
         raise VideotuneError(f"{asked.home.title} has a running job: stop it first")
     for entry in queue_page.of(asked.root, asked.home):
         queued.remove(asked.root / header.QUEUE, entry.name)
-    bin.throw(asked.root, "project", asked.home.title, [asked.home.folder])
+    trash.throw(asked.root, "project", asked.home.title, [asked.home.folder])
     return say(f"{asked.home.title} is in the bin")
 
 
 @routes.post("/bin/restore")
 def restore(asked: In, form: Form) -> Response:
     """Bring a project back."""
-    bin.restore(asked.root, form["id"])
+    trash.restore(asked.root, form["id"])
     return say("Restored")
 
 
 @routes.post("/bin/destroy")
 def destroy(asked: In, form: Form) -> Response:
     """Delete for good."""
-    bin.destroy(asked.root, form["id"])
+    trash.destroy(asked.root, form["id"])
     return say("Deleted")

@@ -11,12 +11,12 @@ from fastapi.responses import RedirectResponse
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
-from videotune.records import load_json
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
-from videotune.studio import bin, header, queue_page, train_page
+from videotune.runs.schemas import load_json
+from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import remembered
@@ -166,7 +166,7 @@ def dismiss(asked: Asked, run: Path, words: Words) -> str:
     for entry in queue_page.of(asked.root, asked.home, run.name):
         if str(folder) in entry.words:
             queue_page.ACTS["remove"][0](queue_page.home(asked.root), entry.name)
-    bin.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
+    trash.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
     return ""
 
 
@@ -188,7 +188,7 @@ def delete(asked: Asked, run: Path, words: Words) -> str:
     """Move a checkpoint to the bin."""
     refuse_running(asked, run)
     folder = checkpoint(run, words)
-    bin.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
+    trash.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
     return f"The checkpoint of step {words['step']} is in the bin"
 
 

@@ -15,7 +15,7 @@ from videotune.config.load import flatten, preset_about, preset_named, preset_na
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.reporter.curves import COLOURS
-from videotune.studio import bin, form, gpu, header, plan_server, projects, queue_page
+from videotune.studio import form, gpu, header, plan_server, projects, queue_page, trash
 from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
 from videotune.studio.web import Asked, Form, In, Regions, html, page, say
@@ -205,7 +205,7 @@ def own_preset(act: str, asked: In, words: Form) -> Response:
         found = read_json(path)
         _use(project, str(found["preset"]), found["keys"])
     else:
-        bin.throw(asked.root, "preset", path.stem, [path])
+        trash.throw(asked.root, "preset", path.stem, [path])
     return say(
         {"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin")
     )

@@ -22,7 +22,7 @@ from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping
-from videotune.studio import bin, form, gpu, header, projects, queue_page
+from videotune.studio import form, gpu, header, projects, queue_page, trash
 from videotune.studio.projects import Project
 from videotune.studio.queue_page import entry_of, run_folder, run_job
 from videotune.studio.series import checkpoints
@@ -344,7 +344,7 @@ def remove(asked: Asked, run: Path, words: Words) -> str:
     if paths := [
         path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()
     ]:
-        bin.throw(asked.home.folder, "run", run.name, paths)
+        trash.throw(asked.home.folder, "run", run.name, paths)
     return f"{run.name} is in the bin"
 
 

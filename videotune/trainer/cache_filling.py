@@ -9,7 +9,9 @@ from pathlib import Path
 
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
+from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
+from videotune.job.job import Job
 from videotune.latent_cache.encode import (
     CacheItems,
     cut_captions,
@@ -20,8 +22,6 @@ from videotune.latent_cache.encode import (
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import Store
-from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.run_spec import Job
 from videotune.trainer.step import of_memory
 from videotune.trainer.text_encoders import live_text
 from videotune.types import PLAIN, Family, Window

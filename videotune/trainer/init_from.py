@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.adapter_types import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
 from videotune.config.schema import Config, Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
-from videotune.trainer.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.experts import of_expert, prefix
+from videotune.job.experts import of_expert, prefix
+from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
+from videotune.trainer.expert_pool import DenoiserPool
 from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family

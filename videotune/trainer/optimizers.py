@@ -28,11 +28,6 @@ class RateSettings:
     power: float = 1.0
 
 
-def default_warmup(steps: int) -> int:
-    """5 % of the steps, at most 100."""
-    return min(100, steps // 20)
-
-
 def rate(settings: RateSettings, step: int) -> float:
     """The learning rate of step ``step`` (from 1): linear warm-up, then as the scheduler says."""
     done = step - 1

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from math import isfinite, prod
 from typing import Any
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import split
 from videotune.console import echo
 from videotune.data.dataset import totals
 from videotune.files import digest
+from videotune.job.job import Job
 from videotune.latent_cache.sampler import bucket_of, turns
-from videotune.trainer.denoisers import shares
-from videotune.trainer.logging.speed import time_left
-from videotune.trainer.logging.trackers import TrackedRun, Trackers, without_paths
-from videotune.trainer.run_dir import read_run_config, versions
-from videotune.trainer.run_spec import Job
+from videotune.runs.run_dir import read_run_config, versions
+from videotune.runs.trackers import TrackedRun, Trackers, without_paths
+from videotune.trainer.expert_pool import shares
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step import StepRecord
+from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer
 
 WAITS = "the steps wait for data"

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from videotune.adapters.layers import load_weights
-from videotune.config.drift import Change, drift, of_class
+from videotune.config.config_changes import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
+from videotune.job.experts import of_expert
+from videotune.job.job import Job, Past, make_schedule, open_job, with_views
+from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.models.base_model import place_of, spec_for
-from videotune.records import read_record
-from videotune.trainer import run_dir
-from videotune.trainer.checkpoint import (
+from videotune.runs import run_dir
+from videotune.runs.checkpoint import (
     Checkpoint,
     listed,
     newest_checkpoint,
@@ -25,13 +27,11 @@ from videotune.trainer.checkpoint import (
     sweep,
     why_not,
 )
-from videotune.trainer.experts import of_expert
-from videotune.trainer.logging.journal import History
-from videotune.trainer.logging.step_sums import regularization
+from videotune.runs.journal import History
+from videotune.runs.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
+from videotune.runs.schemas import read_record
+from videotune.runs.step_sums import regularization
 from videotune.trainer.optimizers import load_optimizer_state
-from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
-from videotune.trainer.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
-from videotune.trainer.run_spec import Job, Past, make_schedule, open_job, with_views
 from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import split
 from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
@@ -20,7 +20,7 @@ from videotune.files import is_disk_full
 from videotune.latent_cache.batches import quiet_pool
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
-from videotune.trainer.checkpoint import (
+from videotune.runs.checkpoint import (
     Checkpoint,
     complete_checkpoints,
     listed,
@@ -28,10 +28,10 @@ from videotune.trainer.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.trainer.checkpoint_writer import save_checkpoint
-from videotune.trainer.logging.journal import readings_of
+from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.journal import readings_of
+from videotune.runs.run_dir import poll_control
 from videotune.trainer.optimizers import optimizer_state
-from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 T = TypeVar("T")

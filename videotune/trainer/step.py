@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
+from videotune.distributed import DistributedContext
 from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.ema import Ema
+from videotune.trainer.low_precision import InBackward, MasterWeights, update_each_rounded
 from videotune.trainer.optimizers import AnyOptimizer, RateSettings, apply, clip, norm_of, rate
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.trainer.updates import InBackward, MasterWeights, update_each_rounded
 from videotune.types import Batch, Family
 
 

@@ -18,8 +18,8 @@ from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.video_writer import write_video
 from videotune.files import checked, digest, read_json, write_json, write_whole
+from videotune.job.job import Job
 from videotune.sampling.pipeline import file_name
-from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import Trainer, due
 from videotune.types import PLAIN, Window
 from videotune.validation import metrics

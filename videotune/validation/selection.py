@@ -9,8 +9,8 @@ from videotune.config.schema import Config, Prompt
 from videotune.data.buckets import size_rule, suits
 from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
+from videotune.job.job import Job
 from videotune.sampling.pipeline import SampleSettings
-from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec, VideoRules, Window
 
 T = TypeVar("T")

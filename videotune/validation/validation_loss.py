@@ -19,7 +19,7 @@ from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import draws
-from videotune.trainer.components import plain_batch
+from videotune.trainer.build import plain_batch
 from videotune.trainer.step import tokens_of
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch, Expert, Family, Window

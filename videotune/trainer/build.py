@@ -13,6 +13,7 @@ from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
+from videotune.job.job import Job
 from videotune.latent_cache.batches import Source, assemble
 from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.keys import CacheKeys
@@ -21,7 +22,6 @@ from videotune.latent_cache.store import Store
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
-from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}

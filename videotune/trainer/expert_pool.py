@@ -8,31 +8,32 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import split
 from videotune.adapters.layers import Parameters, add_full
 from videotune.adapters.lora import add_lora, rule_of, share
+from videotune.config.optimizers import default_warmup
 from videotune.config.schema import Config, Lora
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
+from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
+from videotune.job.experts import TEXT, trained
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.accelerator import empty_cache, local_device
 from videotune.memory.attention import set_attention
+from videotune.memory.block_offload import Streams, stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
-from videotune.memory.weight_streaming import Streams, stream_blocks
-from videotune.trainer.components import dtype_name
-from videotune.trainer.distributed import DistributedContext, sharded
+from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import Ema
-from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer, parts_of
+from videotune.trainer.low_precision import InBackward, MasterWeights
+from videotune.trainer.optimizers import RateSettings, make_optimizer, parts_of
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import Trainable
 from videotune.trainer.text_encoders import attach_text, live_text
-from videotune.trainer.updates import InBackward, MasterWeights
 from videotune.types import Family, ModelSpec
 
 

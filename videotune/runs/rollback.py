@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from videotune.files import write_bytes, write_json, write_whole
-from videotune.records import read_record
+from videotune.runs.schemas import read_record
 
 FACTS = ("config", "check", "plan")
 """The files that say what a run is. When a resume changes them, the old ones stay in ``before/``."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.read_runs import updates
+from videotune.adapters.adapter_types import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.effect import change, new_weight, rotations
-from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.lora import (
     adapter_off,
     add_lora,
