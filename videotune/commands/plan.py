@@ -13,7 +13,7 @@ from videotune.console import bar
 from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.experts import trained
-from videotune.job.job import open_job, refuse_skips
+from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
 from videotune.latent_cache import exposure, sampler
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
@@ -29,7 +29,7 @@ class PlanResult:
     """``plan``: what ``plan --json`` prints."""
 
     plan: dict[str, Any]
-    job: job.Job
+    job: Job
 
     @property
     def experts(self) -> int:
