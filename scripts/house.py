@@ -189,7 +189,7 @@ def step_modules() -> list[str]:
         from videotune.planner.plan import make_plan
         from videotune.toy.dataset import write_dataset
         from videotune.trainer.loop import step_records
-        from videotune.trainer.resume import Opened
+        from videotune.trainer.resume import OpenedRun
         from videotune.trainer.setup import prepare
 
         write_dataset(Path(name) / "clips", concept_clips=2, reminder_clips=0)
@@ -197,7 +197,7 @@ def step_modules() -> list[str]:
         job = open_job(
             *resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets))
         )
-        trainer = prepare(Opened(job), Path(name) / "run", make_plan(job))
+        trainer = prepare(OpenedRun(job), Path(name) / "run", make_plan(job))
         seen: set[str] = set()
         measuring = False
 

@@ -30,9 +30,9 @@ from videotune.diffusion.loss import denoising_loss
 from videotune.files import hash_file, read_json, write_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import Source, assemble
-from videotune.latent_cache.store import Store
-from videotune.rng import draws
+from videotune.latent_cache.batches import BatchSource, assemble
+from videotune.latent_cache.store import LatentCache
+from videotune.rng import generator_for
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
@@ -140,11 +140,14 @@ class Dense:
             *resolve_config(Overrides(preset="toy", data=str(folder), sets=sets))
         )
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
-        store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
+        store, loss = (
+            LatentCache(self.job.cache),
+            make_objective(self.job.spec, self.job.config),
+        )
         fill_cache(self.job, self.family, store, reads_of_run(self.job))
         self.family.free("text_encoder")
         self.family.free("vae")
-        self.source: Source = make_source(self.job, self.family, store, loss)
+        self.source: BatchSource = make_source(self.job, self.family, store, loss)
         self.windows: list[Window] = list(self.job.library.windows)
         assert len(self.windows) == DENSE
         self.net = self.family.denoiser()
@@ -165,7 +168,7 @@ class Dense:
             )
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(
-                draws(4000, "dense", number).standard_normal(shape, "float32")
+                generator_for(4000, "dense", number).standard_normal(shape, "float32")
             )
             with torch.no_grad():
                 t = level.float().expand(len(some))

@@ -29,7 +29,7 @@ from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
 from videotune.trainer.loop import step_records
-from videotune.types import PLAIN
+from videotune.types import DETERMINISTIC_VARIANT
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import first_frames_of
 
@@ -247,7 +247,9 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert len(found) == 3
     assert all(one.prompt in captions[window.clip_id] for one, window in found.items())
-    assert {(window, PLAIN) for window in found.values()} <= set(reads_of_run(job).samples)
+    assert {(window, DETERMINISTIC_VARIANT) for window in found.values()} <= set(
+        reads_of_run(job).samples
+    )
     one, two = first_frames_of(
         job_of(overrides, "i2v", 'samples=["no caption", "none too"]')
     ).values()

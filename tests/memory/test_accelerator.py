@@ -18,7 +18,7 @@ from videotune.memory.accelerator import copy_stream, has_bf16, local_device, ov
 from videotune.models.registry import find
 from videotune.planner import fit as fitting
 from videotune.trainer import build
-from videotune.trainer.optimizers import apply, make_optimizer
+from videotune.trainer.optimizers import make_optimizer, step_if_finite
 from videotune.types import BasePlace
 
 
@@ -79,9 +79,9 @@ def test_where_the_fused_kernel_cannot_skip_a_step_the_host_decides(monkeypatch:
     optimizer = make_optimizer({"all": [weight]}, Optimizer())
     optimizer.param_groups[0]["lr"] = 0.1
     weight.grad = torch.ones(3)
-    apply(optimizer, torch.tensor(False).as_subclass(Answer))
+    step_if_finite(optimizer, torch.tensor(False).as_subclass(Answer))
     assert weight.tolist() == [1, 1, 1]
-    apply(optimizer, torch.tensor(True).as_subclass(Answer))
+    step_if_finite(optimizer, torch.tensor(True).as_subclass(Answer))
     assert weight.tolist() != [1, 1, 1]
     assert not hasattr(optimizer, "found_inf")
 

@@ -30,7 +30,7 @@ from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, expert_pool, text_encoders
-from videotune.types import ClipShape, Family, ModelSpec, Moments
+from videotune.types import ClipShape, Family, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000
@@ -162,7 +162,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
         )
 
     names = [expert.name for expert in spec.experts]
-    nets = expert_pool.DenoiserPool(ExpertSchedule(tuple(names)), names, load)
+    nets = expert_pool.ExpertPool(ExpertSchedule(tuple(names)), names, load)
     nets.load(names[0])  # a file that does not fit is told before the text encoder runs
     return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 
@@ -323,7 +323,9 @@ def render(
     return decode(family, latents)
 
 
-def encode_images(family: Family, images: Sequence[Path], shape: ClipShape) -> list[Moments]:
+def encode_images(
+    family: Family, images: Sequence[Path], shape: ClipShape
+) -> list[LatentDistribution]:
     """What each image, cropped to the shape as clips are, tells as the first frame of a video.
 
     Raises VideotuneError that names an image that cannot be read.

@@ -29,7 +29,7 @@ from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import announce
-from videotune.trainer.resume import Opened, Resume, open_run, restore
+from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -144,7 +144,7 @@ def train_once(
 
 
 def work(
-    opened: Opened,
+    opened: OpenedRun,
     run: Path,
     resume: Resume | None,
     plan: Mapping[str, Any],

@@ -185,7 +185,7 @@ def _update(layer: Any) -> Tensor:
     return delta
 
 
-PLAIN = "emb_params"
+EMBEDDING_KEY = "emb_params"
 """The key of rows in files that name neither a token nor an encoder; the file's name is the token."""
 
 
@@ -267,4 +267,4 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
             f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}"
         )
     ((key, value),) = tensors.items()
-    return (token if key == PLAIN else key), {own: value}
+    return (token if key == EMBEDDING_KEY else key), {own: value}

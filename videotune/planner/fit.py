@@ -159,7 +159,7 @@ def fit(
     if vram is not None and "preview" in away and memory.room(away["preview"][1]) > vram:
         away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
     streamed = training.choice.streamed
-    way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.PLAIN
+    way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.UNCHANGED
     phases: dict[str, tuple[str, Parts]] = {
         "training": (way, training.device[training.worst]),
         **away,

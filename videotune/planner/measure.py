@@ -31,7 +31,7 @@ from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
 from videotune.trainer import build, expert_pool, optimizers
-from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
 from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
@@ -224,7 +224,7 @@ class FakeNetwork:
 
     net: nn.Module
     held: Mapping[str, nn.Parameter]
-    trainable: Trainable
+    trainable: TrainableState
     warm: bool = False
 
 
@@ -357,7 +357,7 @@ class FakeRun:
         for hook in hooks:
             hook.remove()
 
-    def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
+    def trainable(self, held: Mapping[str, nn.Parameter]) -> TrainableState:
         """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}

@@ -262,7 +262,7 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
             if phase == "preview":
                 left = (
                     resting
-                    if way == PLAIN
+                    if way == UNCHANGED
                     else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
                 )
                 parts = plus(own, left)
@@ -272,7 +272,7 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
     return found
 
 
-PLAIN = "unchanged"
+UNCHANGED = "unchanged"
 STREAMED = "blocks streamed from the host"
 ASIDE = "the denoiser offloaded"
 TILED = "the denoiser offloaded, decoded in tiles"
@@ -563,9 +563,9 @@ def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]
         sum(blocks) - SLOTS * max(blocks) for blocks in encoders
     )
     phases: dict[str, Mapping[str, Parts]] = {
-        "encoding text": {PLAIN: text, STREAMED: {**text, "text encoder": streamed}},
-        "encoding clips": {PLAIN: run.encode(inputs.shapes[0])},
+        "encoding text": {UNCHANGED: text, STREAMED: {**text, "text encoder": streamed}},
+        "encoding clips": {UNCHANGED: run.encode(inputs.shapes[0])},
     }
     if inputs.preview is not None:
-        phases["preview"] = dict.fromkeys((PLAIN, ASIDE), run.decode(inputs.preview))
+        phases["preview"] = dict.fromkeys((UNCHANGED, ASIDE), run.decode(inputs.preview))
     return phases

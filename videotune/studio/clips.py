@@ -15,7 +15,7 @@ from videotune.data.captions import lint, read_caption
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
-from videotune.queue.jobs import Job, all_jobs, latest, restart, result
+from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 
@@ -150,7 +150,7 @@ def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Tab
     )
 
 
-def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
+def last_account(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
     ended = (job for job in all_jobs(project.folder, "check") if not job.running)
     return next(
@@ -159,7 +159,7 @@ def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
 
 
 @lru_cache(maxsize=16)
-def _account(job: Job) -> Mapping[str, Any] | None:
+def _account(job: QueuedJob) -> Mapping[str, Any] | None:
     """What an ended check printed, which does not change."""
     value = result(job)
     return value if isinstance(value, dict) and "clips" in value else None

@@ -11,7 +11,7 @@ from videotune.studio import header, projects, queue_page, trash
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, seen_files
 from videotune.studio.uploads import incoming, receive
-from videotune.studio.web import Asked, Form, In, Regions, html, page, say
+from videotune.studio.web import Form, In, PageContext, Regions, html, page, say
 
 routes = APIRouter()
 TEXTS = (".txt", ".csv", ".jsonl")
@@ -19,7 +19,7 @@ COVER = 4
 """Pictures of a project on its card."""
 
 
-def cards(asked: Asked) -> str:
+def cards(asked: PageContext) -> str:
     """The list of projects, each with its first clips."""
     return html("projects_cards", cards=[_card(one) for one in projects.projects(asked.root)])
 
@@ -38,7 +38,7 @@ def _card(project: Project) -> dict[str, object]:
     }
 
 
-def removed(asked: Asked) -> str:
+def removed(asked: PageContext) -> str:
     """The projects in the bin."""
     return html("bin_items", items=trash.items(asked.root), at="/bin")
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from videotune.adapters.adapter_types import split
+from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
@@ -138,7 +138,7 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
         if config.lora.modules
         else []
     )
-    places = {place[0] for name in names if (place := split(name))}
+    places = {place[0] for name in names if (place := parse_param_name(name))}
     return {
         path: of_module(config.lora, path).scale for path in sorted(places)
     } or config.lora.scale

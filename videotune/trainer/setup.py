@@ -16,7 +16,7 @@ from videotune.trainer.build import dtype_name, make_objective, make_source, ope
 from videotune.trainer.cache_filling import echo_truncated_live, fill_distributed, reads_of
 from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.init_from import check_source, init_from
-from videotune.trainer.resume import Opened
+from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
 
@@ -25,7 +25,7 @@ KEPT_IN_MEMORY = 256 << 20
 
 
 def prepare(
-    opened: Opened,
+    opened: OpenedRun,
     run: Path,
     plan: Mapping[str, Any],
     callbacks: Sequence[Callback] = (),

@@ -161,7 +161,7 @@ def _with_caption(job: Job, windows: Sequence[Window], prompt: str, place: int) 
 
 
 def conditions_on_first_frame(job: Job) -> bool:
-    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
+    """Whether a run is rather conditioned on first frames than not (``BatchSource.conditions_on_first_frame``)."""
     return job.spec.given != "none" and (job.config.first_frame_probability or 0.0) >= 0.5
 
 
