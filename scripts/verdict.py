@@ -38,7 +38,7 @@ from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.expert_pool import attach
+from videotune.trainer.trainable import attach
 from videotune.types import Family, Window
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge

@@ -31,7 +31,7 @@ from videotune.latent_cache.batches import BatchSource
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
 from videotune.trainer import step as step_module
-from videotune.trainer.step import of_memory
+from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.trainer import Trainer
 from videotune.types import LatentDistribution
 
@@ -375,7 +375,7 @@ ON_THE_HOST = (
     ],
 )
 def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory: bool) -> None:
-    assert of_memory(error) == is_memory
+    assert is_out_of_memory(error) == is_memory
 
 
 def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> None:

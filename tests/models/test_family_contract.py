@@ -30,7 +30,7 @@ from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
 from videotune.models.registry import find, names
 from videotune.rng import generator_for
-from videotune.trainer.step import condition
+from videotune.trainer.step import encode_live_text
 from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, read_validation, related
 
@@ -71,11 +71,11 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     batch = kit.batch_of(
         family, ["a red circle", "", "a much longer caption than the others", ""]
     )
-    assert condition(family, None, batch) is batch
+    assert encode_live_text(family, None, batch) is batch
     for on in (False, True):
         for part in family.text_parts().values():
             part.encoder.requires_grad_(on)
-        live = condition(family, LiveText(), batch)
+        live = encode_live_text(family, LiveText(), batch)
         assert live.conditioning.text.requires_grad == on
         off = (live.conditioning.text - batch.conditioning.text).abs().max()
         assert off < 1e-5 if on else off == 0
@@ -107,7 +107,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     rows = add_rows(parts, settings, seed=0)
     net.train()
     batch = kit.batch_of(family, ["a <x> circle", "a red circle"])
-    batch = condition(family, LiveText(settings.tokens), batch)
+    batch = encode_live_text(family, LiveText(settings.tokens), batch)
     v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
     v[1].square().mean().backward(retain_graph=True)
     assert not any(bool(row.grad.any()) for row in rows.values() if row.grad is not None)
