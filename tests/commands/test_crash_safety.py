@@ -399,7 +399,10 @@ def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(work: Work) ->
     words = work.overrides("steps=1", f"cache_dir={cache}")
     assert (
         start(
-            words, work.run, first=moments.kill_at, given=("latent_cache.encode:_encoded", 3)
+            words,
+            work.run,
+            first=moments.kill_at,
+            given=("latent_cache.encode:_encode_frames", 3),
         ).ended()
         == KILLED
     )
