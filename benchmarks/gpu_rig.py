@@ -22,15 +22,15 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from videotune.config.resolve import resolve
+from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
-from videotune.trainer.components import DTYPES
-from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
-from videotune.trainer.experts import trained
+from videotune.trainer.build import DTYPES
+from videotune.trainer.expert_pool import arrange_blocks, attach, make_trainable
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape, Family
 

@@ -25,6 +25,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
@@ -32,7 +33,6 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.progress import write_step
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import open_run
 from videotune.trainer.setup import prepare as prepare_run
 from videotune.trainer.trainer import Trainer
@@ -89,7 +89,7 @@ def our_loop(
     trainer: Trainer, records: Iterator[Any], steps: int
 ) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
-    from videotune.trainer.run_dir import poll_control
+    from videotune.runs.run_dir import poll_control
 
     late = None
     for _ in range(steps):

@@ -8,7 +8,7 @@ import pytest
 from tests.commands.safety_kit import Finished, Make, Work
 from tests.shell import Bases, train
 from videotune.errors import DONE
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
 
 
 @pytest.fixture(scope="session")

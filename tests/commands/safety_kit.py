@@ -24,7 +24,7 @@ from tests import forked
 from tests.read_runs import listing, steps_of
 from tests.shell import train
 from videotune.errors import DONE, VideotuneError
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
 
 Make = Callable[..., Overrides]

@@ -18,13 +18,13 @@ from tests.read_runs import assert_same_run, complete, of_kind, steps_of
 from tests.shell import Patch, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import LATE, life, read_json
+from videotune.job.overrides import Overrides
 from videotune.reporter.build import page
 from videotune.reporter.read import read_run
+from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
+from videotune.runs.journal import read_journal
 from videotune.trainer import setup, step
 from videotune.trainer.ema import Ema
-from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.usefixtures("server")
 EACH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -335,7 +335,7 @@ def test_a_heartbeat_that_cannot_be_written_is_touched(
         pulse.path.write_text(json.dumps(read_json(pulse.path) | {"time": old}))
         os.utime(pulse.path, (old, old))
         assert not heartbeat(tmp_path)["alive"]
-        monkeypatch.setattr("videotune.trainer.logging.heartbeat.write_json", full)
+        monkeypatch.setattr("videotune.runs.heartbeat.write_json", full)
         pulse.beat()
         assert heartbeat(tmp_path)["alive"]
         assert heartbeat(tmp_path)["age"] < 5

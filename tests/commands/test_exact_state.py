@@ -16,9 +16,9 @@ from tests.commands.safety_kit import KILLED, start
 from tests.read_runs import equal, of_kind, state
 from tests.shell import Bases
 from videotune.errors import DONE
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
 
 STEPS = 6
 MOMENTS = {

@@ -27,13 +27,13 @@ from tests.shell import Patch, train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
-from videotune.latent_cache.batches import Source
+from videotune.latent_cache.batches import BatchSource
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
 from videotune.trainer import step as step_module
 from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Trainer
-from videotune.types import Moments
+from videotune.types import LatentDistribution
 
 METHODS = pytest.mark.parametrize(
     "method",
@@ -55,9 +55,9 @@ def spoil_clip(
     monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True
 ) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
-    sample = Source.sample
+    sample = BatchSource.sample
 
-    def spoilt(self: Source, window: Any, variant: int, *name: Any) -> Moments:
+    def spoilt(self: BatchSource, window: Any, variant: int, *name: Any) -> LatentDistribution:
         moments = sample(self, window, variant, *name)
         clip = self.clips[window.clip_id]
         bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
@@ -67,7 +67,7 @@ def spoil_clip(
             else moments
         )
 
-    monkeypatch.setattr(Source, "sample", spoilt)
+    monkeypatch.setattr(BatchSource, "sample", spoilt)
 
 
 def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
@@ -233,13 +233,13 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(
     work: Work, monkeypatch: Patch
 ) -> None:
     """It is null in the journal, and later ones are still measured."""
-    run, plain = work.run, Source.plain
+    run, plain = work.run, BatchSource.plain
 
-    def spoilt(self: Source, window: Any) -> Moments:
+    def spoilt(self: BatchSource, window: Any) -> LatentDistribution:
         moments = plain(self, window)
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
-    monkeypatch.setattr(Source, "plain", spoilt)
+    monkeypatch.setattr(BatchSource, "plain", spoilt)
     assert train(work.overrides("steps=2", "validate_every=1"), run) == DONE
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]

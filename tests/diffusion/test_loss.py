@@ -17,7 +17,7 @@ from videotune.diffusion.loss import (
 )
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Condition
+from videotune.types import Batch, Conditioning
 
 V = CONSTANTS | {"snr_shift_scale": 3.0}
 KINDS = ["flow", "v"]
@@ -46,7 +46,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
-    return Batch.of(numbers(size, 4, frames, side, side), Condition(torch.zeros(size, 1, 1)))
+    return Batch.of(numbers(size, 4, frames, side, side), Conditioning(torch.zeros(size, 1, 1)))
 
 
 def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:

@@ -22,7 +22,7 @@ from tests.offload_kit import no_host_sync
 from videotune.diffusion.loss import flow_path, objective, scaled_linear_alphas_cumprod, v_path
 from videotune.diffusion.timesteps import Timesteps, mode, shift_of_tokens, shifted, unshifted
 from videotune.errors import VideotuneError
-from videotune.types import Path
+from videotune.types import NoisePath
 
 N = 20_000
 EVEN = (torch.arange(N, dtype=torch.float64) + 0.5) / N
@@ -244,7 +244,7 @@ def table(shift: float, zero_snr: bool) -> torch.Tensor:
     return scaled_linear_alphas_cumprod(0.00085, 0.012, K, shift, zero_snr)
 
 
-def v_at(t: torch.Tensor, alphas_cumprod: torch.Tensor) -> Path:
+def v_at(t: torch.Tensor, alphas_cumprod: torch.Tensor) -> NoisePath:
     return v_path(lambda: alphas_cumprod)(t)
 
 
@@ -253,7 +253,7 @@ def latents(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(2, batch, 4, 3, 5, 6, generator=generator))  # type: ignore[return-value]
 
 
-def paths(t: torch.Tensor) -> list[Path]:
+def paths(t: torch.Tensor) -> list[NoisePath]:
     return [flow_path(t), *(v_at(t, table(*which)) for which in TABLES)]
 
 
@@ -343,7 +343,7 @@ def test_weighted_x0_form_is_plain_v_mse(shift: float, zero_snr: bool) -> None:
         -1, 1, 1, 1, 1
     )
     alpha, sigma = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
-    path = Path(alpha, sigma, -sigma, alpha)
+    path = NoisePath(alpha, sigma, -sigma, alpha)
     x0, noise = (x.double() for x in latents(6))
     x_t, v = alpha * x0 + sigma * noise, alpha * noise - sigma * x0
     predicted = v + 0.3 * torch.randn(

@@ -26,8 +26,8 @@ from tests.effects.effects_kit import (
 from tests.read_runs import of_kind
 from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
+from videotune.job.job import refuse_skips
 from videotune.latent_cache.batches import prepare
-from videotune.trainer.run_spec import refuse_skips
 
 Counted = Callable[..., list[list[int]]]
 

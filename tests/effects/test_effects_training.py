@@ -38,9 +38,9 @@ from videotune.latent_cache.batches import prepare
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import fit
-from videotune.planner.cards import Card
+from videotune.planner.gpus import Card
+from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
-from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.saving import save
 from videotune.trainer.trainer import Trainer

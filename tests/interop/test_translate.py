@@ -12,7 +12,7 @@ from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import others
-from videotune.interop.theirs import Theirs, read_theirs
+from videotune.interop.foreign_config import Theirs, read_theirs
 from videotune.interop.translate import _CONVERSIONS, Imported, Row, rules, translate
 from videotune.models.registry import find
 

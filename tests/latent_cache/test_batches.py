@@ -24,8 +24,10 @@ from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import (
-    Source,
+    BatchSource,
     StepBatch,
     prepare,
     quiet_pool,
@@ -34,23 +36,29 @@ from videotune.latent_cache.batches import (
 )
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule, picks
-from videotune.latent_cache.store import Store
-from videotune.rng import draws
-from videotune.trainer.components import make_objective, make_source, plain_batch
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
-from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
+from videotune.latent_cache.sampler import Schedule, sample_indices
+from videotune.latent_cache.store import LatentCache
+from videotune.rng import generator_for
+from videotune.trainer.build import make_objective, make_source, plain_batch
+from videotune.types import (
+    DETERMINISTIC_VARIANT,
+    Clip,
+    ClipShape,
+    Conditioning,
+    FrameSample,
+    LatentDistribution,
+    Window,
+)
 
 Open = Callable[..., Any]
-Make = Callable[..., tuple[Job, Any, Source]]
+Make = Callable[..., tuple[Job, Any, BatchSource]]
 
 
 @pytest.fixture
 def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path) -> Make:
     """A job on a kind of Wan, its family, and its filled source."""
 
-    def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
+    def get(variant: str, *sets: str) -> tuple[Job, Any, BatchSource]:
         words = (
             f"base_model_name={tiny_bases('wan', variant)}",
             f"cache_dir={tmp_path}",
@@ -58,7 +66,7 @@ def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path)
         )
         sets = (*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets)
         job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-        family, store = tiny_family("wan", variant=variant), Store(tmp_path)
+        family, store = tiny_family("wan", variant=variant), LatentCache(tmp_path)
         fill_cache(job, family, store)
         return (
             job,
@@ -70,7 +78,7 @@ def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path)
 
 
 @pytest.fixture
-def source(make: Make) -> Source:
+def source(make: Make) -> BatchSource:
     return make("t2v", "batch_size=3")[2]
 
 
@@ -90,7 +98,7 @@ def same(a: StepBatch, b: StepBatch) -> bool:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3])
-def test_threads_change_nothing(threads: int, source: Source) -> None:
+def test_threads_change_nothing(threads: int, source: BatchSource) -> None:
     expected = [prepare(source, step) for step in range(4, 13)]
     got = list(stream(source, 4, 12, threads))
     assert [one.step for one in got] == list(range(4, 13))
@@ -99,7 +107,7 @@ def test_threads_change_nothing(threads: int, source: Source) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
-    processes: int, source: Source
+    processes: int, source: BatchSource
 ) -> None:
     """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
     for step in (1, 7):
@@ -119,7 +127,7 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
         )
 
 
-def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
+def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> None:
     """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
     torch.set_num_threads(2)
     try:
@@ -132,7 +140,7 @@ def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
         torch.set_num_threads(1)
 
 
-def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
+def test_a_stream_that_is_left_ends_its_threads(source: BatchSource) -> None:
     before = threading.active_count()
     batches = stream(source, 1, 1000, 2)
     next(batches)
@@ -140,7 +148,7 @@ def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
     assert threading.active_count() == before
 
 
-def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
+def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None:
     """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
     window = source.buckets[0][0]
     key = source.keys.latents(sample_window(window, 0, 5))
@@ -161,11 +169,11 @@ SHAPE = ClipShape(9, 32, 48, 16.0)
 
 def made(
     folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any
-) -> Source:
+) -> BatchSource:
     """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
-    store, keys = Store(folder), CacheKeys("v", "t", 8, 0)
+    store, keys = LatentCache(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
-        for variant in (PLAIN, *range(3)):
+        for variant in (DETERMINISTIC_VARIANT, *range(3)):
             shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full(
@@ -175,11 +183,11 @@ def made(
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
         store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
-    source = Source(
+    source = BatchSource(
         config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
-        condition=lambda states: Condition(torch.stack([state["text"] for state in states])),
+        condition=lambda states: Conditioning(torch.stack([state["text"] for state in states])),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
         objective=objective("flow", {}, Timesteps()),
@@ -190,7 +198,7 @@ def made(
     return replace(source, **words)
 
 
-def number_of(shown: Take) -> float:
+def number_of(shown: FrameSample) -> float:
     """Tells which take it is."""
     return float(int(shown.window.clip_id[:2], 16) * 100 + shown.variant)
 
@@ -216,7 +224,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     source = made(tmp_path, [entries(clips, sampling="start")], clips)
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
-        bucket, places = picks(source.schedule, step)
+        bucket, places = sample_indices(source.schedule, step)
         views = [
             (source.buckets[bucket][place], source.variant(bucket, place, epoch))
             for place, epoch in places
@@ -239,16 +247,16 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     clips = some_clips(2, 1, 1)
     windows = entries(clips, sampling="start")
     windows[1] = replace(windows[1], sampling="even")  # this one comes from the store
-    asked: list[Take] = []
+    asked: list[FrameSample] = []
     busy = threading.Lock()
 
-    def encode(window: Window, variant: int) -> Moments:
+    def encode(window: Window, variant: int) -> LatentDistribution:
         shown = sample_window(window, variant, 0)
         assert busy.acquire(blocking=False), "two at once"
         time.sleep(0.002)
         asked.append(shown)
         busy.release()
-        return Moments(torch.full((4, 3, 4, 6), number_of(shown)))
+        return LatentDistribution(torch.full((4, 3, 4, 6), number_of(shown)))
 
     source = with_config(made(tmp_path, [windows], clips, encode=encode), {"variants": 0})
     batches = [
@@ -347,7 +355,7 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
     assert uniforms(3, 7, 1, True).item() == uniforms(3, 7, 1, False).item()
 
 
-def told(source: Source, steps: int) -> list[bool]:
+def told(source: BatchSource, steps: int) -> list[bool]:
     """Which samples of the first steps are told their frame, by what the network would be fed."""
     batches = [prepare(source, step).batch for step in range(1, steps + 1)]
     if source.spec.given == "replace":
@@ -458,7 +466,7 @@ class Noisy:
 
     def encode_video(
         self, frames: torch.Tensor, random: np.random.Generator | None = None
-    ) -> Moments:
+    ) -> LatentDistribution:
         moments = self.family.encode_video(frames)
         number = 0.0 if random is None else float(random.standard_normal())
         return replace(
@@ -466,7 +474,7 @@ class Noisy:
         )
 
 
-def noise_in(source: Source, window: Window, variant: int, plain: torch.Tensor) -> float:
+def noise_in(source: BatchSource, window: Window, variant: int, plain: torch.Tensor) -> float:
     difference = source.sample(window, variant, 1, 0).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
@@ -477,7 +485,7 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     job, own, clean = make("i2v-a14b")
     family: Any = Noisy(own)
     job = replace(job, spec=family.spec)
-    store = Store(tmp_path / "noisy")
+    store = LatentCache(tmp_path / "noisy")
     fill_cache(job, family, store)
     source = make_source(job, family, store, clean.objective)
     in_the_loop = with_config(source, {"variants": 0})
@@ -485,7 +493,8 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         plain = clean.plain(window).extras["image"]
         assert torch.equal(source.plain(window).extras["image"], plain)
         wanted_ = [
-            float(draws(5, "image noise", window.id, v).standard_normal()) for v in range(4)
+            float(generator_for(5, "image noise", window.id, v).standard_normal())
+            for v in range(4)
         ]
         assert len(set(wanted_)) == 4
         for where in (source, in_the_loop):
@@ -496,13 +505,18 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     bucket = source.buckets[0]
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [in_the_loop.variant(0, 0, epoch) for epoch in range(6)] == list(range(6))
-    names = {source.keys.latents(source.keys.sample(bucket[0], v)) for v in (PLAIN, 0, 1, 2, 3)}
+    names = {
+        source.keys.latents(source.keys.sample(bucket[0], v))
+        for v in (DETERMINISTIC_VARIANT, 0, 1, 2, 3)
+    }
     assert len(names) == 5
     other = replace(source.keys, seed=6)
     assert other.latents(other.sample(bucket[0], 0)) not in names
     items, few = (
-        CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))),
-        Store(tmp_path / "few"),
+        CacheItems(
+            (), tuple((bucket[0], variant) for variant in (DETERMINISTIC_VARIANT, 0, 1))
+        ),
+        LatentCache(tmp_path / "few"),
     )
     assert (
         len(missing(few, source.keys, items).samples)

@@ -17,10 +17,10 @@ from videotune.data.buckets import choose_size, parse_resolution
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.cogvideox import CogVideoX
-from videotune.rng import draws
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
+from videotune.rng import generator_for
 from videotune.types import ClipShape, SampleRequest
 
 NAME = "cogvideox"
@@ -132,12 +132,13 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
     frames = clip_of(family, shape, 0)
     plain, same = family.encode_video(frames), family.encode_video(frames)
     moments, other = (
-        family.encode_video(frames, draws(0, "image noise", "w", view)) for view in (3, 4)
+        family.encode_video(frames, generator_for(0, "image noise", "w", view))
+        for view in (3, 4)
     )
     assert torch.equal(plain.extras["image"], same.extras["image"])
     assert torch.equal(plain.mean, moments.mean)
     assert not torch.equal(moments.extras["image"], other.extras["image"])
-    again = draws(0, "image noise", "w", 3)
+    again = generator_for(0, "image noise", "w", 3)
     strength = np.exp(-3 + 0.5 * again.standard_normal())
     noise = torch.from_numpy(
         again.standard_normal((3, 1, shape.height, shape.width), "float32")

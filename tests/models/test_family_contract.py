@@ -29,7 +29,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
 from videotune.models.registry import find, names
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.trainer.step import condition
 from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, read_validation, related
@@ -518,9 +518,13 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
         own = objective_of(family.spec, expert.t_lo, expert.t_hi)
         optimizer = torch.optim.Adam(trained[expert.name], lr=0.02)
         for step in range(40):
-            t = own.timesteps.draw(torch.from_numpy(draws(0, "t", expert.name, step).random(1)))
+            t = own.timesteps.draw(
+                torch.from_numpy(generator_for(0, "t", expert.name, step).random(1))
+            )
             noise = torch.from_numpy(
-                draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32")
+                generator_for(0, "n", expert.name, step).standard_normal(
+                    batch.x0.shape, "float32"
+                )
             )
             denoising_loss(
                 family, nets[expert.name], own, batch, t.float(), noise
@@ -537,7 +541,9 @@ def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     """What a plan is made with has the form of what a training is told."""
     shape = kit.small_shape(family)
     real = family.encode_text(["word " * 600])[0]
-    real |= family.encode_video(kit.clip_of(family, shape, 0), draws(0, "image noise")).extras
+    real |= family.encode_video(
+        kit.clip_of(family, shape, 0), generator_for(0, "image noise")
+    ).extras
     blank = family.blank_states(shape)
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {
         k: (v.shape, v.dtype) for k, v in real.items()

@@ -43,7 +43,7 @@ from videotune.models.base import DiffusersModel
 from videotune.models.hidream import HiDream, join
 from videotune.models.hunyuan_video import CROP, TEMPLATE
 from videotune.models.ltx_video import LTXVideo
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.types import ClipShape, SampleRequest
 
 
@@ -317,7 +317,7 @@ def test_the_decoder_is_told_a_timestep_and_noise_that_are_always_the_same(
         return
     if variant == "0.9.7":
         noise = torch.from_numpy(
-            draws(0, "decode noise").standard_normal(tuple(raw.shape[1:]), "float32")
+            generator_for(0, "decode noise").standard_normal(tuple(raw.shape[1:]), "float32")
         )
         raw, words = 0.975 * raw + 0.025 * noise, [torch.tensor([0.05])]
     with torch.no_grad():
@@ -512,7 +512,7 @@ def test_routed_experts_are_those_of_diffusers_to_the_bit(
         tiny_bases("hidream") / "transformer"
     ).train()
     nets, found = (theirs, tiny_family("hidream").denoiser().requires_grad_(True).eval()), []
-    x = draws(0, "routing").standard_normal((2, tokens, 16), "float32")
+    x = generator_for(0, "routing").standard_normal((2, tokens, 16), "float32")
     for moe in (net.double_stream_blocks[0].block.ff_i for net in nets):
         states = torch.from_numpy(x.copy()).requires_grad_()
         out = moe(states)

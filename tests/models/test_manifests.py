@@ -17,11 +17,11 @@ from videotune.config.load import flatten, memory_class, preset_about, preset_na
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
 from videotune.data.frame_sampling import snap_frames
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
 from videotune.planner.fit import OPEN, asked_card, fit
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.types import BasePlace, ClipShape, ModelSpec
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from tests.read_runs import steps_of
 from tests.runs import open_run, prepare
 from tests.shell import Bases, Patch, train
 from videotune.errors import DONE
+from videotune.job.overrides import Overrides
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.cuda
 

@@ -15,10 +15,10 @@ from tests.journal_lines import step_line
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import Timesteps
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.latent_cache.sampler import Schedule, bucket_of, times_seen, turns
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import RECENT, Throughput, time_left
-from videotune.types import Batch, ClipShape, Condition, Window
+from videotune.latent_cache.sampler import Schedule, bucket_of, steps_per_bucket, times_seen
+from videotune.runs.journal import Journal
+from videotune.trainer.throughput import RECENT, Throughput, time_left
+from videotune.types import Batch, ClipShape, Conditioning, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
 
@@ -94,7 +94,7 @@ def batch_of(window: Window) -> Batch:
         torch.randn(1, 4, 2, 4, 4, generator=generator),
         torch.randn(1, 4, 16, generator=generator),
     )
-    return Batch.of(x0, Condition(text), window_ids=(window.id,))
+    return Batch.of(x0, Conditioning(text), window_ids=(window.id,))
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
@@ -258,7 +258,10 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
     for step in range(1, 41):
         bucket = bucket_of(schedule, step)
         throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
-        left = {b: turns(schedule, 40)[b] - turns(schedule, step)[b] for b in (0, 1)}
+        left = {
+            b: steps_per_bucket(schedule, 40)[b] - steps_per_bucket(schedule, step)[b]
+            for b in (0, 1)
+        }
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
         found = time_left(throughput.by_bucket, left, [9.0, 1.0])
         assert found == pytest.approx(truth), step

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from videotune.adapters.kinds import by_module, side_of
+from videotune.adapters.adapter_types import by_module, side_of
 
 Parts = Mapping[str, Tensor]
 """The tensors of an adapter in one module, by PEFT's names."""

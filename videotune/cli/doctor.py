@@ -11,7 +11,7 @@ from videotune import commands
 from videotune.cli.options import Arg, AsJson, Opt
 from videotune.console import answer, print_json, print_table, size
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
-from videotune.planner.cards import measured_file
+from videotune.planner.gpus import measured_file
 
 COLUMNS = ("what", "found", "note")
 

@@ -19,7 +19,7 @@ from videotune import console
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 
 def _offline(asked: bool) -> bool:
@@ -98,7 +98,7 @@ def _overrides(
     offline: Offline = False,
 ) -> Overrides:
     """What --preset, --config, --family, --base, --data and each --set say."""
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
 

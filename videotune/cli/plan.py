@@ -14,7 +14,7 @@ from videotune.text import shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 ROWS = 8
 """Lines of the curve of noise levels."""

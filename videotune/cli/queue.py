@@ -16,7 +16,7 @@ from videotune.files import life
 from videotune.queue import entries
 
 if TYPE_CHECKING:
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 queue_app = typer.Typer(
     help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Family, Path, StepOut
+from videotune.types import Batch, Family, NoisePath, StepOutput
 
 V_CONSTANTS = (
     "beta_start",
@@ -33,7 +33,7 @@ class Objective:
     ``loss``: d(e) is e² (mse), or one of ``robust`` with ``delta``.
     """
 
-    path: Callable[[Tensor], Path]
+    path: Callable[[Tensor], NoisePath]
     timesteps: Timesteps
     weighting: str = "none"
     temporal_consistency: float = 0.0
@@ -81,17 +81,17 @@ def objective(
     return Objective(path, timesteps, weighting, temporal_consistency, gamma)
 
 
-def flow_path(t: Tensor) -> Path:
+def flow_path(t: Tensor) -> NoisePath:
     """The straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
 
     t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
     """
     t = _column(t.float())
     one = torch.ones_like(t)
-    return Path(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
+    return NoisePath(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
 
 
-def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
+def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], NoisePath]:
     """The variance-preserving path of v-prediction: alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0.
 
     t (B,) in [0, 1] stands for ``timestep_index``; ``alphas_cumprod`` gives ᾱ (K,) float64. The roots are copied to each
@@ -99,7 +99,7 @@ def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
     """
     tables: dict[torch.device, Tensor] = {}
 
-    def path(t: Tensor) -> Path:
+    def path(t: Tensor) -> NoisePath:
         roots = tables.get(t.device)
         if roots is None or isinstance(t, FakeTensor):
             # Roots are taken in float64: 1 - ᾱ cancels at low noise, and some devices have no float64.
@@ -108,7 +108,7 @@ def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
             if not isinstance(roots, FakeTensor):
                 tables[t.device] = roots
         alpha, sigma = map(_column, roots[:, timestep_index(t, roots.shape[1])])
-        return Path(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
+        return NoisePath(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
 
     return path
 
@@ -149,7 +149,7 @@ def denoising_loss(
     t: Tensor,
     noise: Tensor,
     target: Tensor | None = None,
-) -> StepOut:
+) -> StepOutput:
     """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.weight`` counts.
 
     t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.scale``; ``target`` (B,C,F,H,W) takes the
@@ -169,7 +169,7 @@ def denoising_loss(
     if objective.temporal_consistency > 0:
         per_clip = with_flicker(mse, error, batch.weight, objective.temporal_consistency)
     per_clip = batch.scale * objective.weight(t) * per_clip
-    return StepOut(per_clip.mean(), mse.detach(), per_clip.detach(), t)
+    return StepOutput(per_clip.mean(), mse.detach(), per_clip.detach(), t)
 
 
 def robust(error: Tensor, kind: str, delta: float) -> Tensor:

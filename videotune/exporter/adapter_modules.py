@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
-from videotune.adapters.kinds import PARTS, ZERO, kind_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, refuse
 from videotune.models.model_files import note, some

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from videotune.adapters.kinds import ZERO, split
+from videotune.adapters.adapter_types import ZERO, parse_param_name
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
@@ -228,5 +228,5 @@ def changes_nothing(state: Mapping[str, Tensor]) -> bool:
     return not any(
         bool(value.any())
         for name, value in state.items()
-        if (place := split(name)) and place[1] in ZERO
+        if (place := parse_param_name(name)) and place[1] in ZERO
     )

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from videotune.adapters import effect, kinds
+from videotune.adapters import adapter_types, effect
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import (
     Exported,
@@ -178,7 +178,9 @@ def _merge_part(
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
-    modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
+    modules = {
+        f"{path}.weight": parts for path, parts in adapter_types.by_module(state).items()
+    }
     files = model_files.weight_files(base)
     sources = loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, side_of
+from videotune.adapters.adapter_types import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
 from videotune.exporter.formats import (

@@ -24,7 +24,7 @@ Bucket = tuple[int, int, int]
 """Frames, height, width."""
 
 
-class Source(NamedTuple):
+class SourceVideo(NamedTuple):
     """A clip: its frames, their rate, and its sides in pixels."""
 
     frames: int
@@ -100,7 +100,7 @@ def extracted(
     step: int,
     rates: tuple[float, float] | None,
     how: tuple[int, int, int],
-    clip: Source,
+    clip: SourceVideo,
 ) -> Samples:
     """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
 
@@ -116,7 +116,11 @@ def extracted(
 
 
 def resampled(
-    mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float, clip: Source
+    mode: str,
+    buckets: Sequence[tuple[int, float | None]],
+    step: int,
+    rate: float,
+    clip: SourceVideo,
 ) -> Samples:
     """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
@@ -139,7 +143,7 @@ def resampled(
 
 
 def stretched(
-    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: Source
+    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: SourceVideo
 ) -> Samples:
     """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
     wanted = count
@@ -156,7 +160,7 @@ def stretched(
     return [[min(round(i * share), clip.frames - 1) for i in range(wanted)]]
 
 
-def spread(buckets: Sequence[Bucket], clip: Source) -> Samples:
+def spread(buckets: Sequence[Bucket], clip: SourceVideo) -> Samples:
     """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
     count = max(
         (bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames
@@ -164,7 +168,7 @@ def spread(buckets: Sequence[Bucket], clip: Source) -> Samples:
     return [evenly(clip.frames, count)]
 
 
-def first(counts: Sequence[int], why: str, clip: Source) -> Samples:
+def first(counts: Sequence[int], why: str, clip: SourceVideo) -> Samples:
     """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
     fitting = [count for count in counts if count <= clip.frames]
     return (
@@ -172,7 +176,7 @@ def first(counts: Sequence[int], why: str, clip: Source) -> Samples:
     )
 
 
-def bounded(count: int, least: int, most: float, step: int, clip: Source) -> Samples:
+def bounded(count: int, least: int, most: float, step: int, clip: SourceVideo) -> Samples:
     """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1."""
     length = max(1, step_rounded(clip.frames, step))
     if not least <= length <= most:
@@ -181,7 +185,7 @@ def bounded(count: int, least: int, most: float, step: int, clip: Source) -> Sam
     return [list(range(min(count, length)))]
 
 
-def following(count: int, clip: Source) -> Samples:
+def following(count: int, clip: SourceVideo) -> Samples:
     """``count`` frames at the source's own rate from a random start (here its earliest); behind the end the last is held."""
     return [[min(i + 1, clip.frames - 1) for i in range(count)]]
 
@@ -194,7 +198,9 @@ def nearest_multiple(value: float, multiple: int) -> int:
     return round(value / multiple) * multiple
 
 
-def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: int) -> Size:
+def area_buckets(
+    resolution: Sequence[int], multiple: int, clip: SourceVideo, count: int
+) -> Size:
     """Sizes of at most the resolution's area in steps of a side; the one of the nearest ratio of width to height."""
     area = resolution[0] * resolution[1]
     side = int(math.sqrt(area))
@@ -205,7 +211,7 @@ def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: 
 
 
 def ratio_buckets(
-    resolution: float, ratios: Sequence[float], multiple: int, clip: Source, count: int
+    resolution: float, ratios: Sequence[float], multiple: int, clip: SourceVideo, count: int
 ) -> Size:
     """The nearest of the ratios by its logarithm, at the area of the resolution squared."""
     known = np.array(sorted(ratios))
@@ -214,7 +220,7 @@ def ratio_buckets(
     return nearest_multiple(wide, multiple), nearest_multiple(resolution**2 / wide, multiple)
 
 
-def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Size:
+def never_larger(resolution: int, multiple: int, clip: SourceVideo, count: int) -> Size:
     """The clip's own shape at no more than the resolution squared, sides rounded to whatever is nearest in area."""
     most = resolution * resolution
     target = min(clip.width * clip.height, most)
@@ -231,7 +237,7 @@ def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Si
     return min(fitting or [floor], key=lambda size: abs(size[0] * size[1] - target))
 
 
-def bucket_by_ratio(buckets: Sequence[Bucket], clip: Source, count: int) -> Size:
+def bucket_by_ratio(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> Size:
     """Of the buckets that are nearest to these frames the one of the nearest ratio of width to height; of two the larger."""
     frames = min(buckets, key=lambda bucket: abs(bucket[0] - count))[0]
     among = [bucket for bucket in buckets if bucket[0] == frames]
@@ -241,7 +247,7 @@ def bucket_by_ratio(buckets: Sequence[Bucket], clip: Source, count: int) -> Size
     return width, height
 
 
-def bucket_by_sides(buckets: Sequence[Bucket], clip: Source, count: int) -> Size:
+def bucket_by_sides(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> Size:
     """The bucket of the nearest sides, whatever its frames."""
     _, height, width = min(
         buckets, key=lambda own: abs(own[1] - clip.height) + abs(own[2] - clip.width)
@@ -250,7 +256,7 @@ def bucket_by_sides(buckets: Sequence[Bucket], clip: Source, count: int) -> Size
 
 
 def own_ratio(
-    side: float, multiple: int, square: bool, edge: bool, clip: Source, count: int
+    side: float, multiple: int, square: bool, edge: bool, clip: SourceVideo, count: int
 ) -> Size:
     """The clip's own ratio, or a square, at an area of ``side`` squared (``edge``: whose shorter side it is)."""
     ratio = 1.0 if square else round(clip.ratio, 2)
@@ -270,7 +276,7 @@ def own_ratio(
 ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
-def listed_aspects(resolution: int, multiple: int, clip: Source, count: int) -> Size:
+def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int) -> Size:
     """One of nine ratios and their inverses at the area of the resolution squared; the nearest by height over width."""
     long = [
         (resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS

@@ -17,7 +17,7 @@ from videotune.diffusion.timesteps import Timesteps
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop import rules
-from videotune.interop.rules import Bucket, Noise, Samples, Size, Source
+from videotune.interop.rules import Bucket, Noise, Samples, Size, SourceVideo
 from videotune.types import ModelSpec
 
 TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_rules.json"))
@@ -42,8 +42,8 @@ class DatasetRules:
     """
 
     name: str
-    frames: Callable[[Source], Samples]
-    size: Callable[[Source, int], Size]
+    frames: Callable[[SourceVideo], Samples]
+    size: Callable[[SourceVideo, int], Size]
     batch: int = 1
     repeats: float = 1
     drops_rest: bool = False

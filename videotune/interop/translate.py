@@ -14,7 +14,7 @@ from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.interop.theirs import Theirs, typed
+from videotune.interop.foreign_config import Theirs, typed
 from videotune.models.base_model import published, spec_for
 from videotune.types import BasePlace
 

@@ -17,11 +17,19 @@ from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
 from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, picks
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, sample_indices
+from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_weights import pinned
-from videotune.rng import draws
-from videotune.types import PLAIN, Batch, Clip, Condition, ModelSpec, Moments, Window
+from videotune.rng import generator_for
+from videotune.types import (
+    DETERMINISTIC_VARIANT,
+    Batch,
+    Clip,
+    Conditioning,
+    LatentDistribution,
+    ModelSpec,
+    Window,
+)
 
 BLOCK = 64
 """Steps whose windows, captions and noise levels are drawn together."""
@@ -73,7 +81,7 @@ class StepDraws:
 
 
 @dataclass(frozen=True)
-class Source:
+class BatchSource:
     """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
 
     A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
@@ -88,15 +96,15 @@ class Source:
 
     config: Config
     spec: ModelSpec
-    store: Store
+    store: LatentCache
     keys: CacheKeys
-    condition: Callable[[Sequence[Mapping[str, Tensor]]], Condition]
+    condition: Callable[[Sequence[Mapping[str, Tensor]]], Conditioning]
     clips: Mapping[str, Clip]
     sizes: Mapping[str, tuple[int, int]]
     buckets: tuple[tuple[Window, ...], ...]
     schedule: Schedule
     objective: Objective
-    encode: Callable[[Window, int], Moments] | None = None
+    encode: Callable[[Window, int], LatentDistribution] | None = None
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
     _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
@@ -121,20 +129,20 @@ class Source:
         """A caption's cached states."""
         return self.store.get("text", self.names.get(caption) or self.keys.text(caption))
 
-    def sample(self, window: Window, variant: int, *name: str | int) -> Moments:
+    def sample(self, window: Window, variant: int, *name: str | int) -> LatentDistribution:
         """A window's latents as a mean without a variance: drawn for ``name`` where the family keeps one; and the extras."""
         moments = self._moments(window, variant)
         if moments.logvar is None:
             return moments
-        noise = draws(self.keys.seed, "posterior", *name).standard_normal(
+        noise = generator_for(self.keys.seed, "posterior", *name).standard_normal(
             moments.mean.shape, "float32"
         )
         drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
         return replace(moments, mean=drawn, logvar=None)
 
-    def plain(self, window: Window) -> Moments:
+    def plain(self, window: Window) -> LatentDistribution:
         """A window without any draw of frames, place or image noise: what validation and previews read."""
-        return self.sample(window, PLAIN, window.id)
+        return self.sample(window, DETERMINISTIC_VARIANT, window.id)
 
     @property
     def conditions_on_first_frame(self) -> bool:
@@ -186,8 +194,8 @@ class Source:
             numbers.append(array("L", (next(before[window]) for window in bucket)))
         return tuple(numbers)
 
-    def _moments(self, window: Window, variant: int) -> Moments:
-        if self.variants == 0 and variant != PLAIN and self.varies(window):
+    def _moments(self, window: Window, variant: int) -> LatentDistribution:
+        if self.variants == 0 and variant != DETERMINISTIC_VARIANT and self.varies(window):
             assert self.encode is not None, (
                 "without variants in the store, somebody must encode"
             )
@@ -197,7 +205,7 @@ class Source:
             self.keys.sample(window, variant)
         )
         own = dict(self.store.get("latents", key))
-        return Moments(own.pop("mean"), own.pop("logvar", None), own)
+        return LatentDistribution(own.pop("mean"), own.pop("logvar", None), own)
 
     def step_draws(self, step: int) -> StepDraws:
         """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
@@ -211,10 +219,10 @@ class Source:
         return block[place]
 
 
-def draws_of(source: Source, step: int) -> StepDraws:
+def draws_of(source: BatchSource, step: int) -> StepDraws:
     """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
     seed = source.keys.seed
-    bucket, places = picks(source.schedule, step)
+    bucket, places = sample_indices(source.schedule, step)
     samples = tuple(
         (source.buckets[bucket][place], source.variant(bucket, place, epoch))
         for place, epoch in places
@@ -225,16 +233,17 @@ def draws_of(source: Source, step: int) -> StepDraws:
     )
     share = source.config.first_frame_probability or 0.0
     first_frame = tuple(
-        draws(seed, "first frame", step, i).random() < share for i in range(len(samples))
+        generator_for(seed, "first frame", step, i).random() < share
+        for i in range(len(samples))
     )
     return StepDraws(samples, captions, first_frame, t)
 
 
 def assemble(
-    source: Source,
+    source: BatchSource,
     windows: Sequence[Window],
     captions: Sequence[str],
-    clips: Sequence[Moments],
+    clips: Sequence[LatentDistribution],
     first_frame: Sequence[bool],
 ) -> Batch:
     """Windows of one bucket with their captions and encoded clips -> a Batch on the CPU, nothing dropped.
@@ -268,12 +277,12 @@ def assemble(
 
 
 def _condition(
-    source: Source, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
-) -> Condition:
+    source: BatchSource, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
+) -> Conditioning:
     """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
     if source.text_in_step:
         names = extras[0] if extras else ()
-        return Condition(
+        return Conditioning(
             torch.empty(len(extras), 0, 0),
             None,
             {n: torch.stack([e[n] for e in extras]) for n in names},
@@ -283,7 +292,7 @@ def _condition(
     )
 
 
-def _picture_weight(source: Source, windows: Sequence[Window], x0: Tensor) -> Tensor:
+def _picture_weight(source: BatchSource, windows: Sequence[Window], x0: Tensor) -> Tensor:
     """1 where a latent cell shows some of the picture, 0 where it is black border alone.
 
     (B,1,F,1,1), or (B,1,F,H,W) where some window is padded.
@@ -316,7 +325,7 @@ def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
 
 
 def prepare(
-    source: Source, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
+    source: BatchSource, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
 ) -> StepBatch:
     """What step ``step`` (from 1) trains on.
 
@@ -341,7 +350,7 @@ def prepare(
         )
         shape = tuple(batch.x0.shape[1:])
         drawn_noise = [
-            draws(seed, "noise", step, i).standard_normal(shape, "float32")
+            generator_for(seed, "noise", step, i).standard_normal(shape, "float32")
             for i in range(lo, hi)
         ]
         batch = _with_dropped_frames(source, batch, step, lo)
@@ -359,15 +368,15 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
     that the step as a whole covers the distribution evenly.
     """
     u = torch.tensor(
-        [draws(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64
+        [generator_for(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64
     )
     if not stratified:
         return u
-    order = torch.from_numpy(draws(seed, "t order", step).permutation(count))
+    order = torch.from_numpy(generator_for(seed, "t order", step).permutation(count))
     return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
-def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) -> Batch:
+def _with_dropped_frames(source: BatchSource, batch: Batch, step: int, first: int) -> Batch:
     """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
     share = source.config.video_config.frame_dropout_probability
     frames = batch.x0.shape[2]
@@ -377,7 +386,7 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
     group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
     dropped = torch.zeros_like(batch.given)
     for i in range(len(batch)):
-        u = draws(source.keys.seed, "frame dropout", step, first + i).random(
+        u = generator_for(source.keys.seed, "frame dropout", step, first + i).random(
             frames
         )  # one for each group is enough
         dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < share) & (group > 0)
@@ -385,9 +394,9 @@ def _with_dropped_frames(source: Source, batch: Batch, step: int, first: int) ->
     return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
 
 
-def _caption(source: Source, window: Window, step: int, index: int) -> str:
+def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
     clip = source.clips[window.clip_id]
-    random = draws(source.keys.seed, "caption", step, index)
+    random = generator_for(source.keys.seed, "caption", step, index)
     if random.random() < source.config.caption_dropout:
         return ""
     weights = clip.caption_weights[: len(clip.captions)]
@@ -422,7 +431,7 @@ def quiet_pool(threads: int) -> ThreadPoolExecutor:
 
 
 def stream(
-    source: Source,
+    source: BatchSource,
     first: int,
     last: int,
     threads: int,

@@ -33,7 +33,7 @@ from videotune._version import __version__
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked, system_errors, write_whole
-from videotune.types import PLAIN, ClipShape
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape
 
 KINDS = ("latents", "text")
 SUFFIX = ".safetensors"
@@ -99,7 +99,13 @@ class Entry:
         if self.kind == "text":
             return str(self.about.get("caption", ""))
         variant = self.about.get("variant", 0)
-        drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
+        drawn = (
+            ""
+            if variant == 0
+            else " plain"
+            if variant == DETERMINISTIC_VARIANT
+            else f" variant {variant}"
+        )
         clip = str(self.about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
         return f"{clip} {self.about.get('window', '')}{drawn}".strip()
 
@@ -199,7 +205,7 @@ EARLIER = "manifest.jsonl"
 """A file of caches that an earlier version wrote."""
 
 
-class Store:
+class LatentCache:
     """A cache folder. ``kind`` is "latents" or "text".
 
     Up to ``keep_bytes`` of what was read last stay in memory: a small dataset is then read from the disk once. Opening
@@ -470,7 +476,7 @@ class Pruned:
     kept: int
 
 
-def verify(store: Store, progress: Progress) -> list[Damaged]:
+def verify(store: LatentCache, progress: Progress) -> list[Damaged]:
     """Read every entry, compare it with its hash, and drop those that are damaged, so that they are made anew.
 
     Raises VideotuneError where another process is filling the cache.
@@ -496,7 +502,7 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
     return found
 
 
-def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
+def prune(store: LatentCache, wanted: Set[Name], *, yes: bool) -> Pruned:
     """What of the cache is not ``wanted``; with ``yes`` it is removed.
 
     Raises VideotuneError where another process is filling the cache.
@@ -514,7 +520,7 @@ def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
     return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 
 
-def listing(store: Store) -> list[dict[str, Any]]:
+def listing(store: LatentCache) -> list[dict[str, Any]]:
     """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
     rows = []
     for entry in store.entries():

@@ -21,9 +21,9 @@ from videotune.models.model_files import read_config
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -220,7 +220,7 @@ class CogVideoX(DiffusersModel):
             part, height, width, frames, device
         )
 
-    def _image(self, cond: Condition, frames: int) -> Tensor:
+    def _image(self, cond: Conditioning, frames: int) -> Tensor:
         """An image's latents at the first of so many frames, zeros after it, (B,C,F,H,W).
 
         Where a frame stands in front of the clip's own, the image is there, as in the pipeline.
@@ -260,7 +260,11 @@ class CogVideoX(DiffusersModel):
         return super().scheduler(shift)
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        cond: Conditioning,
+        uncond: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
         shape = request.shape
@@ -275,7 +279,7 @@ class CogVideoX(DiffusersModel):
         return latents.transpose(1, 2)[:, :, front:].float()
 
     def _prepare_latents(
-        self, pipe: Any, cond: Condition
+        self, pipe: Any, cond: Conditioning
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """What stands in for the image pipeline's ``prepare_latents``: the same noise, and an image encoded before."""
 

@@ -22,10 +22,10 @@ from videotune.models.model_files import model_parts, read_config
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
-    Fill,
+    Conditioning,
+    FillFn,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -162,13 +162,13 @@ class HiDream(DiffusersModel):
         pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"llama": llama, "pooled": pooled}
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """The VAE takes clips of one frame."""
         net = super().part(name, fill)
         return _of_frames(net) if name == "vae" else net
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
     ) -> nn.Module:
         """Its routed experts carry gradients."""
         return _trainable(super().denoiser(expert, device, fill))
@@ -208,14 +208,14 @@ class HiDream(DiffusersModel):
             )
 
     def pipeline(
-        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
         """The pipeline asks the network for its places."""
         pipe = super().pipeline(nets, shift, cls, **parts)
         pipe.transformer.max_seq = self.spec.padded_tokens
         return pipe
 
-    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+    def prompt(self, cond: Conditioning) -> dict[str, Tensor]:
         """Of three readers."""
         words = {
             "prompt_embeds_t5": cond.text,
@@ -225,7 +225,11 @@ class HiDream(DiffusersModel):
         return {word: value.to(self.device, self.dtype) for word, value in words.items()}
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        cond: Conditioning,
+        uncond: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """The pipeline samples every request at one area, 1024² pixels of a published model.
 

@@ -15,9 +15,9 @@ from videotune.models.registry import facts
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -136,7 +136,7 @@ class HunyuanVideo(DiffusersModel):
         """Less the padding, which is on the right."""
         return {"text": states["text"][: int(states["mask"].sum())], "pooled": states["pooled"]}
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """With the mask that follows from the length."""
         cond = super().condition(states)
         places = torch.arange(self.spec.text_tokens)
@@ -170,14 +170,18 @@ class HunyuanVideo(DiffusersModel):
         )
         return out[0].float()
 
-    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+    def prompt(self, cond: Conditioning) -> dict[str, Tensor]:
         """With CLIP's."""
         return super().prompt(cond) | {
             "pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)
         }
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        cond: Conditioning,
+        uncond: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """Guidance is told to the network, once a step.
 

@@ -19,8 +19,16 @@ from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
-from videotune.rng import draws, seed32
-from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest
+from videotune.rng import generator_for, seed32
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Conditioning,
+    FillFn,
+    ModelSpec,
+    Networks,
+    SampleRequest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +108,7 @@ class LTXVideo(DiffusersModel):
             "mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)
         }
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """A VAE that is told a timestep is told the usual one."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
@@ -117,7 +125,7 @@ class LTXVideo(DiffusersModel):
         raw = super().raw_latents(latents)
         if self.vae().config.timestep_conditioning:
             noise = torch.from_numpy(
-                draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
+                generator_for(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
             )
             raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
         return raw
@@ -205,14 +213,18 @@ class LTXVideo(DiffusersModel):
         return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
     def pipeline(
-        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
         """With a VAE, which the pipeline asks for its strides."""
         vae = known_latents(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        cond: Conditioning,
+        uncond: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """``request.first`` goes on from clean first frames.
 

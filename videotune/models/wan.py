@@ -21,10 +21,10 @@ from videotune.models.pipelines import known_latents
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     Expert,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -203,7 +203,11 @@ class Wan(DiffusersModel):
         return out[0].float()
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        cond: Conditioning,
+        uncond: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).
 
@@ -233,8 +237,8 @@ class Wan(DiffusersModel):
     def run_pipeline(
         self,
         pipe: Any,
-        cond: Condition,
-        uncond: Condition | None,
+        cond: Conditioning,
+        uncond: Conditioning | None,
         request: SampleRequest,
         **words: Any,
     ) -> Tensor:

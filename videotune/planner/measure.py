@@ -26,12 +26,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.files import Count, Number
+from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.trainer import components, denoisers, optimizers
-from videotune.trainer.experts import trained
-from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer import build, expert_pool, optimizers
+from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
 from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
@@ -224,7 +224,7 @@ class FakeNetwork:
 
     net: nn.Module
     held: Mapping[str, nn.Parameter]
-    trainable: Trainable
+    trainable: TrainableState
     warm: bool = False
 
 
@@ -239,7 +239,7 @@ class FakeRun:
         self.config = config
         self.mode = fake_mode()
         self.piece = piece
-        self.objective: Objective = components.make_objective(
+        self.objective: Objective = build.make_objective(
             family.spec, config
         )  # with real tables
         self._nets: dict[Depths, FakeNetwork] = {}
@@ -276,7 +276,7 @@ class FakeRun:
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
                 setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(denoisers.attach(net, self.family.spec, self.config))
+            held = dict(expert_pool.attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
             for (
@@ -357,17 +357,15 @@ class FakeRun:
         for hook in hooks:
             hook.remove()
 
-    def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
+    def trainable(self, held: Mapping[str, nn.Parameter]) -> TrainableState:
         """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(
-            name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype
-        )
+        dtype = next(name for name, dtype in build.DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = denoisers.make_trainable(held, {}, self.family, planned, name, 1)
+        trainable = expert_pool.make_trainable(held, {}, self.family, planned, name, 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:

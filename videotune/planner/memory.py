@@ -16,12 +16,14 @@ import torch
 from videotune._version import __version__
 from videotune.config import optimizers, schema
 from videotune.files import Count, Number, checked, digest, write_json
+from videotune.job.experts import trained
+from videotune.job.job import Job
+from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
-from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
-from videotune.planner.cards import Card
+from videotune.planner.gpus import Card
 from videotune.planner.measure import (
     FEW,
     FIRST,
@@ -34,9 +36,7 @@ from videotune.planner.measure import (
     plus,
     weight_bytes,
 )
-from videotune.trainer.components import DTYPES, weights_of
-from videotune.trainer.experts import trained
-from videotune.trainer.run_spec import Job
+from videotune.trainer.build import DTYPES, weights_of
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
 
@@ -262,7 +262,7 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
             if phase == "preview":
                 left = (
                     resting
-                    if way == PLAIN
+                    if way == UNCHANGED
                     else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
                 )
                 parts = plus(own, left)
@@ -272,7 +272,7 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
     return found
 
 
-PLAIN = "unchanged"
+UNCHANGED = "unchanged"
 STREAMED = "blocks streamed from the host"
 ASIDE = "the denoiser offloaded"
 TILED = "the denoiser offloaded, decoded in tiles"
@@ -563,9 +563,9 @@ def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]
         sum(blocks) - SLOTS * max(blocks) for blocks in encoders
     )
     phases: dict[str, Mapping[str, Parts]] = {
-        "encoding text": {PLAIN: text, STREAMED: {**text, "text encoder": streamed}},
-        "encoding clips": {PLAIN: run.encode(inputs.shapes[0])},
+        "encoding text": {UNCHANGED: text, STREAMED: {**text, "text encoder": streamed}},
+        "encoding clips": {UNCHANGED: run.encode(inputs.shapes[0])},
     }
     if inputs.preview is not None:
-        phases["preview"] = dict.fromkeys((PLAIN, ASIDE), run.decode(inputs.preview))
+        phases["preview"] = dict.fromkeys((UNCHANGED, ASIDE), run.decode(inputs.preview))
     return phases

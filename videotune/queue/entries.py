@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import checked, read_json, write_json
 from videotune.queue import jobs
-from videotune.queue.jobs import Job
+from videotune.queue.jobs import QueuedJob
 
 State = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
 
@@ -63,7 +63,7 @@ class Entry:
     skips: str | None
     state: State
     tries: int
-    job: Job | None
+    job: QueuedJob | None
     words: tuple[str, ...] = ()
     fresh: bool = True
     held: bool = False
@@ -120,7 +120,7 @@ def entries(queue: Path) -> list[Entry]:
     return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
 
 
-def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
+def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[QueuedJob]) -> Entry:
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
     words = tuple(row.get("words") or ())
     since = row.get("since") or 0.0

@@ -12,9 +12,9 @@ from typing import Any
 
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
+from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.queue.entries import CONFIGS, Entry, add, entries, work
 from videotune.reporter.build import write_comparison
-from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 
 MOST_RUNS = 256
 LONGEST = 100

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from videotune.files import digest
-from videotune.types import ClipShape, Family, Moments, SampleRequest
+from videotune.types import ClipShape, Family, LatentDistribution, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def draw(
     text: Callable[[str], Mapping[str, Tensor]],
     samples: Sequence[tuple[str, int]],
     on_done: Callable[[int], object] | None = None,
-    first: Sequence[Moments] | None = None,
+    first: Sequence[LatentDistribution] | None = None,
     isolated: bool = False,
 ) -> list[Tensor]:
     """Latents (C,F,H,W) of each (prompt, seed).

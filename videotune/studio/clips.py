@@ -15,8 +15,8 @@ from videotune.data.captions import lint, read_caption
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
-from videotune.queue.jobs import Job, all_jobs, latest, restart, result
-from videotune.studio import bin, projects
+from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
+from videotune.studio import projects, trash
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 
 LONG = 20.0
@@ -150,7 +150,7 @@ def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Tab
     )
 
 
-def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
+def last_account(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
     ended = (job for job in all_jobs(project.folder, "check") if not job.running)
     return next(
@@ -159,7 +159,7 @@ def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
 
 
 @lru_cache(maxsize=16)
-def _account(job: Job) -> Mapping[str, Any] | None:
+def _account(job: QueuedJob) -> Mapping[str, Any] | None:
     """What an ended check printed, which does not change."""
     value = result(job)
     return value if isinstance(value, dict) and "clips" in value else None
@@ -280,8 +280,8 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
             path for row in rows for path in (row["clip"].path, row["clip"].caption) if path
         )
     )
-    if to == bin.BIN:
-        bin.throw(
+    if to == trash.BIN:
+        trash.throw(
             project.folder,
             "clip",
             rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips",
@@ -290,7 +290,7 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         return
     if to not in (CLIPS, HELD_OUT):
         raise VideotuneError(
-            f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}"
+            f"clips are moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
     home = project.folder
     pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]

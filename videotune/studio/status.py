@@ -13,9 +13,9 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.records import parse_line, read_record
 from videotune.reporter.read import FILES, Run
-from videotune.trainer.logging.step_sums import Curve, Steps, regularization
+from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.step_sums import Curve, Steps, regularization
 
 MOST_OPEN = 8
 """Runs whose journals are kept in memory."""

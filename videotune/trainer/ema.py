@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from videotune.trainer.distributed import portions
+from videotune.distributed import portions
 
 
 class Ema:

@@ -6,22 +6,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.adapter_types import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
 from videotune.config.schema import Config, Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
-from videotune.trainer.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.experts import of_expert, prefix
-from videotune.trainer.step import Trainable
+from videotune.job.experts import of_expert, prefix
+from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
+from videotune.trainer.expert_pool import ExpertPool
+from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
 
 
-def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) -> None:
+def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) -> None:
     """Put the weights of a LoRA or embedding file, or of a checkpoint's folder, into what trains, and say what was taken.
 
     Raises VideotuneError where they do not fit.
@@ -38,7 +38,7 @@ def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) 
 
 
 def _begin_one(
-    source: Path, family: Family, name: str, trainable: Trainable, config: Config
+    source: Path, family: Family, name: str, trainable: TrainableState, config: Config
 ) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":

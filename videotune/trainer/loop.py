@@ -9,9 +9,9 @@ from videotune.console import bar
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, stream
 from videotune.memory.accelerator import OVERLAPPING
+from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
-from videotune.trainer.run_dir import poll_control
 from videotune.trainer.saving import save, settle
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer

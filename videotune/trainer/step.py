@@ -14,16 +14,27 @@ from torch import Tensor, nn
 from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
+from videotune.distributed import DistributedContext
 from videotune.latent_cache.batches import StepBatch, share_of
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
-from videotune.trainer.distributed import DistributedContext
 from videotune.trainer.ema import Ema
-from videotune.trainer.optimizers import AnyOptimizer, RateSettings, apply, clip, norm_of, rate
+from videotune.trainer.low_precision import (
+    BackwardOptimizer,
+    MasterWeights,
+    update_each_rounded,
+)
+from videotune.trainer.optimizers import (
+    AnyOptimizer,
+    LRSchedule,
+    clip_grad_norm,
+    lr_at,
+    norm_of,
+    step_if_finite,
+)
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.trainer.updates import InBackward, MasterWeights, update_each_rounded
 from videotune.types import Batch, Family
 
 
@@ -55,7 +66,7 @@ class StepRecord:
             "step": self.step,
             "loss": loss,
             "mse": sum(mse) / len(mse),
-            "by_t": by_t(self.t.tolist(), mse),
+            "by_t": loss_by_noise_level(self.t.tolist(), mse),
             "lr": dict(self.lr),
             "grad_norm": grad_norm,
             "window_ids": list(self.window_ids),
@@ -118,7 +129,7 @@ class Clock:
         return out
 
 
-def by_t(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
+def loss_by_noise_level(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
     """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
     sums = [[0.0, 0] for _ in range(9)]
     for place, value in zip(t, mse, strict=True):
@@ -152,7 +163,7 @@ class StepSettings:
 
 
 @dataclass(frozen=True)
-class Trainable:
+class TrainableState:
     """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
 
     ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
@@ -163,14 +174,14 @@ class Trainable:
 
     parameters: Mapping[str, nn.Parameter]
     optimizer: AnyOptimizer
-    rates: Mapping[str, RateSettings]
+    rates: Mapping[str, LRSchedule]
     masters: MasterWeights | None = None
     ema: Ema | ScheduleFreeWeights | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
     text: LiveText | None = None
     rounding: int | None = None
-    in_backward: InBackward | None = None
+    in_backward: BackwardOptimizer | None = None
     shards: Shards | None = None
 
 
@@ -190,7 +201,7 @@ class OutOfMemory(RuntimeError):
 def train_step(
     settings: StepSettings,
     net: nn.Module,
-    trainable: Trainable,
+    trainable: TrainableState,
     prepared: StepBatch,
     clock: Clock,
     own_step: int | None = None,
@@ -207,7 +218,7 @@ def train_step(
     samples = len(prepared.window_ids)
     own = prepared.step if own_step is None else own_step
     lr = {
-        group["name"]: rate(trainable.rates[group["name"]], own)
+        group["name"]: lr_at(trainable.rates[group["name"]], own)
         for group in optimizer.param_groups
     }
     values = torch.zeros(2 + samples, device=next(net.parameters()).device)
@@ -252,7 +263,7 @@ def train_step(
     )
 
 
-def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor) -> Tensor:
+def _gradient_norm(trainable: TrainableState, settings: StepSettings, values: Tensor) -> Tensor:
     """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped."""
     most = settings.max_grad_norm
     dist = settings.dist
@@ -272,23 +283,23 @@ def _gradient_norm(trainable: Trainable, settings: StepSettings, values: Tensor)
                 parameter
             )  # as where other processes have used it
     if dist.size == 1:
-        return clip(parameters, most)
+        return clip_grad_norm(parameters, most)
     apart = {id(parameter) for parameter in cut}
     whole = [parameter for parameter in parameters if id(parameter) not in apart]
     dist.all_reduce_gradients(whole)
     dist.all_reduce(values)
     if shards is None or not shards.rows:
-        return clip(parameters, most)
+        return clip_grad_norm(parameters, most)
     device = parameters[
         0
     ].device  # of a process without a row the sum must go the same way as the others'
     squares = (
         dist.all_reduce(norm_of(cut).float().to(device) ** 2) + norm_of(whole).to(device) ** 2
     )
-    return clip(parameters, most, squares.sqrt())
+    return clip_grad_norm(parameters, most, squares.sqrt())
 
 
-def _update(trainable: Trainable, good: Tensor, step: int) -> None:
+def _update(trainable: TrainableState, good: Tensor, step: int) -> None:
     """The optimizer's step where ``good`` () is true."""
     if trainable.rounding is not None:
         rows = trainable.shards.rows if trainable.shards is not None else {}
@@ -297,7 +308,7 @@ def _update(trainable: Trainable, good: Tensor, step: int) -> None:
             trainable.optimizer, trainable.parameters, good, trainable.rounding, step, first
         )
         return
-    apply(trainable.optimizer, good)
+    step_if_finite(trainable.optimizer, good)
     if trainable.masters is not None:
         trainable.masters.spread()
 
@@ -360,7 +371,7 @@ def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatc
 def accumulate(
     settings: StepSettings,
     net: nn.Module,
-    trainable: Trainable,
+    trainable: TrainableState,
     prepared: StepBatch,
     clock: Clock,
     values: Tensor,

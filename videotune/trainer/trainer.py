@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
-from videotune.latent_cache.batches import Source
+from videotune.distributed import DistributedContext, sharded
+from videotune.job.experts import prefix
+from videotune.job.job import Job
+from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.exposure import band
 from videotune.memory.sharding import Shard
-from videotune.trainer.checkpoint import Checkpoint
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.distributed import DistributedContext, sharded
-from videotune.trainer.experts import prefix
-from videotune.trainer.logging.heartbeat import Heartbeat
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import Throughput
-from videotune.trainer.logging.trackers import Trackers
-from videotune.trainer.run_dir import Signals
-from videotune.trainer.run_spec import Job
+from videotune.runs.checkpoint import Checkpoint
+from videotune.runs.heartbeat import Heartbeat
+from videotune.runs.journal import Journal
+from videotune.runs.run_dir import Signals
+from videotune.runs.trackers import Trackers
+from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
+from videotune.trainer.throughput import Throughput
 from videotune.types import Family, Window
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class Trainer:
     run: Path
     job: Job
     family: Family
-    pool: DenoiserPool
-    source: Source
+    pool: ExpertPool
+    source: BatchSource
     plan: Mapping[str, Any]
     journal: Journal
     heartbeat: Heartbeat

@@ -6,14 +6,14 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.data.video_writer import write_video
+from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import readings_of
+from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import file_name
+from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.components import plain_batch
-from videotune.trainer.logging.journal import readings_of
-from videotune.trainer.run_dir import Interrupted
-from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import Saving, best_step, save
 from videotune.trainer.step import condition
 from videotune.trainer.trainer import Callback, Trainer, due

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from videotune.console import bar, echo
+from videotune.distributed import RankMismatch
+from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
-from videotune.trainer.distributed import RankMismatch
-from videotune.trainer.run_dir import Interrupted
 from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window

@@ -18,10 +18,10 @@ from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.video_writer import write_video
 from videotune.files import checked, digest, read_json, write_json, write_whole
+from videotune.job.job import Job
 from videotune.sampling.pipeline import file_name
-from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import Trainer, due
-from videotune.types import PLAIN, Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 from videotune.validation import metrics
 from videotune.validation.decoding import SamplingCallback, of_main
 from videotune.validation.metrics import Baselines, Embedding, Gallery, Known, Nearest
@@ -139,7 +139,7 @@ def small_frames(
     height = round(shape.height * scale)
     width = round(shape.width * scale)
     for window in windows:
-        times = sample_window(window, PLAIN, job.config.seed).times
+        times = sample_window(window, DETERMINISTIC_VARIANT, job.config.seed).times
         yield (
             window,
             decode(job.library.media[window.clip_id], times, height, width, window.resize),

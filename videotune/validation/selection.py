@@ -9,8 +9,8 @@ from videotune.config.schema import Config, Prompt
 from videotune.data.buckets import size_rule, suits
 from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
+from videotune.job.job import Job
 from videotune.sampling.pipeline import SampleSettings
-from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec, VideoRules, Window
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ def _with_caption(job: Job, windows: Sequence[Window], prompt: str, place: int) 
 
 
 def conditions_on_first_frame(job: Job) -> bool:
-    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
+    """Whether a run is rather conditioned on first frames than not (``BatchSource.conditions_on_first_frame``)."""
     return job.spec.given != "none" and (job.config.first_frame_probability or 0.0) >= 0.5
 
 

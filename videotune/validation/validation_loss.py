@@ -18,8 +18,8 @@ from videotune.console import echo
 from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
-from videotune.rng import draws
-from videotune.trainer.components import plain_batch
+from videotune.rng import generator_for
+from videotune.trainer.build import plain_batch
 from videotune.trainer.step import tokens_of
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch, Expert, Family, Window
@@ -89,7 +89,7 @@ def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> 
     """The fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed: with another word every run would be validated with other noise
     return torch.from_numpy(
-        draws(seed, "ruler", window.id, number).standard_normal(shape, "float32")
+        generator_for(seed, "ruler", window.id, number).standard_normal(shape, "float32")
     )
 
 

@@ -8,35 +8,36 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.layers import Parameters, add_full
-from videotune.adapters.lora import add_lora, rule_of, share
+from videotune.adapters.lora import add_lora, bind_parameters, rule_of
+from videotune.config.optimizers import default_warmup
 from videotune.config.schema import Config, Lora
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
+from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
+from videotune.job.experts import TEXT, trained
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.memory.accelerator import empty_cache, local_device
 from videotune.memory.attention import set_attention
+from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
 from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
-from videotune.memory.weight_streaming import Streams, stream_blocks
-from videotune.trainer.components import dtype_name
-from videotune.trainer.distributed import DistributedContext, sharded
+from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import Ema
-from videotune.trainer.experts import TEXT, trained
-from videotune.trainer.optimizers import RateSettings, default_warmup, make_optimizer, parts_of
+from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
+from videotune.trainer.optimizers import LRSchedule, make_optimizer, parts_of
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.trainer.step import Trainable
+from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import attach_text, live_text
-from videotune.trainer.updates import InBackward, MasterWeights
 from videotune.types import Family, ModelSpec
 
 
-class DenoiserPool(Mapping[str, "nn.Module"]):
+class ExpertPool(Mapping[str, "nn.Module"]):
     """Looked up by name, an expert takes the place of the one that was in memory; what trains of it stays the same.
 
     A model with one denoiser has one expert, which stays.
@@ -51,11 +52,11 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         self.expert_schedule = expert_schedule
         self._names = tuple(names)
         self._open = open_net
-        self.trainables: dict[str, Trainable] = {}
+        self.trainables: dict[str, TrainableState] = {}
         self.beside: frozenset[str] = (
             frozenset()
         )  # what trains and is of no network here, by name
-        self.streams: Streams | None = None
+        self.streams: BlockOffload | None = None
         self.attention = "native"  # diffusers' name of what computes it
         self.shards: dict[
             str, Shards
@@ -92,7 +93,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         assert self.loaded is not None, "none was looked up yet"
         return self.loaded[0]
 
-    def switch(self, step: int) -> tuple[nn.Module, Trainable, int]:
+    def switch(self, step: int) -> tuple[nn.Module, TrainableState, int]:
         """(network, what trains of it, how many steps that has had with this one)."""
         name = self.expert_schedule.at(step)
         if TEXT in self.trainables:  # it learns from every step, whichever expert that is
@@ -105,7 +106,7 @@ class DenoiserPool(Mapping[str, "nn.Module"]):
         return self[name], self.trainables[name], self.expert_schedule.count(step, name)
 
     @property
-    def trainable(self) -> Trainable:
+    def trainable(self) -> TrainableState:
         """What trains with the denoiser that is in memory."""
         return self.trainables[TEXT if TEXT in self.trainables else self.current]
 
@@ -150,7 +151,7 @@ def open_pool(
     steps: int,
     first: int,
     dist: DistributedContext,
-) -> DenoiserPool:
+) -> ExpertPool:
     """The denoisers with what trains in them; the one of step ``first`` is in memory."""
     mesh = (
         init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
@@ -180,7 +181,9 @@ def open_pool(
                 | (set(home.parameters) if home else set())
                 | set(shards.rows if shards else ())
             )
-            share(net, {key: value for key, value in held.items() if key not in elsewhere})
+            bind_parameters(
+                net, {key: value for key, value in held.items() if key not in elsewhere}
+            )
         if shards is not None and mesh is not None:
             checkpoint_blocks(net, config.gradient_checkpointing or ON)
             alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
@@ -203,7 +206,7 @@ def open_pool(
             fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
         return net
 
-    pool = DenoiserPool(
+    pool = ExpertPool(
         expert_schedule, [expert.name for expert in family.spec.experts], open_net
     )
     pool.attention = config.attention if config.attention != "auto" else "native"
@@ -234,7 +237,7 @@ def arrange_blocks(
     held: Parameters,
     home: HostWeights | None,
     first: bool,
-) -> Streams | None:
+) -> BlockOffload | None:
     """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
 
     None where nothing waits on the host. ``first``: say what that means.
@@ -264,7 +267,7 @@ def make_trainable(
     config: Config,
     name: str,
     steps: int,
-) -> Trainable:
+) -> TrainableState:
     """What trains, its optimizer, its rates, and what is sampled, validated and exported in its place, if anything is.
 
     ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints;
@@ -297,11 +300,11 @@ def make_trainable(
     seed = config.seed if rounding else None
     expert = name if several else None
     updates = (
-        InBackward(config.max_grad_norm, seed, kept).attach(whole, optimizer)
+        BackwardOptimizer(config.max_grad_norm, seed, kept).attach(whole, optimizer)
         if kind.step_in_backward
         else None
     )
-    return Trainable(
+    return TrainableState(
         parameters,
         optimizer,
         rates,
@@ -316,7 +319,7 @@ def make_trainable(
 
 
 def adapter_groups(
-    held: Parameters, settings: Lora, name: str, rates: dict[str, RateSettings]
+    held: Parameters, settings: Lora, name: str, rates: dict[str, LRSchedule]
 ) -> dict[str, dict[str, nn.Parameter]]:
     """The parameters of a network by their group: one, or one for each rate of their own, which ``rates`` gets.
 
@@ -324,7 +327,7 @@ def adapter_groups(
     """
     groups: dict[str, dict[str, nn.Parameter]] = {}
     for key, parameter in held.items():
-        path, part = split(key) or (key, "")
+        path, part = parse_param_name(key) or (key, "")
         rule = rule_of(settings, path)
         raised = part == "lora_B" and settings.learning_rate_ratio != 1
         own = rule.learning_rate if rule else None
@@ -339,7 +342,7 @@ def adapter_groups(
     return groups
 
 
-def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, RateSettings]:
+def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, LRSchedule]:
     """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
     warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
     low = (
@@ -359,7 +362,7 @@ def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str
     cycles = config.learning_rate_cycles
     power = config.learning_rate_power
     return {
-        group: RateSettings(peak, scheduler, warmup, steps, cycles, power)
+        group: LRSchedule(peak, scheduler, warmup, steps, cycles, power)
         for group, peak in peaks.items()
     }
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from safetensors.torch import save_file
 from torch import Tensor
 
+from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.files import (
     hash_file,
@@ -20,9 +21,8 @@ from videotune.files import (
     write_json,
 )
 from videotune.memory.sharding import Shard
-from videotune.records import FileEntry
-from videotune.trainer.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
-from videotune.trainer.distributed import DistributedContext
+from videotune.runs.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
+from videotune.runs.schemas import FileEntry
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from videotune.config.load import flatten
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.trainer.logging.scalars import scalars
-from videotune.trainer.logging.tensorboard import TensorBoardWriter
+from videotune.runs.scalars import scalars
+from videotune.runs.tensorboard import TensorBoardWriter
 
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages that a tracker imports, where they are not its name alone."""
