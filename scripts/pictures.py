@@ -97,7 +97,9 @@ def main() -> None:
     overfits = overfit(work)
 
     write(Image.open(demo / "before_after.png"), out / "before-after.png")
-    write(Image.open(demo / "run" / "compare" / "compare.png"), out / "compare.png")
+    compared = json.loads((demo / "run" / "compare" / "compare.json").read_text())
+    sheet = next(entry["sheet"] for entry in compared if entry["prompt"] == PROMPT)
+    write(Image.open(demo / "run" / sheet), out / "compare.png")
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
