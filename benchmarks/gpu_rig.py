@@ -225,8 +225,10 @@ def _random(prepared: StepBatch, seed: int) -> StepBatch:
         return torch.randn(like.shape, generator=makes).to(like.dtype)
 
     batch = prepared.batch
-    text = noise(batch.cond.text).mul_(0.1).to(batch.cond.text.device)
-    batch = replace(batch, x0=noise(batch.x0), cond=replace(batch.cond, text=text))
+    text = noise(batch.conditioning.text).mul_(0.1).to(batch.conditioning.text.device)
+    batch = replace(
+        batch, x0=noise(batch.x0), conditioning=replace(batch.conditioning, text=text)
+    )
     t = (torch.arange(len(batch)) + 0.5) / len(batch)
     ids = tuple(f"window {i}" for i in range(len(batch)))
     return replace(prepared, batch=batch, t=t, noise=noise(prepared.noise), window_ids=ids)

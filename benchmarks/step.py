@@ -70,7 +70,7 @@ def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> 
             (
                 (1 - t) * batch.x0 + t * one.noise,
                 one.t * 1000,
-                batch.cond.text,
+                batch.conditioning.text,
                 one.noise - batch.x0,
             )
         )
@@ -224,7 +224,12 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     one = prepare(trainer.source, 1)
     trainer.journal.close()
     batch = folder / "batch.safetensors"
-    tensors = {"x0": only(one).x0, "noise": one.noise, "t": one.t, "text": only(one).cond.text}
+    tensors = {
+        "x0": only(one).x0,
+        "noise": one.noise,
+        "t": one.t,
+        "text": only(one).conditioning.text,
+    }
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
     transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
     ours, bare = [], []

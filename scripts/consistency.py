@@ -168,7 +168,7 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
             with torch.no_grad():
                 out = denoising_loss(family, net, priced, batch, level.float()[None], noise)
             share, mse = (shape[2] - 1) / shape[2], out.mse.item()
-            change += out.per_clip.item() * (1 + 2 * share) - mse
+            change += out.per_sample_loss.item() * (1 + 2 * share) - mse
             whole += 2 * share * mse
         ratios.append(change / whole)
     return round(statistics.fmean(ratios), 4)

@@ -25,7 +25,7 @@ from videotune.rng import generator_for
 from videotune.toy.shapes import COMBINATIONS, draw_clip
 from videotune.validation.metrics import (
     Baselines,
-    Embedding,
+    FrameEmbedding,
     Gallery,
     Known,
     Nearest,
@@ -127,7 +127,7 @@ def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
     return encoded(cut[:, :, ::-1] if mirrored else cut)
 
 
-def seen(embedding: Embedding, frames: np.ndarray) -> torch.Tensor:
+def seen(embedding: FrameEmbedding, frames: np.ndarray) -> torch.Tensor:
     """What a sample of these frames is compared by."""
     return both_ways(embedding, frames[:SAMPLE:EVERY])
 

@@ -17,7 +17,7 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
@@ -76,11 +76,19 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
         / 127.5
         - 1
     )
-    extras = family.encode_video(clip).extras if family.spec.given != "none" else {}
+    extras = (
+        family.encode_video(clip).extras if family.spec.image_conditioning != "none" else {}
+    )
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean[0, :, 0] = family.spec.given == "replace"
-    cond: Conditioning = family.condition([{**state, **extras} for state in states])
-    return Batch.of(x0, cond, given=clean, weight=(~clean).float(), window_ids=("w",) * count)
+    clean[0, :, 0] = family.spec.image_conditioning == "replace"
+    conditioning: Conditioning = family.condition([{**state, **extras} for state in states])
+    return Batch.of(
+        x0,
+        conditioning,
+        conditioning_mask=clean,
+        loss_mask=(~clean).float(),
+        window_ids=("w",) * count,
+    )
 
 
 @dataclass
@@ -108,13 +116,13 @@ class Rig:
         handle = self.trainable.optimizer.register_step_pre_hook(keep)
         self.net.train()
         spec = self.family.spec
-        loss = objective(spec.path, spec.path_constants, Timesteps())
+        loss = objective(spec.path, spec.path_constants, TimestepSampler())
         for step in range(1, count + 1):
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)
             noise = torch.randn(batch.x0.shape, generator=generator)
             shown = (
-                replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch))))
+                replace(batch, prior_preservation=tuple(i % 2 == 1 for i in range(len(batch))))
                 if prior
                 else batch
             )

@@ -66,7 +66,7 @@ class Clip:
     caption_weights: tuple[float, ...] = ()
 
     @property
-    def prior(self) -> bool:
+    def prior_preservation(self) -> bool:
         """Whether the target of its samples is the base model's own prediction (prior preservation)."""
         return self.kind == "regularization" and self.target == "base"
 
@@ -189,7 +189,7 @@ class ModelSpec:
     latent_channels: int = 16
     patch: tuple[int, int, int] = (1, 2, 2)
     text_width: int = 4096
-    given: str = "none"
+    image_conditioning: str = "none"
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     path_constants: Mapping[str, float] = field(default_factory=dict)
@@ -199,7 +199,9 @@ class ModelSpec:
     keeps_variance: bool = False
     image_channels: tuple[int, int] = (0, 0)
     image_numbers: int = 0
-    fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
+    fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
+        default_factory=dict
+    )
     text_numbers: int = 0
     guidance_embedded: bool = False
     padded_tokens: int | None = None
@@ -258,34 +260,36 @@ class Batch:
     """
 
     x0: Tensor
-    given: Tensor
-    dropped: Tensor
-    weight: Tensor
-    scale: Tensor
-    cond: Conditioning
+    conditioning_mask: Tensor
+    dropped_frames_mask: Tensor
+    loss_mask: Tensor
+    loss_weight: Tensor
+    conditioning: Conditioning
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
     fps: Tensor
-    prior: tuple[bool, ...]
-    any_given: bool = True
+    prior_preservation: tuple[bool, ...]
+    has_conditioning: bool = True
 
     @classmethod
-    def of(cls, x0: Tensor, cond: Conditioning, **more: Any) -> Batch:
+    def of(cls, x0: Tensor, conditioning: Conditioning, **more: Any) -> Batch:
         """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
         count = len(x0)
         none = x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
         plain: dict[str, Any] = {
-            "given": none,
-            "dropped": none,
-            "weight": (~none).float(),
-            "scale": x0.new_ones(count),
+            "conditioning_mask": none,
+            "dropped_frames_mask": none,
+            "loss_mask": (~none).float(),
+            "loss_weight": x0.new_ones(count),
         }
         plain |= {
             "captions": ("",) * count,
             "window_ids": ("",) * count,
-            "prior": (False,) * count,
+            "prior_preservation": (False,) * count,
         }
-        return cls(x0=x0, cond=cond, **({"fps": x0.new_ones(count)} | plain | more))
+        return cls(
+            x0=x0, conditioning=conditioning, **({"fps": x0.new_ones(count)} | plain | more)
+        )
 
     def __len__(self) -> int:
         return self.x0.shape[0]
@@ -294,9 +298,16 @@ class Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
         tensors = {
             name: fn(getattr(self, name))
-            for name in ("x0", "given", "dropped", "weight", "scale", "fps")
+            for name in (
+                "x0",
+                "conditioning_mask",
+                "dropped_frames_mask",
+                "loss_mask",
+                "loss_weight",
+                "fps",
+            )
         }
-        return replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
+        return replace(self, conditioning=self.conditioning.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` samples, in order."""
@@ -306,7 +317,8 @@ class Batch:
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
             names: dict[str, Any] = {
-                key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")
+                key: getattr(self, key)[part]
+                for key in ("captions", "window_ids", "prior_preservation")
             }
             parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
@@ -331,7 +343,7 @@ class StepOutput:
 
     loss: Tensor
     mse: Tensor
-    per_clip: Tensor
+    per_sample_loss: Tensor
     t: Tensor
 
 
@@ -464,8 +476,8 @@ class Family(Protocol):
     def sample(
         self,
         nets: Networks,
-        cond: Conditioning,
-        uncond: Conditioning | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
         """Normalised latents (B,C,F,H,W) sampled by the family's own pipeline, one for each seed."""
@@ -476,7 +488,7 @@ class Family(Protocol):
     def lora_formats(self) -> tuple[str, ...]:
         """The formats in which a LoRA of this checkpoint is written, sorted."""
 
-    def native(self, path: str) -> str:
+    def to_comfyui_name(self, path: str) -> str:
         """A module's path in diffusers -> its name in ComfyUI; several may share one."""
 
     def original(self, name: str) -> str | None:

@@ -24,7 +24,7 @@ from videotune.reporter.read import read_run
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
 from videotune.runs.journal import read_journal
 from videotune.trainer import setup, step
-from videotune.trainer.ema import Ema
+from videotune.trainer.ema import EmaWeights
 
 pytestmark = pytest.mark.usefixtures("server")
 EACH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -67,7 +67,13 @@ def test_a_signal_in_a_step_lets_it_finish_and_saves_it(number: int, work: Work)
 def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step_saved(
     work: Work, monkeypatch: Patch
 ) -> None:
-    run, cache, files, clip, met = work.run, work.tmp / "cache", {}, step.clip, moments.nth(3)
+    run, cache, files, clip, met = (
+        work.run,
+        work.tmp / "cache",
+        {},
+        step.clip_grad_norm,
+        moments.nth(3),
+    )
 
     def damage(*given: Any) -> Any:
         """In the third step; nothing of the cache stays in memory."""
@@ -79,7 +85,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         return clip(*given)
 
     monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
-    monkeypatch.setattr(step, "clip", damage)
+    monkeypatch.setattr(step, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
     last = steps_of(run)[-1]["step"]
@@ -173,9 +179,9 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 ) -> None:
     """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
     run, settings = work.run, ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
-    straight, swap, calls = work.finished(*settings), Ema._swap, []
+    straight, swap, calls = work.finished(*settings), EmaWeights._swap, []
 
-    def torn(self: Ema) -> None:
+    def torn(self: EmaWeights) -> None:
         calls.append(1)
         if len(calls) != 4:  # there and back at step 0; there at step 2, and now back
             return swap(self)
@@ -191,7 +197,7 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ema, "_swap", torn)
+        patch.setattr(EmaWeights, "_swap", torn)
         assert train(work.overrides(*settings), run) == INTERRUPTED
     assert len(calls) == 4
     assert complete(run) == [2], "saved after it"

@@ -23,7 +23,7 @@ from videotune.runs.journal import read_journal
 STEPS = 6
 MOMENTS = {
     "mid-accumulation": ("trainer.step:denoising_loss", 10),
-    "save": ("trainer.checkpoint_writer:write_tensors", 4),
+    "save": ("runs.checkpoint_writer:write_tensors", 4),
     "validation": ("validation.validation_loss:denoising_loss", 17),
     "preview": ("validation.decoding:decode", 3),
 }

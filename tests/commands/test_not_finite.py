@@ -72,7 +72,7 @@ def spoil_clip(
 
 def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
     """The loss is finite at these steps, and the gradient is not."""
-    clip, taken = step_module.clip, []
+    clip, taken = step_module.clip_grad_norm, []
 
     def spoilt(parameters: Any, most: float) -> torch.Tensor:
         taken.append(1)
@@ -80,7 +80,7 @@ def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
             parameters[-1].grad.view(-1)[0] = value
         return clip(parameters, most)
 
-    monkeypatch.setattr(step_module, "clip", spoilt)
+    monkeypatch.setattr(step_module, "clip_grad_norm", spoilt)
 
 
 @METHODS
@@ -293,7 +293,7 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
 
 def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: Patch) -> None:
     """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
-    run, updates, apply = work.run, [], step_module.apply
+    run, updates, apply = work.run, [], step_module.step_if_finite
 
     def half(optimizer: Any, good: Any) -> None:
         updates.append(1)
@@ -303,7 +303,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
             raise OUT_OF_MEMORY
         apply(optimizer, good)
 
-    monkeypatch.setattr(step_module, "apply", half)
+    monkeypatch.setattr(step_module, "step_if_finite", half)
     with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
         train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]

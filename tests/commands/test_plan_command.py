@@ -24,7 +24,7 @@ from tests.shell import Bases, Patch, Printed, plan, train
 from videotune.cli.plan import ROWS, curve
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.job.job import open_job
@@ -321,7 +321,7 @@ def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> 
     )
     facts = noise_levels(settings)
     (one,) = facts["distributions"]
-    ts = Timesteps("BETA", 2.0, alpha=3.0)
+    ts = TimestepSampler("BETA", 2.0, alpha=3.0)
     drawn = ts.draw((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)
     counted = drawn.mul(9).long().clamp(max=8).bincount(minlength=9) / len(drawn)
     assert one["bands"] == pytest.approx(counted.tolist(), abs=1e-3)

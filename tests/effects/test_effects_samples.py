@@ -32,7 +32,7 @@ from tests.read_runs import of_kind
 from tests.runs import measure
 from tests.shell import train
 from videotune.config.resolve import resolve
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.rng import generator_for
@@ -401,7 +401,7 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
             assert prepare(source, step).t.item() == pytest.approx(
                 shift * u / (1 + (shift - 1) * u), abs=1e-6
             )
-        fixed = Timesteps("UNIFORM", spec.timestep_shift)
+        fixed = TimestepSampler("UNIFORM", spec.timestep_shift)
         assert torch.equal(source.objective.timesteps.quantiles(9), fixed.quantiles(9))
     assert len(shifts) == 2
     assert (

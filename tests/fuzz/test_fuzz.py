@@ -111,7 +111,7 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
             state[f"transformer.{name}.lora_A.weight"],
             state[f"transformer.{name}.lora_B.weight"],
         ) = a, b
-        flat = f"lora_unet_{family.native(name).replace('.', '_')}"
+        flat = f"lora_unet_{family.to_comfyui_name(name).replace('.', '_')}"
         kohya |= {
             f"{flat}.lora_down.weight": a,
             f"{flat}.lora_up.weight": b,

@@ -23,7 +23,7 @@ from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
 from videotune.diffusion.loss import denoising_loss, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import (
@@ -87,7 +87,7 @@ def same(a: StepBatch, b: StepBatch) -> bool:
         (a.t, b.t),
         (a.noise, b.noise),
         (a.batch.x0, b.batch.x0),
-        (a.batch.cond.text, b.batch.cond.text),
+        (a.batch.conditioning.text, b.batch.conditioning.text),
     ]
     names = (a.step, a.batch.captions, a.batch.window_ids) == (
         b.step,
@@ -120,7 +120,11 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
             sum(map(len, own[:i])) for i in range(processes)
         ]
         held = [part for part in parts if part.batch is not None]
-        for get in (lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
+        for get in (
+            lambda x: x.noise,
+            lambda x: x.batch.x0,
+            lambda x: x.batch.conditioning.text,
+        ):
             assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
         assert all(part.window_ids == whole.batch.window_ids for part in parts), (
             "each knows what the others have"
@@ -190,8 +194,8 @@ def made(
         condition=lambda states: Conditioning(torch.stack([state["text"] for state in states])),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
-        objective=objective("flow", {}, Timesteps()),
-        spec=SimpleNamespace(patch=(1, 2, 2), given="none", shift_by_tokens=None),
+        objective=objective("flow", {}, TimestepSampler()),
+        spec=SimpleNamespace(patch=(1, 2, 2), image_conditioning="none", shift_by_tokens=None),
         schedule=Schedule(0, sizes, (2,) * len(sizes)),
         sizes=dict.fromkeys((clip.id for clip in clips), (64, 64)),
     )
@@ -308,11 +312,11 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
     dropped = []
     for step in range(1, 151):
         one, plain = prepare(source, step), prepare(without, step)
-        assert torch.equal(one.batch.weight, (~one.batch.dropped).float())
-        assert not plain.batch.dropped.any()
+        assert torch.equal(one.batch.loss_mask, (~one.batch.dropped_frames_mask).float())
+        assert not plain.batch.dropped_frames_mask.any()
         assert torch.equal(one.noise, plain.noise), "other draws are as without"
         assert torch.equal(one.t, plain.t)
-        dropped.append(one.batch.dropped[:, 0, :, 0, 0])
+        dropped.append(one.batch.dropped_frames_mask[:, 0, :, 0, 0])
     mask = torch.cat(dropped)
     assert not mask[:, 0].any(), "of 9 frames in twos the first stands alone"
     groups = mask[:, 1:][:, ::patch_frames].float()
@@ -321,7 +325,10 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
         assert torch.equal(mask[:, 1::2], mask[:, 2::2]), "a token's frames go together"
     assert len(mask.unique(dim=0)) > 10
     alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
-    assert torch.equal(prepare(alone, 1).batch.dropped, prepare(source, 1).batch.dropped[:1])
+    assert torch.equal(
+        prepare(alone, 1).batch.dropped_frames_mask,
+        prepare(source, 1).batch.dropped_frames_mask[:1],
+    )
 
 
 def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
@@ -335,7 +342,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
     sizes = {clips[0].id: (facts.width, facts.height)}
     source = made(tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,)))
-    weight = prepare(source, 1).batch.weight[0, 0]
+    weight = prepare(source, 1).batch.loss_mask[0, 0]
     white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
     assert torch.equal(weight, white.float().expand(2, 4, 4))
     assert 0 < weight.mean() < 1
@@ -358,9 +365,11 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
 def told(source: BatchSource, steps: int) -> list[bool]:
     """Which samples of the first steps are told their frame, by what the network would be fed."""
     batches = [prepare(source, step).batch for step in range(1, steps + 1)]
-    if source.spec.given == "replace":
-        return [bool(one) for batch in batches for one in batch.given[:, 0, 0, 0, 0]]
-    return [bool(one.any()) for batch in batches for one in batch.cond.extras["image"]]
+    if source.spec.image_conditioning == "replace":
+        return [
+            bool(one) for batch in batches for one in batch.conditioning_mask[:, 0, 0, 0, 0]
+        ]
+    return [bool(one.any()) for batch in batches for one in batch.conditioning.extras["image"]]
 
 
 def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> None:
@@ -373,10 +382,10 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
                 family, source.keys, source.keys.sample(windows[name], 0), job.library.media
             )
             for key in ("image", "clip"):
-                assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
+                assert torch.equal(batch.conditioning.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
-        assert not batch.any_given
-        assert not batch.given.any()
+        assert not batch.has_conditioning
+        assert not batch.conditioning_mask.any()
 
 
 @pytest.mark.parametrize("variant", ["i2v", "ti2v"])
@@ -404,17 +413,19 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make:
     for step in range(1, 9):
         one = prepare(source, step)
         batch = one.batch
-        assert batch.any_given == bool(batch.given.any())
-        assert not batch.given[:, :, 1:].any()
-        assert not (batch.given & batch.dropped).any()
-        assert torch.equal(batch.weight == 0, batch.given | batch.dropped)
+        assert batch.has_conditioning == bool(batch.conditioning_mask.any())
+        assert not batch.conditioning_mask[:, :, 1:].any()
+        assert not (batch.conditioning_mask & batch.dropped_frames_mask).any()
+        assert torch.equal(
+            batch.loss_mask == 0, batch.conditioning_mask | batch.dropped_frames_mask
+        )
         with torch.no_grad():
             error = denoising_loss(family, net, loss, batch, one.t, one.noise).mse
-            noise = torch.where(batch.given, one.noise + 1, one.noise)
+            noise = torch.where(batch.conditioning_mask, one.noise + 1, one.noise)
             assert torch.equal(
                 denoising_loss(family, net, loss, batch, one.t, noise).mse, error
             ), "never fed"
-            other = replace(batch, given=torch.zeros_like(batch.given))
+            other = replace(batch, conditioning_mask=torch.zeros_like(batch.conditioning_mask))
             both += not torch.equal(
                 denoising_loss(family, net, loss, other, one.t, one.noise).mse, error
             )
@@ -426,8 +437,8 @@ def test_of_a_still_nothing_is_given(make: Make) -> None:
     _, _, source = make("ti2v", "first_frame_probability=1", "video_config.frames=1")
     batch = prepare(source, 1).batch
     assert batch.x0.shape[2] == 1
-    assert not batch.given.any()
-    assert batch.weight.eq(1).all()
+    assert not batch.conditioning_mask.any()
+    assert batch.loss_mask.eq(1).all()
 
 
 def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
@@ -437,11 +448,11 @@ def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
             batch = plain_batch(
                 with_config(source, first_frame_probability=share), source.buckets[0][0]
             )
-            assert bool(batch.given.any()) == (tells and variant == "ti2v")
+            assert bool(batch.conditioning_mask.any()) == (tells and variant == "ti2v")
             if variant == "i2v":
-                assert bool(batch.cond.extras["image"].any()) == tells
+                assert bool(batch.conditioning.extras["image"].any()) == tells
     _, _, source = make("t2v")
-    assert plain_batch(source, source.buckets[0][0]).cond.extras == {}
+    assert plain_batch(source, source.buckets[0][0]).conditioning.extras == {}
 
 
 def test_an_image_models_latents_have_names_of_their_own(make: Make, tiny_family: Open) -> None:

@@ -347,7 +347,12 @@ def held_by_a_real_step(
 
     step()
     states = [t for state in trainable.optimizer.state.values() for t in state.values()]
-    inputs = [batch.x0, prepared.noise, batch.cond.text, *batch.cond.extras.values()]
+    inputs = [
+        batch.x0,
+        prepared.noise,
+        batch.conditioning.text,
+        *batch.conditioning.extras.values(),
+    ]
     return allocated(step, bytes_of(net, states, inputs))
 
 

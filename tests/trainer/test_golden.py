@@ -17,7 +17,7 @@ import torch
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.distributed import DistributedContext
 from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.keys import CacheKeys
@@ -61,7 +61,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", keys.text(caption), states, {})
-    loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
+    loss = objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
     config = Config(caption_dropout=0.1, gradient_accumulation_steps=2, dataloader_threads=0)
     source = BatchSource(
         config=config,

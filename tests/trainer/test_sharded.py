@@ -196,7 +196,7 @@ def alike(ours: LatentCache, theirs: LatentCache) -> None:
     """The same entries with the same bytes; nothing of anybody left over."""
     marks = [{entry.name: entry.hash for entry in store.entries()} for store in (ours, theirs)]
     assert marks[0] == marks[1]
-    assert not ours.strays() | ours.parts()
+    assert not ours.unknown_files() | ours.parts()
     assert [path.name for path in ours.folder.glob(".*")] == []
 
 

@@ -23,9 +23,9 @@ from transformers.optimization import (
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.batches import StepBatch
-from videotune.trainer.ema import Ema
+from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
     owners_of,
@@ -71,7 +71,7 @@ class Setup:
             {"transformer": list(self.parameters.values())}, Optimizer()
         )
         self.objective = objective(
-            "flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
+            "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
         )
         self.lr = lr
 
@@ -87,8 +87,8 @@ class Setup:
         batch = Batch.of(
             x0,
             Conditioning(torch.randn(count, 8, 16, generator=generator)),
-            scale=torch.tensor(scale or [1.0] * count),
-            prior=tuple(i in prior for i in range(count)),
+            loss_weight=torch.tensor(scale or [1.0] * count),
+            prior_preservation=tuple(i in prior for i in range(count)),
             window_ids=("w",) * count,
         )
         t, noise = (
@@ -177,11 +177,13 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
         for parameter in setup.parameters.values():
             parameter.data = parameter.data.double()
         prepared = setup.prepared(1, 5, prior=(1, 2, 4), scale=(1.0, 0.5, 2.0, 3.0, 0.1))
-        dropped = prepared.batch.dropped.clone()
+        dropped = prepared.batch.dropped_frames_mask.clone()
         dropped[2, :, 1] = True
         weight = torch.ones(5, 1, 2, 4, 4)
         weight[0, ..., :2] = 0
-        batch = replace(prepared.batch, dropped=dropped, weight=weight * ~dropped)
+        batch = replace(
+            prepared.batch, dropped_frames_mask=dropped, loss_mask=weight * ~dropped
+        )
         batch = batch.map(lambda x: x.double() if x.is_floating_point() else x)
         prepared = replace(
             prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double()
@@ -356,7 +358,7 @@ def test_the_norm_of_bf16_gradients_is_summed_in_float32() -> None:
 
 def test_averages_of_bf16_weights_are_float32_and_come_back_exactly() -> None:
     weight = nn.Parameter(torch.randn(20, 20).bfloat16())
-    ema = Ema({"w": weight}, 0.99)
+    ema = EmaWeights({"w": weight}, 0.99)
     weight.data += 1
     ema.update(1)
     before, own = ema.values["w"].clone(), weight.detach().clone()
@@ -372,7 +374,7 @@ def test_averages_of_bf16_weights_are_float32_and_come_back_exactly() -> None:
 def test_averages_on_the_host_take_no_device_memory() -> None:
     weight = nn.Parameter(torch.randn(1 << 22, device="cuda"))
     before = torch.cuda.memory_allocated()
-    ema = Ema({"w": weight}, 0.9, host=True)
+    ema = EmaWeights({"w": weight}, 0.9, host=True)
     assert torch.cuda.memory_allocated() == before
     weight.data += 1
     ema.update(1, torch.tensor(True, device="cuda"))

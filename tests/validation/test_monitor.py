@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.journal_lines import step_line
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
 from videotune.latent_cache.sampler import Schedule, bucket_of, steps_per_bucket, times_seen
 from videotune.runs.journal import Journal
@@ -98,7 +98,7 @@ def batch_of(window: Window) -> Batch:
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
-    net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
+    net, loss = family.denoiser(), objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0))
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
     state = torch.random.get_rng_state()
@@ -117,7 +117,7 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_clips_take_turns_and_together_read_every_level(count: int, family: Any) -> None:
     """Against a reading of each window alone, which is at all levels."""
-    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
+    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, TimestepSampler())
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
         "held_out"
@@ -166,7 +166,7 @@ def test_levels_that_are_read_together_read_as_one_by_one(
 ) -> None:
     nets, loss, readings = (
         {"transformer": family.denoiser()},
-        objective("flow", {}, Timesteps()),
+        objective("flow", {}, TimestepSampler()),
         [],
     )
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine

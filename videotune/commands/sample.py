@@ -200,7 +200,7 @@ def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
         raise VideotuneError(
             f"--image: {spec.title} takes no image; it generates from text alone"
         )
-    if not words.images and spec.given == "concat":
+    if not words.images and spec.image_conditioning == "concat":
         raise VideotuneError(
             f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.types import Batch, Family, NoisePath, StepOutput
 
@@ -34,7 +34,7 @@ class Objective:
     """
 
     path: Callable[[Tensor], NoisePath]
-    timesteps: Timesteps
+    timesteps: TimestepSampler
     weighting: str = "none"
     temporal_consistency: float = 0.0
     gamma: float = 5.0
@@ -56,7 +56,7 @@ class Objective:
 def objective(
     spec_path: str,
     constants: Mapping[str, float],
-    timesteps: Timesteps,
+    timesteps: TimestepSampler,
     weighting: str = "none",
     temporal_consistency: float = 0.0,
     gamma: float = 5.0,
@@ -150,9 +150,9 @@ def denoising_loss(
     noise: Tensor,
     target: Tensor | None = None,
 ) -> StepOutput:
-    """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.weight`` counts.
+    """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.loss_mask`` counts.
 
-    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.scale``; ``target`` (B,C,F,H,W) takes the
+    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.loss_weight``; ``target`` (B,C,F,H,W) takes the
     place of the data's v, see ``prior_target``. ``per_clip`` is what ``loss`` is the mean of; ``mse`` is ‖e‖² alone, so
     that runs with other weights, scales and λ compare.
     """
@@ -162,13 +162,15 @@ def denoising_loss(
         f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
     )
     error = prediction - (v if target is None else target)
-    mse = weighted_mean(error.square(), batch.weight)  # (B,)
+    mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
     per_clip = mse
     if objective.loss != "mse":
-        per_clip = weighted_mean(robust(error, objective.loss, objective.delta), batch.weight)
+        per_clip = weighted_mean(
+            robust(error, objective.loss, objective.delta), batch.loss_mask
+        )
     if objective.temporal_consistency > 0:
-        per_clip = with_flicker(mse, error, batch.weight, objective.temporal_consistency)
-    per_clip = batch.scale * objective.weight(t) * per_clip
+        per_clip = with_flicker(mse, error, batch.loss_mask, objective.temporal_consistency)
+    per_clip = batch.loss_weight * objective.weight(t) * per_clip
     return StepOutput(per_clip.mean(), mse.detach(), per_clip.detach(), t)
 
 
@@ -192,8 +194,8 @@ def noisy(
     path = objective.path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
     v = path.d_alpha * batch.x0 + path.d_sigma * noise
-    x_t = torch.where(batch.given, batch.x0, x_t)  # given frames stay clean
-    x_t = torch.where(batch.dropped, noise, x_t)  # dropped frames say nothing
+    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)  # given frames stay clean
+    x_t = torch.where(batch.dropped_frames_mask, noise, x_t)  # dropped frames say nothing
     return x_t, v
 
 

@@ -181,7 +181,7 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     if kind in ("LORA", "DORA"):
         return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
     apart = (
-        "comfyui" in known and "comfyui" not in family.spec.fused
+        "comfyui" in known and "comfyui" not in family.spec.fused_modules
     )  # products of factors cannot be joined
     return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
 
@@ -193,7 +193,8 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
         return
     what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
     reason = WHY_NOT.get(
-        (kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else ""
+        (kind, name),
+        JOINED if name in family.spec.fused_modules and kind in ("LOHA", "LOKR") else "",
     )
     why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
     raise VideotuneError(

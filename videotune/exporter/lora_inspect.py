@@ -224,7 +224,7 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
         else []
     )
     native = all(
-        name != own or base.family.native(path).replace(".", "_") == own
+        name != own or base.family.to_comfyui_name(path).replace(".", "_") == own
         for name, own, path in pairs
         if base
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from videotune.config.schema import Config
 from videotune.data.buckets import padded_box
 from videotune.diffusion.loss import Objective
-from videotune.diffusion.timesteps import Timesteps, shift_of_tokens
+from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule, bucket_of, sample_indices
 from videotune.latent_cache.store import LatentCache
@@ -87,10 +87,10 @@ class BatchSource:
     A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
     Without variants in the store (``video_config.variants`` 0) ``encode`` makes the latents of each sample, one at a time.
 
-    A sample conditioned on its clip's first frame has it in the way that ``spec.given`` names: "replace", the frame is fed
+    A sample conditioned on its clip's first frame has it in the way that ``spec.image_conditioning`` names: "replace", the frame is fed
     clean and counts nothing; "concat", the extras that were encoded with the clip are what they are, else all zeros.
 
-    Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``cond.text`` until then.
+    Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``conditioning.text`` until then.
     ``pin``: the batches of steps are in pinned memory.
     """
 
@@ -112,7 +112,7 @@ class BatchSource:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def timesteps_of(self, step: int) -> Timesteps:
+    def timesteps_of(self, step: int) -> TimestepSampler:
         """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
         levels = self.objective.timesteps
         rule = self.spec.shift_by_tokens
@@ -147,7 +147,10 @@ class BatchSource:
     @property
     def conditions_on_first_frame(self) -> bool:
         """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
-        return self.spec.given != "none" and (self.config.first_frame_probability or 0.0) >= 0.5
+        return (
+            self.spec.image_conditioning != "none"
+            and (self.config.first_frame_probability or 0.0) >= 0.5
+        )
 
     @property
     def variants(self) -> int:
@@ -253,7 +256,7 @@ def assemble(
     x0 = torch.stack([moments.mean for moments in clips])
     given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
     if (
-        source.spec.given == "replace" and x0.shape[2] > 1
+        source.spec.image_conditioning == "replace" and x0.shape[2] > 1
     ):  # of a still nothing would be left to learn
         given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
     own = [source.clips[window.clip_id] for window in windows]
@@ -265,14 +268,14 @@ def assemble(
     return Batch.of(
         x0,
         _condition(source, captions, extras),
-        given=given,
-        weight=_picture_weight(source, windows, x0) * ~given,
-        scale=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
+        conditioning_mask=given,
+        loss_mask=_picture_weight(source, windows, x0) * ~given,
+        loss_weight=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
         captions=tuple(captions),
         window_ids=tuple(window.id for window in windows),
         fps=torch.tensor([window.shape.fps for window in windows]),
-        prior=tuple(clip.prior for clip in own),
-        any_given=bool(given.any()),
+        prior_preservation=tuple(clip.prior_preservation for clip in own),
+        has_conditioning=bool(given.any()),
     )
 
 
@@ -335,7 +338,9 @@ def prepare(
     drawn = source.step_draws(step)
     windows = [window for window, _ in drawn.samples]
     captions = drawn.captions
-    prior = tuple(i for i, window in enumerate(windows) if source.clips[window.clip_id].prior)
+    prior = tuple(
+        i for i, window in enumerate(windows) if source.clips[window.clip_id].prior_preservation
+    )
     lo, hi = share_of(part, len(windows))
     spare = spares and lo == hi
     if spare:
@@ -384,14 +389,14 @@ def _with_dropped_frames(source: BatchSource, batch: Batch, step: int, first: in
     if share == 0:
         return batch
     group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
-    dropped = torch.zeros_like(batch.given)
+    dropped = torch.zeros_like(batch.conditioning_mask)
     for i in range(len(batch)):
         u = generator_for(source.keys.seed, "frame dropout", step, first + i).random(
             frames
         )  # one for each group is enough
         dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < share) & (group > 0)
-    dropped &= ~batch.given
-    return replace(batch, dropped=dropped, weight=batch.weight * ~dropped)
+    dropped &= ~batch.conditioning_mask
+    return replace(batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped)
 
 
 def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:

@@ -25,13 +25,13 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Entry, LatentCache, Name, form_of
+from videotune.latent_cache.store import CacheEntry, EntryName, LatentCache, form_of
 from videotune.types import ClipShape, Family, FrameSample, LatentDistribution, Window
 
-Progress = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
 
-Fits = Callable[[Entry, ClipShape | None], bool]
+Fits = Callable[[CacheEntry, ClipShape | None], bool]
 
 AHEAD_BYTES = 512 * 2**20
 """Frames that may be decoded and wait for the encoder; one group of samples may always."""
@@ -51,9 +51,9 @@ class CacheItems:
         return bool(self.captions or self.samples)
 
 
-def entries_of(keys: CacheKeys, items: CacheItems) -> dict[Name, str | tuple[Window, int]]:
+def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, str | tuple[Window, int]]:
     """The names of all entries that these are read from, each with the first caption or sample that asks for it."""
-    found: dict[Name, str | tuple[Window, int]] = {
+    found: dict[EntryName, str | tuple[Window, int]] = {
         ("text", keys.text(text)): text for text in items.captions
     }
     for pair in items.samples:
@@ -92,7 +92,7 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
     def form(shape: ClipShape) -> dict[str, tuple[str, tuple[int, ...]]]:
         return form_of(family.blank_states(shape))
 
-    def fits(entry: Entry, shape: ClipShape | None) -> bool:
+    def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
         own = dict(entry.tensors)
         whole = form(shape or some)
         if shape is not None:
@@ -127,7 +127,7 @@ def fill(
     media: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
-    progress: Progress,
+    progress: ProgressFn,
     helps: bool = False,
 ) -> float:
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
@@ -196,7 +196,7 @@ def _fill_captions(
     store: LatentCache,
     keys: CacheKeys,
     captions: Sequence[str],
-    progress: Progress,
+    progress: ProgressFn,
 ) -> None:
     """Encode those that no other process has made since ``missing`` looked."""
     left = [(text, key) for text in captions if not store.has("text", key := keys.text(text))]

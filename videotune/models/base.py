@@ -403,17 +403,19 @@ class DiffusersModel(Family):
 
     # the denoiser in training, and in the pipeline
 
-    def told_times(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+    def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """1000 t in float32, (B,); where frames are given clean one for each token, (B,S), and 0 for theirs.
 
         One a sample says the same as one a token where nothing is given, and is lighter.
         """
         times = t.float() * 1000
-        if self.spec.given != "replace" or not batch.any_given:
+        if self.spec.image_conditioning != "replace" or not batch.has_conditioning:
             return times
         _, rows, columns = self.spec.patch
         tokens = (x_t.shape[3] // rows) * (x_t.shape[4] // columns)  # of a frame
-        return (times[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(tokens, dim=1)
+        return (times[:, None] * ~batch.conditioning_mask[:, 0, :, 0, 0]).repeat_interleave(
+            tokens, dim=1
+        )
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend to their own latent frame and to text alone, until switched off."""
@@ -434,7 +436,7 @@ class DiffusersModel(Family):
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that samples from this checkpoint, and whose ``load_lora_weights`` reads our files."""
-        return getattr(diffusers, self.pipelines[self.spec.given == "concat"])
+        return getattr(diffusers, self.pipelines[self.spec.image_conditioning == "concat"])
 
     def scheduler(self, shift: float | None) -> Any:
         """The checkpoint's own scheduler, at its own shift or at another one."""
@@ -462,41 +464,41 @@ class DiffusersModel(Family):
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
-    def prompt(self, cond: Conditioning) -> dict[str, Tensor]:
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """A condition by the pipeline's names."""
-        words = {"prompt_embeds": cond.text.to(self.device, self.dtype)}
-        if cond.text_mask is not None:
-            words["prompt_attention_mask"] = cond.text_mask.to(self.device)
+        words = {"prompt_embeds": conditioning.text.to(self.device, self.dtype)}
+        if conditioning.text_mask is not None:
+            words["prompt_attention_mask"] = conditioning.text_mask.to(self.device)
         return words
 
     def sample(
         self,
         nets: Networks,
-        cond: Conditioning,
-        uncond: Conditioning | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
         """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each.
 
-        Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
+        Where the image is told on channels of its own, it is in ``conditioning.extras``, and ``unconditional`` has the same.
         """
         return self.run_pipeline(
-            self.pipeline(nets, request.shift), cond, uncond, request
+            self.pipeline(nets, request.shift), conditioning, unconditional, request
         ).float()
 
     def run_pipeline(
         self,
         pipe: Any,
-        cond: Conditioning,
-        uncond: Conditioning | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
         **words: Any,
     ) -> Tensor:
         """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
         negative = (
             {}
-            if uncond is None
-            else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+            if unconditional is None
+            else {f"negative_{name}": x for name, x in self.prompt(unconditional).items()}
         )
         shape = request.shape
         asked = signature(pipe.__call__).parameters
@@ -512,7 +514,7 @@ class DiffusersModel(Family):
             "output_type": "latent",
             "return_dict": False,
         }
-        return pipe(**self.prompt(cond), **(known | negative | words))[0]
+        return pipe(**self.prompt(conditioning), **(known | negative | words))[0]
 
     # names elsewhere
 
@@ -520,7 +522,7 @@ class DiffusersModel(Family):
         """The formats in which a LoRA is written, sorted."""
         return ("comfyui", "diffusers")
 
-    def native(self, path: str) -> str:
+    def to_comfyui_name(self, path: str) -> str:
         """A block module's path in diffusers -> its name in ComfyUI's model."""
         return renamed(path, self.comfyui_names)
 

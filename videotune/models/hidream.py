@@ -177,12 +177,12 @@ class HiDream(DiffusersModel):
         """v = noise - x0, which is the network's answer turned about; it is told 1000 t, in float32."""
         _, _, frames, rows, columns = x_t.shape
         stride = self.spec.rules.spatial_stride
-        extras = batch.cond.extras
+        extras = batch.conditioning.extras
         self.check_shape(frames, rows * stride, columns * stride)
         out = net(
             hidden_states=x_t[:, :, 0].to(self.dtype),
             timesteps=t.float() * 1000,
-            encoder_hidden_states_t5=batch.cond.text.to(self.dtype),
+            encoder_hidden_states_t5=batch.conditioning.text.to(self.dtype),
             encoder_hidden_states_llama3=extras["llama"].to(self.dtype).transpose(0, 1),
             pooled_embeds=extras["pooled"].to(self.dtype),
             return_dict=False,
@@ -215,20 +215,20 @@ class HiDream(DiffusersModel):
         pipe.transformer.max_seq = self.spec.padded_tokens
         return pipe
 
-    def prompt(self, cond: Conditioning) -> dict[str, Tensor]:
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """Of three readers."""
         words = {
-            "prompt_embeds_t5": cond.text,
-            "prompt_embeds_llama3": cond.extras["llama"].transpose(0, 1),
-            "pooled_prompt_embeds": cond.extras["pooled"],
+            "prompt_embeds_t5": conditioning.text,
+            "prompt_embeds_llama3": conditioning.extras["llama"].transpose(0, 1),
+            "pooled_prompt_embeds": conditioning.extras["pooled"],
         }
         return {word: value.to(self.device, self.dtype) for word, value in words.items()}
 
     def sample(
         self,
         nets: Networks,
-        cond: Conditioning,
-        uncond: Conditioning | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
         """The pipeline samples every request at one area, 1024² pixels of a published model.
@@ -245,7 +245,9 @@ class HiDream(DiffusersModel):
         pipe.default_sample_size = (
             math.sqrt(shape.height * shape.width) / pipe.vae_scale_factor * NEARLY
         )
-        latents = self.run_pipeline(pipe, cond, uncond, request, generator=generators)
+        latents = self.run_pipeline(
+            pipe, conditioning, unconditional, request, generator=generators
+        )
         assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], (
             "the pipeline has changed the size"
         )

@@ -141,13 +141,13 @@ class LTXVideo(DiffusersModel):
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
-        times = self.told_times(x_t, t, batch)
-        assert batch.cond.text_mask is not None
+        times = self.model_timesteps(x_t, t, batch)
+        assert batch.conditioning.text_mask is not None
         out = net(
             hidden_states=_tokens(x_t.to(self.dtype)),
-            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             timestep=times[:, None] if self.newer and times.ndim == 1 else times,
-            encoder_attention_mask=batch.cond.text_mask,
+            encoder_attention_mask=batch.conditioning.text_mask,
             return_dict=False,
             **self._positions(batch.fps, *x_t.shape[2:]),
         )
@@ -222,8 +222,8 @@ class LTXVideo(DiffusersModel):
     def sample(
         self,
         nets: Networks,
-        cond: Conditioning,
-        uncond: Conditioning | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
         """``request.first`` goes on from clean first frames.
@@ -248,7 +248,7 @@ class LTXVideo(DiffusersModel):
             nets, request.shift, cls, vae=known_latents(self.spec, first, self.device)
         )
         with _quiet_schedule(pipe.scheduler):
-            latents = self.run_pipeline(pipe, cond, uncond, request, **words)
+            latents = self.run_pipeline(pipe, conditioning, unconditional, request, **words)
         if not self.newer:  # tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
         if first is not None:

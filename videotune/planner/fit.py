@@ -23,7 +23,7 @@ from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.gpus import USUAL, Card, known_card
 from videotune.planner.gpus import card as card_of
-from videotune.planner.measure import Parts
+from videotune.planner.measure import CountsByPart
 from videotune.planner.memory import Fixed, Need, StepSpec
 from videotune.trainer.build import DTYPES, dtype_name, weights_of
 from videotune.validation.overhead import overhead, planned, share_of_all
@@ -44,7 +44,7 @@ class Fit:
 
     fraction: float
     training: Need
-    phases: Mapping[str, tuple[str, Parts]]
+    phases: Mapping[str, tuple[str, CountsByPart]]
     vram: int | None
     card: Card | None
     fits: bool | None
@@ -160,7 +160,7 @@ def fit(
         away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
     streamed = training.choice.streamed
     way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.UNCHANGED
-    phases: dict[str, tuple[str, Parts]] = {
+    phases: dict[str, tuple[str, CountsByPart]] = {
         "training": (way, training.device[training.worst]),
         **away,
     }
@@ -297,7 +297,7 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
     }
 
 
-def bytes_of(parts: Parts) -> dict[str, int]:
+def bytes_of(parts: CountsByPart) -> dict[str, int]:
     """What a card must have for these parts, and what they are."""
     return {"need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
 

@@ -37,7 +37,7 @@ from videotune.types import Batch, ClipShape, Family
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
 
-Parts = Mapping[str, Count]
+CountsByPart = Mapping[str, Count]
 """Bytes by part."""
 
 
@@ -45,7 +45,7 @@ Parts = Mapping[str, Count]
 class Reading:
     """Of each phase the bytes of each part at the moment when most were held; and the floating-point operations done."""
 
-    phases: Mapping[str, Parts]
+    phases: Mapping[str, CountsByPart]
     flops: Number
 
     def extrapolated(self, one: Reading, other: Reading, times: float) -> Reading:
@@ -58,7 +58,7 @@ class Reading:
         return Reading(phases, self.flops + (other.flops - one.flops) * times)
 
 
-def plus(parts: Parts, more: Parts, times: float = 1) -> dict[str, int]:
+def plus(parts: CountsByPart, more: CountsByPart, times: float = 1) -> dict[str, int]:
     """``times`` the bytes of ``more`` added to the bytes of ``parts``, part by part, in alphabetical order."""
     return {
         part: parts.get(part, 0) + round(more.get(part, 0) * times)
@@ -330,7 +330,11 @@ class FakeRun:
             ]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name(
-                [prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))],
+                [
+                    prepared.batch.x0,
+                    prepared.noise,
+                    *_tensors(vars(prepared.batch.conditioning)),
+                ],
                 "batch",
             )
             hooks: list[Any] = [
@@ -373,11 +377,15 @@ class FakeRun:
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
-        cond = self.family.condition([self.family.blank_states(shape)] * samples)
+        conditioning = self.family.condition([self.family.blank_states(shape)] * samples)
         if self.config.text_in_step:
-            cond.text.requires_grad_()  # gradients go into it
-        given = spec.given == "replace" and bool(self.config.first_frame_probability)
-        batch = Batch.of(x0, cond, fps=torch.full((samples,), shape.fps), any_given=given)
+            conditioning.text.requires_grad_()  # gradients go into it
+        given = spec.image_conditioning == "replace" and bool(
+            self.config.first_frame_probability
+        )
+        batch = Batch.of(
+            x0, conditioning, fps=torch.full((samples,), shape.fps), has_conditioning=given
+        )
         return StepBatch(
             1,
             batch.window_ids,
@@ -388,7 +396,7 @@ class FakeRun:
             torch.zeros_like(x0),
         )
 
-    def read_text(self) -> tuple[Parts, float, list[list[int]]]:
+    def read_text(self) -> tuple[CountsByPart, float, list[list[int]]]:
         """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
 
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
@@ -414,13 +422,13 @@ class FakeRun:
             blocks.append([weight_bytes(block) for block in max(lists, key=len)])
         return ledger.phases["text_encoder"], ledger.flops, blocks
 
-    def encode(self, shape: ClipShape) -> Parts:
+    def encode(self, shape: ClipShape) -> CountsByPart:
         """The VAE over one clip of this shape: bytes by part."""
         with self._part("vae", "autoencoder") as (net, ledger):
             net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
         return ledger.phases["vae"]
 
-    def decode(self, shape: ClipShape, tiled: bool = False) -> Parts:
+    def decode(self, shape: ClipShape, tiled: bool = False) -> CountsByPart:
         """The VAE that decodes one preview of this shape, whole or in tiles: bytes by part."""
         size = self.family.spec.rules.latent_size(shape)
         with self._part("vae", "autoencoder") as (net, ledger), in_tiles(net, tiled):

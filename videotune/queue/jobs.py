@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
 from videotune.files import checked, read_json, write_json
 
-State = Literal["running", "paused", "done", "failed", "stopped", "dead"]
+JobState = Literal["running", "paused", "done", "failed", "stopped", "dead"]
 
 _started: list[subprocess.Popen[bytes]] = []
 """Runners that this process has begun and that are to be waited for once they end."""
@@ -79,7 +79,7 @@ class QueuedJob:
     kind: str
     about: str
     words: tuple[str, ...]
-    state: State
+    state: JobState
     code: int | None
     started: float
     ended: float | None
@@ -170,7 +170,7 @@ def _read(folder: Path, ended_at: int) -> QueuedJob:
     )
 
 
-def _how(code: int | None, kind: str) -> State:
+def _how(code: int | None, kind: str) -> JobState:
     if code == DONE or (code == SKIPPED and kind not in WHOLE):
         return "done"
     if code in (INTERRUPTED, -15, -2):

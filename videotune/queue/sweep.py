@@ -13,7 +13,7 @@ from typing import Any
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
-from videotune.queue.entries import CONFIGS, Entry, add, entries, work
+from videotune.queue.entries import CONFIGS, QueueEntry, add, entries, work
 from videotune.reporter.build import write_comparison
 
 MOST_RUNS = 256
@@ -71,12 +71,12 @@ def plan_sweep(
 
 
 def run_sweep(
-    out: Path, cards: Sequence[str | None], tell: Callable[[Entry], None]
+    out: Path, cards: Sequence[str | None], tell: Callable[[QueueEntry], None]
 ) -> tuple[int, Path]:
     """Train what waits of a sweep; the exit code, and the page, which is written anew whenever a run ends."""
     page = out / "sweep.html"
 
-    def heard(entry: Entry) -> None:
+    def heard(entry: QueueEntry) -> None:
         tell(entry)
         if entry.state not in ("waiting", "running"):
             write_comparison([one.run for one in entries(out)], page)

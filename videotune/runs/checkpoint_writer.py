@@ -26,7 +26,7 @@ from videotune.runs.schemas import FileEntry
 
 T = TypeVar("T")
 
-Written = dict[str, Any]
+WrittenPiece = dict[str, Any]
 """What a process says of the files that it has written, by part."""
 
 
@@ -132,7 +132,7 @@ def _write_own(
     parts: Mapping[str, Mapping[str, Tensor]],
     rows: Mapping[str, Shard],
     dist: DistributedContext,
-) -> Written:
+) -> WrittenPiece:
     """Write this process's tensors, a file a part; what the index must know of them."""
     if not aside.is_dir():
         raise VideotuneError(
@@ -140,7 +140,7 @@ def _write_own(
             "FINE_TUNE every process writes its part of a checkpoint into the run folder. Put --out on a disk that all "
             "machines share"
         )
-    written: Written = {}
+    written: WrittenPiece = {}
     for part, tensors in parts.items():
         own: dict[str, Tensor] = {}
         places: dict[str, tuple[list[int], int]] = {}
@@ -162,7 +162,7 @@ def _write_own(
 def _complete(
     aside: Path,
     folder: Path,
-    written: list[Written],
+    written: list[WrittenPiece],
     step: int,
     state: Mapping[str, Any],
     kind: str,

@@ -64,11 +64,11 @@ def draw(
             extras = {} if image is None else image.extras
             latent = (
                 image.mean[None, :, :1]
-                if image is not None and family.spec.given == "replace"
+                if image is not None and family.spec.image_conditioning == "replace"
                 else None
             )
-            cond = family.condition([{**text(prompt), **extras}])
-            uncond = (
+            conditioning = family.condition([{**text(prompt), **extras}])
+            unconditional = (
                 family.condition([{**text(settings.negative), **extras}])
                 if settings.guidance > 1
                 else None
@@ -82,7 +82,7 @@ def draw(
                 settings.guidance_2,
                 latent,
             )
-            out += family.sample(ready, cond, uncond, request).unbind(0)
+            out += family.sample(ready, conditioning, unconditional, request).unbind(0)
             if on_done:
                 on_done(len(out))
     return out

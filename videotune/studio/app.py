@@ -28,7 +28,7 @@ from videotune.studio import (
 )
 from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
-from videotune.studio.web import STATIC, Changes, Form, In, PageContext, html, page, say
+from videotune.studio.web import STATIC, Changes, In, PageContext, PostedForm, html, page, say
 
 PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
@@ -120,7 +120,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         return HTMLResponse(html("login", wrong=False))
 
     @app.post("/login")
-    def log_in(request: Request, form: Form) -> Response:
+    def log_in(request: Request, form: PostedForm) -> Response:
         address = request.client.host if request.client else ""
         if not wrong.begin(address):
             return PlainTextResponse(

@@ -25,10 +25,10 @@ from videotune.studio import (
 )
 from videotune.studio.projects import CLIPS, inside
 from videotune.studio.web import (
-    Form,
     FormData,
     In,
     PageContext,
+    PostedForm,
     Regions,
     fragment,
     html,
@@ -168,7 +168,7 @@ def _media(asked: PageContext, path: str) -> Path:
 
 
 @routes.post("/data/caption")
-def caption(asked: In, form: Form) -> Response:
+def caption(asked: In, form: PostedForm) -> Response:
     """Save a caption; 409 with the caption on the disk where that is not the one that was loaded (``was``)."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
     there = clips.caption_of(row["clip"]) if not row["fixed"] else ""
@@ -198,7 +198,7 @@ def preview(asked: In) -> Response:
 
 
 @routes.post("/data/captions")
-def change_captions(asked: In, form: Form) -> Response:
+def change_captions(asked: In, form: PostedForm) -> Response:
     """Change all captions that the filter chooses."""
     texts = captions_edit.planned(asked.home, form, _chosen(asked, form))
     count = captions_edit.change(
@@ -214,7 +214,7 @@ def undo(asked: In) -> Response:
 
 
 @routes.post("/data/auto-caption")
-def auto_caption(asked: In, form: Form) -> Response:
+def auto_caption(asked: In, form: PostedForm) -> Response:
     """Let a vision-language model write captions."""
     asks = {
         key: form[key].strip()
@@ -248,7 +248,7 @@ def stop(asked: In, kind: str) -> Response:
 
 
 @routes.post("/data/move")
-def move(asked: In, form: Form) -> Response:
+def move(asked: In, form: PostedForm) -> Response:
     """Use clips for validation, or for training, or move them to the bin."""
     paths = _chosen(asked, form)
     clips.move(asked.home, paths, form["to"])
@@ -289,7 +289,7 @@ async def upload(asked: In, name: str, request: Request) -> list[uploads.Taken]:
 
 
 @routes.post("/data/source")
-def source(asked: In, form: Form) -> Response:
+def source(asked: In, form: PostedForm) -> Response:
     """Train on another folder of this computer, or a dataset of the Hub, too; or no longer."""
     path = form["path"].strip()
     kind = form["kind"] or "train"
@@ -319,7 +319,7 @@ def source(asked: In, form: Form) -> Response:
 
 
 @routes.post("/data/cut")
-def cut(asked: In, form: Form) -> Response:
+def cut(asked: In, form: PostedForm) -> Response:
     """Cut a film into its scenes; the film stays until that has succeeded."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
     if row["fixed"]:
@@ -346,7 +346,7 @@ def _scenes(film: Path) -> list[str]:
 
 
 @routes.post("/data/scene")
-def scene(asked: In, form: Form) -> Response:
+def scene(asked: In, form: PostedForm) -> Response:
     """Keep scenes as clips, or move them to the bin; without a name all of the film."""
     folder = inside(asked.home.folder / SCENES, form["film"])
     paths = [
@@ -367,7 +367,7 @@ def scene(asked: In, form: Form) -> Response:
 
 
 @routes.post("/data/bin/{act}")
-def from_bin(asked: In, act: Literal["restore", "destroy"], form: Form) -> Response:
+def from_bin(asked: In, act: Literal["restore", "destroy"], form: PostedForm) -> Response:
     """Bring back what was removed, or delete it for good."""
     (trash.restore if act == "restore" else trash.destroy)(asked.home.folder, form["id"])
     return say("Restored" if act == "restore" else "Deleted")

@@ -30,7 +30,7 @@ def running(root: Path, name: str = "") -> list[dict[str, Any]]:
     return [row for row in found if name in ("", row["project"])]
 
 
-def _of_queue(entry: queued.Entry) -> dict[str, Any]:
+def _of_queue(entry: queued.QueueEntry) -> dict[str, Any]:
     row = _row(entry.kind, entry.run.parent.parent.name, entry.run.name)
     if entry.kind == "train":
         far = progress(read_live(entry.run))

@@ -11,7 +11,7 @@ from videotune.studio import header, projects, queue_page, trash
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, seen_files
 from videotune.studio.uploads import incoming, receive
-from videotune.studio.web import Form, In, PageContext, Regions, html, page, say
+from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
 
 routes = APIRouter()
 TEXTS = (".txt", ".csv", ".jsonl")
@@ -53,13 +53,13 @@ def show(asked: In) -> Response:
 
 
 @routes.post("/create")
-def create(asked: In, form: Form) -> Response:
+def create(asked: In, form: PostedForm) -> Response:
     """A new project, and on to its data."""
     return say(go=f"/p/{quote(projects.create(asked.root, form['title']).name)}/data")
 
 
 @routes.post("/p/{project}/rename")
-def rename(asked: In, form: Form) -> Response:
+def rename(asked: In, form: PostedForm) -> Response:
     """Another title."""
     title = projects.change(asked.home, title=projects.clean_title(form["title"])).title
     return say(f"Renamed to {title}")
@@ -102,14 +102,14 @@ def remove(asked: In) -> Response:
 
 
 @routes.post("/bin/restore")
-def restore(asked: In, form: Form) -> Response:
+def restore(asked: In, form: PostedForm) -> Response:
     """Bring a project back."""
     trash.restore(asked.root, form["id"])
     return say("Restored")
 
 
 @routes.post("/bin/destroy")
-def destroy(asked: In, form: Form) -> Response:
+def destroy(asked: In, form: PostedForm) -> Response:
     """Delete for good."""
     trash.destroy(asked.root, form["id"])
     return say("Deleted")

@@ -18,7 +18,7 @@ from videotune.reporter.curves import COLOURS
 from videotune.studio import form, gpu, header, plan_server, projects, queue_page, trash
 from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
-from videotune.studio.web import Form, In, PageContext, Regions, html, page, say
+from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
 from videotune.text import duration
 
 routes = APIRouter()
@@ -149,7 +149,7 @@ def show(asked: In) -> Response:
 
 
 @routes.post("/p/{project}/setup/set")
-def put(asked: In, words: Form) -> Response:
+def put(asked: In, words: PostedForm) -> Response:
     """Save one setting, unless it is another by now than ``was``."""
     with _one_at_a_time:
         key = words["key"]
@@ -164,7 +164,7 @@ def put(asked: In, words: Form) -> Response:
 
 
 @routes.post("/p/{project}/setup/fact")
-def fact(asked: In, words: Form) -> Response:
+def fact(asked: In, words: PostedForm) -> Response:
     """Save what belongs to the project and not to the config: preset, card, whether skipped clips may be left out."""
     key = words["key"]
     value = words["value"].strip()
@@ -191,7 +191,7 @@ def _gb(value: str) -> float | None:
 
 
 @routes.post("/p/{project}/setup/preset/{act}")
-def own_preset(act: str, asked: In, words: Form) -> Response:
+def own_preset(act: str, asked: In, words: PostedForm) -> Response:
     """Save the settings as a preset, use one, or move one to the bin."""
     name = safe_name(words["name"].strip() + ".json")
     project = asked.home
@@ -237,7 +237,7 @@ async def take(asked: In, name: str, request: Request) -> Response:
 
 
 @routes.post("/p/{project}/setup/{act}")
-def change(act: str, asked: In, words: Form) -> Response:
+def change(act: str, asked: In, words: PostedForm) -> Response:
     """Apply or forget another trainer's config, calculate the presets' hours, reset all settings, or start a run."""
     project = asked.home
     theirs = _place(asked.home, "theirs").with_suffix("")

@@ -15,7 +15,7 @@ from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
-from videotune.queue.entries import Entry
+from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
@@ -28,10 +28,10 @@ from videotune.studio.queue_page import entry_of, run_folder, run_job
 from videotune.studio.series import checkpoints
 from videotune.studio.status import progress, read_live, remembered
 from videotune.studio.web import (
-    Form,
     FormData,
     In,
     PageContext,
+    PostedForm,
     Regions,
     fragment,
     html,
@@ -69,7 +69,7 @@ def chosen(asked: PageContext) -> str:
     return asked.query["run"] if asked.query.get("run") in there else there[0] if there else ""
 
 
-def how(run: Run, entry: Entry | None, job: QueuedJob | None) -> str:
+def how(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
     """How a run stands, as a code of texts.json; a process that is gone is never called running."""
     beat = mapping(run.life)
     far = progress(run)
@@ -93,7 +93,7 @@ def how(run: Run, entry: Entry | None, job: QueuedJob | None) -> str:
     return "dead" if word == "no end" or (state == "dead" and not ended) else word
 
 
-def waits_for(root: Path, entry: Entry) -> list[str]:
+def waits_for(root: Path, entry: QueueEntry) -> list[str]:
     """The entries of the queue that run, or where none does those that run before this one, in words."""
     found = queued.entries(queue_page.home(root))
     titles = {one.name: one.title for one in projects.projects(root)}
@@ -104,7 +104,9 @@ def waits_for(root: Path, entry: Entry) -> list[str]:
     return [f"{one.run.name} of {titles.get(one.run.parent.parent.name, '')}" for one in first]
 
 
-def stands(asked: PageContext, name: str) -> tuple[Run, Entry | None, QueuedJob | None, str]:
+def stands(
+    asked: PageContext, name: str
+) -> tuple[Run, QueueEntry | None, QueuedJob | None, str]:
     """A run, its entry of the queue, its last process, and how it stands."""
     run = read_live(run_folder(asked.home, name))
     entry = entry_of(asked.root, asked.home, name)
@@ -365,7 +367,7 @@ ACTS: dict[str, Callable[[PageContext, Path, FormData], str]] = {
 
 
 @routes.post("/p/{project}/run/{act}")
-def act(act: str, asked: In, words: Form) -> Response:
+def act(act: str, asked: In, words: PostedForm) -> Response:
     """Ask for something about a run."""
     if act not in ACTS:
         raise VideotuneError(f"a run cannot {act[:40]}")
@@ -374,7 +376,7 @@ def act(act: str, asked: In, words: Form) -> Response:
 
 
 @routes.post("/p/{project}/start")
-def start(asked: In, words: Form) -> Response:
+def start(asked: In, words: PostedForm) -> Response:
     """Queue a new run: of the project's settings, or of a run's, beginning with one of its checkpoints."""
     keys = None
     if words["run"]:

@@ -95,7 +95,7 @@ async def words(request: Request) -> FormData:
 
 
 In = Annotated[PageContext, Depends(asked)]
-Form = Annotated[FormData, Depends(words)]
+PostedForm = Annotated[FormData, Depends(words)]
 Regions = dict[str, Callable[[PageContext], str]]
 """Parts of a page that stay up to date, by name: each is HTML, made anew about once a second while the page is open."""
 

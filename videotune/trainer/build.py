@@ -11,7 +11,7 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource, assemble
@@ -76,7 +76,7 @@ def make_objective(spec: ModelSpec, config: Config) -> Objective:
     return replace(made, loss=config.loss, delta=config.loss_delta)
 
 
-def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
+def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
     """The noise levels that the config and the family name.
 
     Of a shift by resolution it is the family's fixed one, which validation keeps to: see ``BatchSource.timesteps_of``.
@@ -84,7 +84,7 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
     name = config.timestep_distribution or spec.timestep_distribution
-    levels = Timesteps(name, fixed, config.timestep_min, config.timestep_max)
+    levels = TimestepSampler(name, fixed, config.timestep_min, config.timestep_max)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,

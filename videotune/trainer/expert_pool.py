@@ -28,7 +28,7 @@ from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
 from videotune.trainer.build import dtype_name
-from videotune.trainer.ema import Ema
+from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
 from videotune.trainer.optimizers import LRSchedule, make_optimizer, parts_of
 from videotune.trainer.schedule_free import ScheduleFreeWeights
@@ -53,7 +53,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
         self._names = tuple(names)
         self._open = open_net
         self.trainables: dict[str, TrainableState] = {}
-        self.beside: frozenset[str] = (
+        self.text_params: frozenset[str] = (
             frozenset()
         )  # what trains and is of no network here, by name
         self.streams: BlockOffload | None = None
@@ -177,7 +177,7 @@ def open_pool(
         if trainable is not None:
             held = trainable.held or trainable.parameters
             elsewhere = (
-                pool.beside
+                pool.text_params
                 | (set(home.parameters) if home else set())
                 | set(shards.rows if shards else ())
             )
@@ -212,7 +212,7 @@ def open_pool(
     pool.attention = config.attention if config.attention != "auto" else "native"
     text = attach_text(family, config)
     now = expert_schedule.at(min(max(first, 1), steps))
-    pool.beside = frozenset(key for group in text.values() for key in group)
+    pool.text_params = frozenset(key for group in text.values() for key in group)
     if not config.transformer.train:
         pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, steps)
         pool.load(now)
@@ -291,11 +291,11 @@ def make_trainable(
     parameters: Parameters = whole if rounding else masters.parameters
     grouped = {group: [parameters[key] for key in own] for group, own in groups.items() if own}
     optimizer = make_optimizer(grouped, kind, apart=rounding or kind.step_in_backward)
-    average: Ema | ScheduleFreeWeights | None = None
+    average: EmaWeights | ScheduleFreeWeights | None = None
     if kind.name == "SCHEDULE_FREE":
         average = ScheduleFreeWeights(parameters, parts_of(optimizer))
     elif config.ema.decay is not None:
-        average = Ema(parameters, config.ema.decay, config.ema.device == "host")
+        average = EmaWeights(parameters, config.ema.decay, config.ema.device == "host")
     kept, copied = (masters, whole) if masters.apart else (None, None)
     seed = config.seed if rounding else None
     expert = name if several else None

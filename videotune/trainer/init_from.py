@@ -57,7 +57,7 @@ def _begin_one(
             f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder"
         )
     if trainable.masters:
-        trainable.masters.spread()
+        trainable.masters.masters_to_model()
     if trainable.ema:
         trainable.ema.load(
             {name: parameter.detach() for name, parameter in trainable.parameters.items()}
@@ -93,12 +93,12 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{sum(len(rows) for rows in found.values())} rows"
 
 
-Adapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
+LoadedAdapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
 """An adapter to begin with: the tensors of each module by PEFT's names, and what its update is scaled by."""
 
 
 def put_adapter(
-    source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora
+    source: Path, found: LoadedAdapter, parameters: Mapping[str, nn.Parameter], settings: Lora
 ) -> str:
     """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
 
@@ -206,7 +206,7 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
+def read_adapter(source: Path, family: Family, begin: str) -> LoadedAdapter:
     """The adapter in a run's checkpoint, of names that ``begin`` so, or in an adapter file or folder of any program.
 
     Its alpha may be another than ours. Raises VideotuneError where the source is missing, or no LoRA of this family.

@@ -167,7 +167,7 @@ def batches(trainer: Trainer) -> Iterator[StepBatch]:
     share = (dist.rank, dist.size)
     try:
         yield from stream(
-            trainer.source, trainer.first, job.steps, threads, share, trainer.together
+            trainer.source, trainer.first, job.steps, threads, share, trainer.weights_sharded
         )
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

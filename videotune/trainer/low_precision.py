@@ -48,7 +48,7 @@ class MasterWeights:
         """Whether any master is a copy."""
         return bool(self._pairs)
 
-    def gather(self) -> None:
+    def grads_to_masters(self) -> None:
         """The network's gradients go to their masters; each is freed as it goes."""
         for held, master in self._pairs:
             if held.grad is not None:
@@ -56,7 +56,7 @@ class MasterWeights:
                 held.grad = None
 
     @torch.no_grad()
-    def spread(self) -> None:
+    def masters_to_model(self) -> None:
         """The network holds its masters again, rounded to nearest."""
         for held, master in self._pairs:
             held.copy_(master)

@@ -76,7 +76,7 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     device = next(trainer.net.parameters()).device
     several = trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
-    where += ", which share its weights out" if trainer.together else ""
+    where += ", which share its weights out" if trainer.weights_sharded else ""
     modules = {
         (parse_param_name(name) or (name.rpartition(".")[0],))[0]
         for name in {*trainer.parameters, *rows}

@@ -62,12 +62,12 @@ class OpenedRun:
     history: History | None = None
 
 
-Fit = Callable[[Job, bool], tuple[Job, Sequence[str]]]
+FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
 """(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
 
 
 def open_run(
-    words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1
+    words: Overrides, run: Path, resume: Resume | None, fit: FitFn, processes: int = 1
 ) -> OpenedRun:
     """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
 
@@ -349,7 +349,7 @@ def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
             begin = trainer.prefix(name)
             load_weights(trainable.parameters, of_expert(weights, begin), where)
             if trainable.masters:
-                trainable.masters.spread()
+                trainable.masters.masters_to_model()
             none = [key for key in trainable.parameters if f"{begin}{key}" in without]
             load_optimizer_state(
                 trainable.optimizer, trainable.parameters, of_expert(moments, begin), none

@@ -20,7 +20,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
-from videotune.trainer.ema import Ema
+from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
     BackwardOptimizer,
     MasterWeights,
@@ -176,7 +176,7 @@ class TrainableState:
     optimizer: AnyOptimizer
     rates: Mapping[str, LRSchedule]
     masters: MasterWeights | None = None
-    ema: Ema | ScheduleFreeWeights | None = None
+    ema: EmaWeights | ScheduleFreeWeights | None = None
     held: Mapping[str, nn.Parameter] | None = None
     expert: str | None = None
     text: LiveText | None = None
@@ -274,7 +274,7 @@ def _gradient_norm(trainable: TrainableState, settings: StepSettings, values: Te
         shards.collect()
         cut = [trainable.parameters[name] for name in shards.local]
     if trainable.masters is not None:
-        trainable.masters.gather()
+        trainable.masters.grads_to_masters()
     if all(
         parameter.grad is None for parameter in parameters
     ):  # nothing that trains was used in this step
@@ -310,7 +310,7 @@ def _update(trainable: TrainableState, good: Tensor, step: int) -> None:
         return
     step_if_finite(trainable.optimizer, good)
     if trainable.masters is not None:
-        trainable.masters.spread()
+        trainable.masters.masters_to_model()
 
 
 @dataclass(frozen=True)
@@ -341,7 +341,9 @@ def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatc
         end = first + len(part)
         t = prepared.t[first:end]
         noise = prepared.noise[first - start : end - start]
-        out.append(MicroBatch(part, t, noise, first, not prepared.spare, any(part.prior)))
+        out.append(
+            MicroBatch(part, t, noise, first, not prepared.spare, any(part.prior_preservation))
+        )
         first = end
     if processes == 1:
         return out
@@ -394,7 +396,7 @@ def accumulate(
             family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking))
         )
         if one.prior:
-            which = [i for i, wanted in enumerate(batch.prior) if wanted]
+            which = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
             with adapter_off(net):
                 target = prior_target(family, net, objective, batch, t, noise, which or [0])
             target = target if which else None
@@ -402,10 +404,13 @@ def accumulate(
             torch.manual_seed(
                 seed32(settings.network_seed, "network", prepared.step, one.first)
             )
-        if together > 1 and text is not None and not batch.cond.text.requires_grad:
+        if together > 1 and text is not None and not batch.conditioning.text.requires_grad:
             # blocks are gathered in backward too, so every process needs a graph, from its text on
             batch = replace(
-                batch, cond=replace(batch.cond, text=batch.cond.text.detach().requires_grad_())
+                batch,
+                conditioning=replace(
+                    batch.conditioning, text=batch.conditioning.text.detach().requires_grad_()
+                ),
             )
         out = denoising_loss(family, net, objective, batch, t, noise, target)
         clock.mark("forward")
@@ -427,8 +432,13 @@ def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
     """
     if text is None:
         return batch
-    cond = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
-    return replace(batch, cond=replace(cond, extras={**batch.cond.extras, **cond.extras}))
+    conditioning = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
+    return replace(
+        batch,
+        conditioning=replace(
+            conditioning, extras={**batch.conditioning.extras, **conditioning.extras}
+        ),
+    )
 
 
 NO_ROOM = (

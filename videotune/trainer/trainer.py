@@ -130,22 +130,22 @@ class Trainer:
         return prefix(self.job.spec, expert)
 
     @property
-    def together(self) -> bool:
+    def weights_sharded(self) -> bool:
         """Whether all processes must run the network in step, since none has the whole of it."""
         return sharded(self.job.config, self.dist)
 
     @property
     def participates(self) -> bool:
         """Whether this process takes part in validation, previews and sample metrics."""
-        return self.dist.is_main or self.together
+        return self.dist.is_main or self.weights_sharded
 
     def in_step(self) -> AbstractContextManager[None]:
         """All processes run this block together where none has the whole network."""
-        return self.dist.together() if self.together else nullcontext()
+        return self.dist.together() if self.weights_sharded else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
         """This block raises Interrupted when the user asks to stop; not where other processes would wait for it."""
-        return nullcontext() if self.together else self.signals.breaking()
+        return nullcontext() if self.weights_sharded else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -155,10 +155,10 @@ class Trainer:
                 if trainable.ema is None:
                     continue
                 if trainable.masters:
-                    stack.callback(trainable.masters.spread)
+                    stack.callback(trainable.masters.masters_to_model)
                 stack.enter_context(trainable.ema.in_place())
                 if trainable.masters:
-                    trainable.masters.spread()
+                    trainable.masters.masters_to_model()
             yield
 
     def band_at(self, step: int) -> str:

@@ -31,7 +31,7 @@ from videotune.validation.validation_loss import (
     related,
 )
 
-Reading = Mapping[str, Any]
+ValidationReading = Mapping[str, Any]
 """A validation's parts: "held_out" (None where nothing is) and "train"."""
 
 
@@ -141,8 +141,8 @@ class Validation(Callback):
         trainer: Trainer,
         step: int,
         name: str,
-        reading: Reading,
-        live: Reading | None,
+        reading: ValidationReading,
+        live: ValidationReading | None,
         begun: float,
     ) -> None:
         lines = trainer.journal.history.of_kind("validation")

@@ -18,13 +18,13 @@ from videotune.types import Window
 
 T = TypeVar("T")
 
-Samples = Sequence[tuple[str, int]]
+PromptSeeds = Sequence[tuple[str, int]]
 """(prompt, seed) of each."""
 
 
 def of_main(trainer: Trainer, value: T) -> T:
     """The main process's value where all processes run the network in step; else this process's own."""
-    return trainer.dist.broadcast(value) if trainer.together else value
+    return trainer.dist.broadcast(value) if trainer.weights_sharded else value
 
 
 class SamplingCallback(Callback):
@@ -78,7 +78,7 @@ class SamplingCallback(Callback):
         trainer: Trainer,
         step: int,
         settings: SampleSettings,
-        samples: Samples,
+        samples: PromptSeeds,
         first: Sequence[Window],
     ) -> list[np.ndarray]:
         """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.

@@ -212,11 +212,14 @@ def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
 
     def row(window: Window) -> dict[str, str]:
         batch = plain_batch(source, window)
-        latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
+        latents = [
+            batch.x0,
+            *(batch.conditioning.extras[name] for name in sorted(batch.conditioning.extras)),
+        ]
         return {
             "window": window.id,
             "latents": hashed(*latents),
-            "text": hashed(batch.cond.text, batch.captions[0]),
+            "text": hashed(batch.conditioning.text, batch.captions[0]),
         }
 
     first = next(iter((*validation.held_out, *validation.train)), None)
