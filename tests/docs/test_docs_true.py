@@ -24,6 +24,8 @@ PAGES = [
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 PAGE_OF = {
     "trainer": "train",
+    "job": "run",
+    "runs": "run",
     "latent_cache": "cache",
     "exporter": "export",
     "reporter": "report",
