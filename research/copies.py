@@ -3,8 +3,8 @@
     python research/copies.py [--real FOLDER] [--copies 40] [--unrelated 200] [--out research/copies.json]
 
 A copy is five frames of a known clip cropped to 80 % of its sides anywhere, mirrored, and encoded by x264 at CRF 35. Clips
-are landscapes of noise that a camera pans over (tests/scenery.py), pieces in time and space of the videos in --real, and, on
-their own since they look alike, clips of the toy world.
+are landscapes of noise that a camera pans over (tests/support/landscapes.py), pieces in time and space of the videos in
+--real, and, on their own since they look alike, clips of the toy world.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Film:
 
 def landscapes(count: int, first: int = 0) -> list[Film]:
     """Pans at various speeds, each over its own landscape."""
-    from tests.scenery import pan
+    from tests.support.landscapes import pan
 
     films = []
     for seed in range(first, first + count):

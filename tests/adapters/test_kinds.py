@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.read_runs import updates
+from tests.support.run_results import updates
 from videotune.adapters.effect import change, new_weight, rotations
 from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.lora import (

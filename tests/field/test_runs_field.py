@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.read_runs import of_kind, steps_of
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Patch, train
+from tests.support.command_line import Bases, Patch, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_results import of_kind, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.toy.dataset import write_dataset
