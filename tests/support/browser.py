@@ -121,11 +121,6 @@ def is_foreign_address(url: str) -> bool:
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
 
 
-def accept_dialog(page: Any) -> None:
-    """Answer the studio's question with yes."""
-    page.locator("#confirm-yes").click()
-
-
 def open_page(page: Any, name: str) -> None:
     """Open a page of the studio by its link."""
     page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
