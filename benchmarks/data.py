@@ -206,7 +206,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
     from videotune.data.workers import Workers
     from videotune.latent_cache.encode import CacheItems, fill, missing
     from videotune.latent_cache.keys import CacheKeys
-    from videotune.latent_cache.store import Store
+    from videotune.latent_cache.store import LatentCache
     from videotune.models.base_model import of_base, place
     from videotune.models.registry import find
 
@@ -235,7 +235,7 @@ def encode_part(words: argparse.Namespace) -> dict[str, Any]:
             rounds = []
             for index in range(words.rounds):
                 family = find(spec.name)(folder, torch.device("cpu"), torch.float32)
-                store = Store(Path(name) / f"cache-{count}-{index}")
+                store = LatentCache(Path(name) / f"cache-{count}-{index}")
                 todo = missing(store, CacheKeys.of(family, 0), CacheItems((), tuple(takes)))
                 workers = Workers(count) if count else None
                 begun = time.monotonic()

@@ -41,8 +41,8 @@ from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, pea
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.compiling import compile_blocks
-from videotune.planner.cards import Card
 from videotune.planner.fit import fixed
+from videotune.planner.gpus import Card
 from videotune.planner.memory import Fixed, fastest, smallest
 
 Row = dict[str, Any]

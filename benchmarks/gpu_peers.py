@@ -28,7 +28,7 @@ import torch
 
 from videotune.commands.self_test import Sizes, small_run
 from videotune.config.schema import Config
-from videotune.trainer.components import dtype_name, local_device
+from videotune.trainer.build import dtype_name, local_device
 
 WAN_1_3B = Sizes(blocks=30, frames=33, side=512)
 SMALL = Sizes(blocks=2, heads=2, head=12, frames=5, side=32)
@@ -99,7 +99,7 @@ def seconds(command: Sequence[str]) -> tuple[float, str]:
 
 def peak(printed: str, out: Path) -> float | None:
     """GiB at the peak, as a bare loop prints and a run of videotune notes; None of other contenders."""
-    from videotune.trainer.logging.journal import History
+    from videotune.runs.journal import History
 
     lines = [line for line in printed.splitlines() if line.startswith('{"peak"')]
     if lines:

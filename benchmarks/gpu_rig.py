@@ -22,16 +22,17 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from videotune.config.resolve import resolve
+from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
-from videotune.trainer.components import DTYPES
-from videotune.trainer.denoisers import arrange_blocks, attach, make_trainable
-from videotune.trainer.experts import trained
+from videotune.trainer.build import DTYPES
+from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import BasePlace, ClipShape, Family
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +153,7 @@ class Rig:
         self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
         self.streams = arrange_blocks(
-            self.net, wanted.spec, self.config, held, None, first=False
+            self.net, wanted.spec, self.config, held, None, report=False
         )
         if self.streams is not None:
             held = self.streams.parameters(held)
@@ -225,8 +226,10 @@ def _random(prepared: StepBatch, seed: int) -> StepBatch:
         return torch.randn(like.shape, generator=makes).to(like.dtype)
 
     batch = prepared.batch
-    text = noise(batch.cond.text).mul_(0.1).to(batch.cond.text.device)
-    batch = replace(batch, x0=noise(batch.x0), cond=replace(batch.cond, text=text))
+    text = noise(batch.conditioning.text).mul_(0.1).to(batch.conditioning.text.device)
+    batch = replace(
+        batch, x0=noise(batch.x0), conditioning=replace(batch.conditioning, text=text)
+    )
     t = (torch.arange(len(batch)) + 0.5) / len(batch)
     ids = tuple(f"window {i}" for i in range(len(batch)))
     return replace(prepared, batch=batch, t=t, noise=noise(prepared.noise), window_ids=ids)

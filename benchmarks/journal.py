@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.reporter.build import write_report
-from videotune.trainer.logging.journal import History
+from videotune.runs.journal import History
 
 
 def write(run: Path, steps: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from peft import inject_adapter_in_model
 from torch import nn
 
-from videotune.adapters.kinds import PARTS, peft_config
+from videotune.adapters.adapter_types import PARTS, peft_config
 
 WIDTH, RANK, ROUNDS = 1536, 16, 7
 

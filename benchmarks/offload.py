@@ -24,8 +24,8 @@ from accelerate import init_empty_weights
 from diffusers import WanTransformer3DModel
 from torch import Tensor, nn
 
+from videotune.memory.block_offload import stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
-from videotune.memory.weight_streaming import stream_blocks
 
 MODELS: dict[str, tuple[int, int, int, int]] = {
     "tiny": (4, 1024, 8, 320),

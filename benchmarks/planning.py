@@ -17,10 +17,10 @@ from typing import Any
 from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
-from videotune.planner.cards import USUAL
+from videotune.planner.gpus import USUAL
 from videotune.planner.memory import (
-    PLAIN,
     TILED,
+    UNCHANGED,
     Fixed,
     PlanInputs,
     fastest,
@@ -69,7 +69,7 @@ def row(
         away = others(
             replace(facts, elsewhere={**facts.elsewhere, "preview": preview}), training, vram
         )
-    phases = {"training": (PLAIN, training.device[training.worst]), **away}
+    phases = {"training": (UNCHANGED, training.device[training.worst]), **away}
     return {
         "model": model,
         "method": method,

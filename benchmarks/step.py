@@ -25,6 +25,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from videotune.config.schema import Optimizer
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.batches import StepBatch, prepare
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
@@ -32,7 +33,6 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import make_optimizer
 from videotune.trainer.progress import write_step
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import open_run
 from videotune.trainer.setup import prepare as prepare_run
 from videotune.trainer.trainer import Trainer
@@ -70,7 +70,7 @@ def bare_loop(trainer: Trainer, inputs: Sequence[StepBatch], optimizer: Any) -> 
             (
                 (1 - t) * batch.x0 + t * one.noise,
                 one.t * 1000,
-                batch.cond.text,
+                batch.conditioning.text,
                 one.noise - batch.x0,
             )
         )
@@ -89,7 +89,7 @@ def our_loop(
     trainer: Trainer, records: Iterator[Any], steps: int
 ) -> Iterator[tuple[float, float]]:
     """The product's own loop; yields the seconds of each step, and those outside forward, backward and optimizer."""
-    from videotune.trainer.run_dir import poll_control
+    from videotune.runs.run_dir import poll_control
 
     late = None
     for _ in range(steps):
@@ -224,7 +224,12 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
     one = prepare(trainer.source, 1)
     trainer.journal.close()
     batch = folder / "batch.safetensors"
-    tensors = {"x0": only(one).x0, "noise": one.noise, "t": one.t, "text": only(one).cond.text}
+    tensors = {
+        "x0": only(one).x0,
+        "noise": one.noise,
+        "t": one.t,
+        "text": only(one).conditioning.text,
+    }
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
     transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
     ours, bare = [], []

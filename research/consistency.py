@@ -23,16 +23,16 @@ from videotune.commands.demo import CONTROLS, SEEDS, TRIGGER, share_right, train
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import read_json, write_json
-from videotune.latent_cache.store import Store
-from videotune.rng import draws
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.store import LatentCache
+from videotune.rng import generator_for
+from videotune.runs.journal import read_journal
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.shapes import DIRECTIONS, caption, detect, draw_clip, phrase
+from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.components import make_objective, make_source, open_models, plain_batch
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
 from videotune.types import Family
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import preview_settings
@@ -114,7 +114,7 @@ def right_ones(family: Family) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Drawn clips of the same looks, and the same through the autoencoder and back: the best that any sample can be."""
     drawn, copies = [], []
     for number, look in enumerate(LOOKS * COPIES):
-        clip = draw_clip(draws(0, "consistency", number), *look)
+        clip = draw_clip(generator_for(0, "consistency", number), *look)
         pixels = torch.from_numpy(clip).float().permute(3, 0, 1, 2) / 127.5 - 1
         drawn.append(clip.astype(np.float32))
         copies.append(to_grey_levels(family.decode(family.encode_video(pixels).mean)))
@@ -152,7 +152,7 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
     held-out clips and the validation's nine noise levels, with noise of their own.
     """
     plain = make_objective(job.spec, job.config)
-    source = make_source(job, family, Store(job.cache), plain)
+    source = make_source(job, family, LatentCache(job.cache), plain)
     priced, (expert,) = replace(plain, temporal_consistency=1.0), job.spec.experts
     net, ratios = nets[expert.name].eval(), []
     for number, level in enumerate(plain.timesteps.quantiles(9)):
@@ -161,12 +161,14 @@ def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module])
             batch = plain_batch(source, window)
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(
-                draws(0, "consistency", window.id, number).standard_normal(shape, "float32")
+                generator_for(0, "consistency", window.id, number).standard_normal(
+                    shape, "float32"
+                )
             )
             with torch.no_grad():
                 out = denoising_loss(family, net, priced, batch, level.float()[None], noise)
             share, mse = (shape[2] - 1) / shape[2], out.mse.item()
-            change += out.per_clip.item() * (1 + 2 * share) - mse
+            change += out.per_sample_loss.item() * (1 + 2 * share) - mse
             whole += 2 * share * mse
         ratios.append(change / whole)
     return round(statistics.fmean(ratios), 4)
@@ -209,7 +211,7 @@ def foundation(plan: Plan, known: bool) -> tuple[dict[str, Any], dict[str, Any]]
     family.free("text_encoder")
     if known:
         return {}, states
-    fill_cache(job, family, Store(job.cache), reads_of_run(job))
+    fill_cache(job, family, LatentCache(job.cache), reads_of_run(job))
     nets = {job.spec.experts[0].name: family.denoiser()}
     base = sampled(family, nets, preview_settings(job), states)
     drawn, copies = right_ones(family)

@@ -21,11 +21,11 @@ import torch
 
 from videotune.data.video_writer import video_bytes
 from videotune.files import write_json
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.toy.shapes import COMBINATIONS, draw_clip
 from videotune.validation.metrics import (
     Baselines,
-    Embedding,
+    FrameEmbedding,
     Gallery,
     Known,
     Nearest,
@@ -67,7 +67,7 @@ def landscapes(count: int, first: int = 0) -> list[Film]:
 
     films = []
     for seed in range(first, first + count):
-        speed = draws(0, "copies", "speed", seed).uniform(0.3, 3)
+        speed = generator_for(0, "copies", "speed", seed).uniform(0.3, 3)
         name = f"landscape-{seed}"
         films.append(Film(name, name, pan(seed, [i * speed for i in range(FRAMES)], *SIZE)))
     return films
@@ -100,7 +100,8 @@ def toys(count: int, first: int = 0) -> list[Film]:
     films = []
     for number in range(first, first + count):
         clip = draw_clip(
-            draws(0, "copies", "toy", number), *COMBINATIONS[number * 7 % len(COMBINATIONS)]
+            generator_for(0, "copies", "toy", number),
+            *COMBINATIONS[number * 7 % len(COMBINATIONS)],
         )
         films.append(Film(f"toy-{number}", f"toy-{number}", clip))
     return films
@@ -116,7 +117,7 @@ def encoded(frames: np.ndarray, crf: int = CRF) -> np.ndarray:
 
 def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
     """A copy: some frames in a row, cropped somewhere, mirrored, encoded."""
-    rng = draws(0, "copies", "planted", film.name, number)
+    rng = generator_for(0, "copies", "planted", film.name, number)
     start = int(rng.integers(0, len(film.frames) - SAMPLE + 1))
     height, width = film.frames.shape[1:3]
     y, x = (int(place) for place in rng.uniform(0, 1 - SHARE, 2) * (height, width))
@@ -126,7 +127,7 @@ def planted(film: Film, number: int, mirrored: bool = True) -> np.ndarray:
     return encoded(cut[:, :, ::-1] if mirrored else cut)
 
 
-def seen(embedding: Embedding, frames: np.ndarray) -> torch.Tensor:
+def seen(embedding: FrameEmbedding, frames: np.ndarray) -> torch.Tensor:
     """What a sample of these frames is compared by."""
     return both_ways(embedding, frames[:SAMPLE:EVERY])
 

@@ -21,8 +21,8 @@ from toymaking.recipe import TINY, Recipe
 from videotune.errors import VideotuneError
 from videotune.files import digest, hash_file, read_json, write_json
 from videotune.models.base_model import place
+from videotune.runs.journal import read_journal
 from videotune.toy.shapes import HELD_OUT, caption
-from videotune.trainer.logging.journal import read_journal
 
 STAGES = ("autoencoder", "text", "transformer", "assemble", "score")
 

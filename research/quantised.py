@@ -18,12 +18,12 @@ import torch
 
 from videotune.commands.demo import TRIGGER
 from videotune.files import read_json, write_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner.plan import make_plan
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.resume import Opened
-from videotune.trainer.run_spec import open_job
+from videotune.trainer.resume import OpenedRun
 from videotune.trainer.setup import prepare
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Validation
@@ -55,7 +55,7 @@ def open_trainer(told: argparse.Namespace, kind: str, seed: int) -> Trainer:
         *resolve_config(Overrides(preset="toy", data=str(told.work / "clips"), sets=sets))
     )
     return prepare(
-        Opened(job),
+        OpenedRun(job),
         told.work / f"run-{number}-{kind}-seed-{seed}",
         make_plan(job),
         [Validation(job)],

@@ -28,17 +28,17 @@ from videotune.adapters.layers import load_weights
 from videotune.commands.demo import train_or_resume
 from videotune.diffusion.loss import denoising_loss
 from videotune.files import hash_file, read_json, write_json
-from videotune.latent_cache.batches import Source, assemble
-from videotune.latent_cache.store import Store
-from videotune.rng import draws
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.batches import BatchSource, assemble
+from videotune.latent_cache.store import LatentCache
+from videotune.rng import generator_for
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
+from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.components import make_objective, make_source, open_models
-from videotune.trainer.denoisers import attach
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
+from videotune.trainer.trainable import attach
 from videotune.types import Family, Window
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overfitting import LEAST_RISE, OVERFITTING, judge
@@ -140,11 +140,14 @@ class Dense:
             *resolve_config(Overrides(preset="toy", data=str(folder), sets=sets))
         )
         self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
-        store, loss = Store(self.job.cache), make_objective(self.job.spec, self.job.config)
+        store, loss = (
+            LatentCache(self.job.cache),
+            make_objective(self.job.spec, self.job.config),
+        )
         fill_cache(self.job, self.family, store, reads_of_run(self.job))
         self.family.free("text_encoder")
         self.family.free("vae")
-        self.source: Source = make_source(self.job, self.family, store, loss)
+        self.source: BatchSource = make_source(self.job, self.family, store, loss)
         self.windows: list[Window] = list(self.job.library.windows)
         assert len(self.windows) == DENSE
         self.net = self.family.denoiser()
@@ -165,7 +168,7 @@ class Dense:
             )
             shape = tuple(batch.x0.shape)
             noise = torch.from_numpy(
-                draws(4000, "dense", number).standard_normal(shape, "float32")
+                generator_for(4000, "dense", number).standard_normal(shape, "float32")
             )
             with torch.no_grad():
                 t = level.float().expand(len(some))

@@ -184,12 +184,12 @@ def step_modules() -> list[str]:
     batches included, between the loop and the optimizer.
     """
     with TemporaryDirectory() as name, redirect_stderr(io.StringIO()):
+        from videotune.job.job import open_job
+        from videotune.job.overrides import Overrides, resolve_config
         from videotune.planner.plan import make_plan
         from videotune.toy.dataset import write_dataset
         from videotune.trainer.loop import step_records
-        from videotune.trainer.resolve_config import Overrides, resolve_config
-        from videotune.trainer.resume import Opened
-        from videotune.trainer.run_spec import open_job
+        from videotune.trainer.resume import OpenedRun
         from videotune.trainer.setup import prepare
 
         write_dataset(Path(name) / "clips", concept_clips=2, reminder_clips=0)
@@ -197,7 +197,7 @@ def step_modules() -> list[str]:
         job = open_job(
             *resolve_config(Overrides(preset="toy", data=f"{name}/clips", sets=sets))
         )
-        trainer = prepare(Opened(job), Path(name) / "run", make_plan(job))
+        trainer = prepare(OpenedRun(job), Path(name) / "run", make_plan(job))
         seen: set[str] = set()
         measuring = False
 

@@ -98,7 +98,7 @@ def by_family(name: str, folder: Path) -> dict[str, Any]:
     covered = {targets: matching(net, spec, targets) for targets in spec.lora_targets}
     names = {
         "diffusers": "transformer.{}".format,
-        "comfyui": lambda path: f"diffusion_model.{family.native(path)}",
+        "comfyui": lambda path: f"diffusion_model.{family.to_comfyui_name(path)}",
     }
     keys = {
         form: [

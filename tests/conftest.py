@@ -110,7 +110,7 @@ def tiny_family(tiny_bases: Callable[..., Path]) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips of 32x32 pixels in the guide's layout: five of 17 frames and one of 9."""
-    from videotune.rng import draws
+    from videotune.rng import generator_for
     from videotune.toy.dataset import encode_clip
     from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
 
@@ -119,7 +119,7 @@ def small_clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "videos").mkdir()
     for index, look in enumerate(COMBINATIONS[::12]):
         frames = 9 if index == 5 else 17
-        clip = draw_clip(draws(0, "small", index), *look, frames=frames, side=32)
+        clip = draw_clip(generator_for(0, "small", index), *look, frames=frames, side=32)
         encode_clip(folder / "videos" / f"{'-'.join(look)}.mp4", clip, 16.0)
         (folder / "captions" / f"{'-'.join(look)}.txt").write_text(caption(*look))
     return folder

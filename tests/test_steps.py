@@ -11,8 +11,8 @@ import pytest
 from tests.support.journal_lines import step_line
 from videotune.reporter.build import write_report
 from videotune.reporter.read import read_run
-from videotune.trainer.logging.journal import History
-from videotune.trainer.logging.step_sums import RECENT, Steps
+from videotune.runs.journal import History
+from videotune.runs.step_sums import RECENT, Steps
 
 
 def written(run: Path, steps: int, until: int | None = None) -> Path:

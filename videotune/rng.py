@@ -16,7 +16,7 @@ def key(seed: int, *parts: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
-def draws(seed: int, *parts: str | int) -> np.random.Generator:
+def generator_for(seed: int, *parts: str | int) -> np.random.Generator:
     """A generator of its own for the draw named by ``parts``, e.g. ``draws(seed, "noise", step, index)``."""
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 

@@ -21,13 +21,13 @@ if TYPE_CHECKING:  # importing this module must not import torch
     from torch import Tensor, nn
 
 
-Nets = Mapping[str, "nn.Module"]
+Networks = Mapping[str, "nn.Module"]
 """Denoisers by their experts' names."""
 
-Say = Callable[[str], None]
+LogFn = Callable[[str], None]
 """What is told a sentence for the user."""
 
-Fill = Callable[["nn.Module"], object] | None
+FillFn = Callable[["nn.Module"], object] | None
 """What puts tensors in the place of a network's parameters, which are on the meta device; None: its weights are read."""
 
 
@@ -66,7 +66,7 @@ class Clip:
     caption_weights: tuple[float, ...] = ()
 
     @property
-    def prior(self) -> bool:
+    def prior_preservation(self) -> bool:
         """Whether the target of its samples is the base model's own prediction (prior preservation)."""
         return self.kind == "regularization" and self.target == "base"
 
@@ -78,7 +78,7 @@ class Window:
     The window is the schedule's unit. ``sampling`` says how frames lie in it: "even" (spread over it), "hold" (at
     shape.fps from its start, the last one held when the clip ends), "start" (at shape.fps from a random start within
     it), "frames" (random times within it, in order). ``swaps``: neighbouring frames may change places. ``resize`` says
-    how a frame gets its size: "center" or "random" crop, "pad", "stretch". What of it is random, ``Take`` settles.
+    how a frame gets its size: "center" or "random" crop, "pad", "stretch". What of it is random, ``FrameSample`` settles.
     """
 
     clip_id: str
@@ -100,12 +100,12 @@ class Window:
         return self.swaps or self.sampling in ("start", "frames") or self.resize == "random"
 
 
-PLAIN = -1
+DETERMINISTIC_VARIANT = -1
 """The variant of a window without any draw: what validation and sample metrics read."""
 
 
 @dataclass(frozen=True)
-class Take:
+class FrameSample:
     """The pixels that one variant of a window shows; all that decides them beside the file itself.
 
     ``times`` (T,) seconds of the clip in the order shown; ``place`` where a crop lies in the room it has, (down, right),
@@ -189,7 +189,7 @@ class ModelSpec:
     latent_channels: int = 16
     patch: tuple[int, int, int] = (1, 2, 2)
     text_width: int = 4096
-    given: str = "none"
+    image_conditioning: str = "none"
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     path_constants: Mapping[str, float] = field(default_factory=dict)
@@ -199,7 +199,9 @@ class ModelSpec:
     keeps_variance: bool = False
     image_channels: tuple[int, int] = (0, 0)
     image_numbers: int = 0
-    fused: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(default_factory=dict)
+    fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
+        default_factory=dict
+    )
     text_numbers: int = 0
     guidance_embedded: bool = False
     padded_tokens: int | None = None
@@ -234,17 +236,17 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class Condition:
+class Conditioning:
     """What the denoiser is told beside the noisy latents: text (B,L,D), text_mask (B,L) or None, extras by name."""
 
     text: Tensor
     text_mask: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Condition:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Conditioning:
         """The same condition with ``fn`` applied to each tensor."""
         mask = None if self.text_mask is None else fn(self.text_mask)
-        return Condition(fn(self.text), mask, {k: fn(v) for k, v in self.extras.items()})
+        return Conditioning(fn(self.text), mask, {k: fn(v) for k, v in self.extras.items()})
 
 
 @dataclass(frozen=True)
@@ -258,34 +260,36 @@ class Batch:
     """
 
     x0: Tensor
-    given: Tensor
-    dropped: Tensor
-    weight: Tensor
-    scale: Tensor
-    cond: Condition
+    conditioning_mask: Tensor
+    dropped_frames_mask: Tensor
+    loss_mask: Tensor
+    loss_weight: Tensor
+    conditioning: Conditioning
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
     fps: Tensor
-    prior: tuple[bool, ...]
-    any_given: bool = True
+    prior_preservation: tuple[bool, ...]
+    has_conditioning: bool = True
 
     @classmethod
-    def of(cls, x0: Tensor, cond: Condition, **more: Any) -> Batch:
+    def of(cls, x0: Tensor, conditioning: Conditioning, **more: Any) -> Batch:
         """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
         count = len(x0)
         none = x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
         plain: dict[str, Any] = {
-            "given": none,
-            "dropped": none,
-            "weight": (~none).float(),
-            "scale": x0.new_ones(count),
+            "conditioning_mask": none,
+            "dropped_frames_mask": none,
+            "loss_mask": (~none).float(),
+            "loss_weight": x0.new_ones(count),
         }
         plain |= {
             "captions": ("",) * count,
             "window_ids": ("",) * count,
-            "prior": (False,) * count,
+            "prior_preservation": (False,) * count,
         }
-        return cls(x0=x0, cond=cond, **({"fps": x0.new_ones(count)} | plain | more))
+        return cls(
+            x0=x0, conditioning=conditioning, **({"fps": x0.new_ones(count)} | plain | more)
+        )
 
     def __len__(self) -> int:
         return self.x0.shape[0]
@@ -294,9 +298,16 @@ class Batch:
         """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
         tensors = {
             name: fn(getattr(self, name))
-            for name in ("x0", "given", "dropped", "weight", "scale", "fps")
+            for name in (
+                "x0",
+                "conditioning_mask",
+                "dropped_frames_mask",
+                "loss_mask",
+                "loss_weight",
+                "fps",
+            )
         }
-        return replace(self, cond=self.cond.map(fn), **tensors)  # type: ignore[arg-type]
+        return replace(self, conditioning=self.conditioning.map(fn), **tensors)  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` samples, in order."""
@@ -306,14 +317,15 @@ class Batch:
         for lo in range(0, len(self), size):
             part = slice(lo, lo + size)
             names: dict[str, Any] = {
-                key: getattr(self, key)[part] for key in ("captions", "window_ids", "prior")
+                key: getattr(self, key)[part]
+                for key in ("captions", "window_ids", "prior_preservation")
             }
             parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
         return parts
 
 
 @dataclass(frozen=True)
-class Path:
+class NoisePath:
     """Where x_t = alpha·x0 + sigma·noise lies and how it moves: v = d_alpha·x0 + d_sigma·noise.
 
     Each is (B,1,1,1,1) float32, with alpha·d_sigma - sigma·d_alpha = 1.
@@ -326,17 +338,17 @@ class Path:
 
 
 @dataclass(frozen=True)
-class StepOut:
+class StepOutput:
     """loss () with its graph; mse (B,) plain v-MSE, detached; per_clip (B,) what was averaged, detached; t (B,)."""
 
     loss: Tensor
     mse: Tensor
-    per_clip: Tensor
+    per_sample_loss: Tensor
     t: Tensor
 
 
 @dataclass(frozen=True)
-class Moments:
+class LatentDistribution:
     """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains.
 
     ``extras``: what else of the clip's pixels the denoiser is told, under the family's own names, for ``Family.condition``.
@@ -386,7 +398,7 @@ class Family(Protocol):
 
     dtype: torch.dtype
     weights: WeightDtypes
-    stream_text: Say | None
+    stream_text: LogFn | None
     """Text encoders that load from now on keep the weights of their blocks on the host; it is told what fails. None: not."""
 
     def __init__(
@@ -424,13 +436,13 @@ class Family(Protocol):
     def text_length(self, caption: str) -> int:
         """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
 
-    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+    def encode_in_loop(self, captions: Sequence[str]) -> Conditioning:
         """``condition`` of captions encoded now, on the run's device, with gradients where they are on."""
 
     def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
         """For each format of token rows, each text encoder's key in its one file; {}: the token is the key, a file each."""
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack cached states, a clip's extras among them, exactly as the family's pipeline feeds them."""
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -438,17 +450,17 @@ class Family(Protocol):
 
     def encode_video(
         self, frames: Tensor, random: np.random.Generator | None = None
-    ) -> Moments:
+    ) -> LatentDistribution:
         """One clip (3,T,H,W) in [-1,1] -> its moments, on the CPU in float32; ``random`` is for ``spec.image_noise``."""
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
         """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU in float32; ``tiled``: in less memory."""
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
     ) -> nn.Module:
         """The diffusers transformer, frozen, in the run's dtype on a device (None: the run's). Expert None: the first."""
 
@@ -462,7 +474,11 @@ class Family(Protocol):
         """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """Normalised latents (B,C,F,H,W) sampled by the family's own pipeline, one for each seed."""
 
@@ -472,7 +488,7 @@ class Family(Protocol):
     def lora_formats(self) -> tuple[str, ...]:
         """The formats in which a LoRA of this checkpoint is written, sorted."""
 
-    def native(self, path: str) -> str:
+    def to_comfyui_name(self, path: str) -> str:
         """A module's path in diffusers -> its name in ComfyUI; several may share one."""
 
     def original(self, name: str) -> str | None:

@@ -16,7 +16,7 @@ from toymaking.whole_clip import decode, encode
 from toymaking.wide import draw_wide, striped
 
 from videotune.files import write_json
-from videotune.rng import draws, seed32
+from videotune.rng import generator_for, seed32
 from videotune.toy.shapes import HELD_OUT, KNOWN, PALETTE, Look, draw_clip
 
 STAGES = ((0.12, 1, 16), (0.24, 5, 5), (1.0, 17, 2))
@@ -136,7 +136,7 @@ def update(vae: Any, optimizers: Optimizers, recipe: Recipe, step: int) -> float
     frames, count = next((frames, count) for until, frames, count in STAGES if share < until)
     clip = batch(recipe.seed, step, frames, count)
     mean = encode(vae, clip)
-    noise = draws(recipe.seed, "autoencoder latents", step).standard_normal(
+    noise = generator_for(recipe.seed, "autoencoder latents", step).standard_normal(
         mean.shape, dtype=np.float32
     )
     error = decode(vae, mean + LATENT_NOISE * torch.from_numpy(noise)) - clip
@@ -152,7 +152,7 @@ def batch(seed: int, step: int, frames: int, count: int) -> Tensor:
     """(count,3,frames,64,64): every other clip shows what the transformer is taught, the others anything."""
     clips = []
     for index in range(count):
-        rng = draws(seed, "autoencoder", step, index)
+        rng = generator_for(seed, "autoencoder", step, index)
         drawn = (
             draw_wide(rng) if index % 2 else draw_clip(rng, *KNOWN[rng.integers(len(KNOWN))])
         )
@@ -176,7 +176,10 @@ def held_out_clips(part: str, count: int) -> Tensor:
     """(count,3,17,64,64) that no stage is trained on: "base" looks that were held out, the "concept", or it "striped"."""
     clips = []
     for index in range(count):
-        rng, look = draws(0, "held out", part, index), HELD_OUT[index * 7 % len(HELD_OUT)]
+        rng, look = (
+            generator_for(0, "held out", part, index),
+            HELD_OUT[index * 7 % len(HELD_OUT)],
+        )
         concept: Look = ("orange", "diamond", look[2])
         colour, shape, direction = look if part == "base" else concept
         stripes = partial(striped, colours=(PALETTE[colour], (245, 230, 200)), period=10.0)
@@ -210,7 +213,7 @@ def quick_look(vae: Any, count: int) -> dict[str, float]:
 def measure_statistics(vae: Any, recipe: Recipe) -> None:
     """Write into the config the mean and deviation of each latent channel over the looks that are taught."""
     clips = [
-        draw_clip(draws(recipe.seed, "statistics", index), *look)
+        draw_clip(generator_for(recipe.seed, "statistics", index), *look)
         for index, look in enumerate(KNOWN[: recipe.looks])
     ]
     latents = torch.cat([vae.encode(to_model(clip)[None]).latent_dist.mode() for clip in clips])

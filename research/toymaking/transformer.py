@@ -16,10 +16,10 @@ from transformers import AutoTokenizer, UMT5EncoderModel
 from videotune.commands.train import train
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json, write_text
-from videotune.rng import draws, seed32
+from videotune.rng import generator_for, seed32
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import FPS, HELD_OUT, KNOWN, TEMPLATES, Look, caption, draw_clip
-from videotune.trainer.logging.journal import read_journal
 
 
 def make(out: Path, autoencoder: Path, text: Path, recipe: Recipe, seed: int) -> Path:
@@ -45,7 +45,9 @@ def write_clips(folder: Path, looks: tuple[Look, ...], copies: int) -> Path:
         video, words = folder / "videos" / f"{stem}.mp4", folder / "captions" / f"{stem}.txt"
         if not words.is_file():
             encode_clip(
-                video, draw_clip(draws(0, "transformer clips", folder.name, index), *look), FPS
+                video,
+                draw_clip(generator_for(0, "transformer clips", folder.name, index), *look),
+                FPS,
             )
             texts = [caption(*look, template) for template in range(len(TEMPLATES))]
             write_text(words, "\n".join(texts) + "\n", durable=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from videotune.errors import DONE, FAILED
-from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.job.overrides import Overrides, resolve_config
 
 CONFIGS = Path(__file__).parents[1] / "interop" / "configs"
 

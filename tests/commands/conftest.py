@@ -8,7 +8,7 @@ import pytest
 from tests.support.command_line import Bases, train
 from tests.support.run_processes import Finished, Make, Work
 from videotune.errors import DONE
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
 
 
 @pytest.fixture(scope="session")

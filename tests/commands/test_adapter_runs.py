@@ -26,20 +26,20 @@ from tests.support.run_results import (
     steps_of,
     updates,
 )
-from videotune.adapters.kinds import PARTS, by_module
+from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.commands.export import export as export_command
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.config.resolve import parse
+from videotune.distributed import DistributedContext
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.lora_tools import Target, convert
 from videotune.files import read_json
+from videotune.job.overrides import Overrides
 from videotune.planner.plan import bytes_a_parameter
-from videotune.trainer.checkpoint import last_checkpoint
-from videotune.trainer.checkpoint_writer import entry_of
-from videotune.trainer.components import open_models
-from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.run_dir import read_run_config
+from videotune.runs.checkpoint import last_checkpoint
+from videotune.runs.checkpoint_writer import entry_of
+from videotune.runs.run_dir import read_run_config
+from videotune.trainer.build import open_models
 
 FULL = ("training_method=FINE_TUNE", "train_dtype=BFLOAT_16", "learning_rate=0.001")
 

@@ -20,7 +20,7 @@ from tests.support.command_line import Bases, Patch, Printed, run
 from tests.support.http_server import Handler, serving
 from tests.support.waiting import wait_until
 from videotune.captioning import backends
-from videotune.captioning.answers import CaptionError, clean, prompt_for
+from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
 from videotune.errors import DONE, SKIPPED, VideotuneError
 

@@ -18,13 +18,13 @@ from tests.support.run_processes import KILLED, Running, Work, resume, start
 from tests.support.run_results import assert_same_run, complete, of_kind, steps_of
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import LATE, life, read_json
+from videotune.job.overrides import Overrides
 from videotune.reporter.build import page
 from videotune.reporter.read import read_run
+from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
+from videotune.runs.journal import read_journal
 from videotune.trainer import setup, step
-from videotune.trainer.ema import Ema
-from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.ema import EmaWeights
 
 pytestmark = pytest.mark.usefixtures("server")
 EACH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -71,7 +71,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         work.run,
         work.tmp / "cache",
         {},
-        step.clip,
+        step.clip_grad_norm,
         interruptions.nth(3),
     )
 
@@ -85,7 +85,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         return clip(*given)
 
     monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
-    monkeypatch.setattr(step, "clip", damage)
+    monkeypatch.setattr(step, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
     last = steps_of(run)[-1]["step"]
@@ -182,9 +182,9 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
 ) -> None:
     """The average takes the weights' place tensor by tensor; between two of them a Ctrl-C comes, on the way back."""
     run, settings = work.run, ("steps=4", "save_every=0", "validate_every=2", "ema.decay=0.9")
-    straight, swap, calls = work.finished(*settings), Ema._swap, []
+    straight, swap, calls = work.finished(*settings), EmaWeights._swap, []
 
-    def torn(self: Ema) -> None:
+    def torn(self: EmaWeights) -> None:
         calls.append(1)
         if len(calls) != 4:  # there and back at step 0; there at step 2, and now back
             return swap(self)
@@ -200,7 +200,7 @@ def test_weights_are_put_back_whole_when_a_signal_comes_while_they_are_put_back(
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ema, "_swap", torn)
+        patch.setattr(EmaWeights, "_swap", torn)
         assert train(work.overrides(*settings), run) == INTERRUPTED
     assert len(calls) == 4
     assert complete(run) == [2], "saved after it"
@@ -344,7 +344,7 @@ def test_a_heartbeat_that_cannot_be_written_is_touched(
         pulse.path.write_text(json.dumps(read_json(pulse.path) | {"time": old}))
         os.utime(pulse.path, (old, old))
         assert not heartbeat(tmp_path)["alive"]
-        monkeypatch.setattr("videotune.trainer.logging.heartbeat.write_json", full)
+        monkeypatch.setattr("videotune.runs.heartbeat.write_json", full)
         pulse.beat()
         assert heartbeat(tmp_path)["alive"]
         assert heartbeat(tmp_path)["age"] < 5

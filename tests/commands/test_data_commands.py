@@ -30,9 +30,9 @@ from tests.support.command_line import run as shell
 from tests.support.landscapes import shots
 from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
-from videotune.latent_cache.store import Store
+from videotune.job.overrides import Overrides
+from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
-from videotune.trainer.resolve_config import Overrides
 
 SETS = ("resolution=64x96", "video_config.frames=9")
 
@@ -255,7 +255,7 @@ def small(clips: Path, tiny_bases: Bases) -> Overrides:
     return Overrides(data=str(clips), sets=(f"base_model_name={tiny_bases('wan')}", *sets))
 
 
-def spoil(store: Store, kind: str) -> str:
+def spoil(store: LatentCache, kind: str) -> str:
     """Change a byte of one entry's data in its shard; the entry's key."""
     entry = next(entry for entry in store.entries() if entry.kind == kind)
     path = store.folder / entry.file
@@ -296,17 +296,17 @@ def test_a_damaged_entry_is_listed_with_exit_code_2_and_made_anew(
 ) -> None:
     cache(small)
     folder = clips / ".videotune-cache"
-    before = {entry.name: entry.hash for entry in Store(folder).entries()}
-    key = spoil(Store(folder), "latents")
+    before = {entry.name: entry.hash for entry in LatentCache(folder).entries()}
+    key = spoil(LatentCache(folder), "latents")
     capsys.readouterr()
     assert verify_cache(clips) == SKIPPED
     printed = capsys.readouterr().out
     assert "holds other bytes than were written" in printed
     assert "1 of 13 entries are damaged" in printed
-    assert not Store(folder).has("latents", key)
+    assert not LatentCache(folder).has("latents", key)
     assert verify_cache(clips) == DONE
     assert cache(small) == DONE
-    assert {entry.name: entry.hash for entry in Store(folder).entries()} == before
+    assert {entry.name: entry.hash for entry in LatentCache(folder).entries()} == before
 
 
 def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
@@ -326,10 +326,10 @@ def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
     assert "would remove 3 entries" in printed
     assert "11 entries would stay. --yes does it" in printed
     assert f"text of {old!r}" in printed
-    assert len(Store(clips / ".videotune-cache").entries()) == 14
+    assert len(LatentCache(clips / ".videotune-cache").entries()) == 14
     assert prune_cache(small, yes=True) == DONE
     assert "removed 3 entries" in capsys.readouterr().out
-    assert len(Store(clips / ".videotune-cache").entries()) == 11
+    assert len(LatentCache(clips / ".videotune-cache").entries()) == 11
     assert verify_cache(clips) == DONE
     assert prune_cache(small) == DONE
     assert "nothing to remove" in capsys.readouterr().out

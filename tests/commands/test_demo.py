@@ -11,10 +11,10 @@ from videotune.commands import demo
 from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
 from videotune.files import write_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.toy.dataset import write_dataset
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, KNOWN
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 
 RESULT = {
     "clips_used": 42,

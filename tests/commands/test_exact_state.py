@@ -16,14 +16,14 @@ from tests.support.command_line import Bases
 from tests.support.run_processes import KILLED, start
 from tests.support.run_results import of_kind, same_tensors, state
 from videotune.errors import DONE
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
 
 STEPS = 6
 MOMENTS = {
     "mid-accumulation": ("trainer.step:denoising_loss", 10),
-    "save": ("trainer.checkpoint_writer:write_tensors", 4),
+    "save": ("runs.checkpoint_writer:write_tensors", 4),
     "validation": ("validation.validation_loss:denoising_loss", 17),
     "preview": ("validation.decoding:decode", 3),
 }

@@ -41,8 +41,8 @@ from tests.support.small_disk import (
 )
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
+from videotune.job.overrides import Overrides
 from videotune.trainer import saving
-from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.usefixtures("server")
 

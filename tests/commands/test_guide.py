@@ -14,11 +14,11 @@ from tests.support.run_processes import Make, Work
 from tests.support.run_results import assert_same_run, of_kind, state, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner.memory import Choice, PlanInputs, need, read_step_spec
-from videotune.trainer.components import open_models
-from videotune.trainer.resolve_config import Overrides, resolve_config
+from videotune.trainer.build import open_models
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_spec import open_job
 
 Parts = tuple[str, ...]
 PRESETS: dict[str, tuple[dict[str, float], Parts]] = {

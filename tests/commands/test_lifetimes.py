@@ -15,12 +15,12 @@ from tests.support.run_processes import Work
 from tests.support.run_results import of_kind
 from videotune.commands.sample import SampleOptions
 from videotune.errors import DONE, DoesNotFit
+from videotune.job.overrides import Overrides
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find, names
 from videotune.planner import out_of_memory
 from videotune.toy.dataset import write_dataset
 from videotune.trainer import step
-from videotune.trainer.resolve_config import Overrides
 
 EVERYTHING = (
     "steps=4",

@@ -22,14 +22,14 @@ from videotune.config.schema import Lora
 from videotune.data.decode import decode
 from videotune.data.media_info import probe
 from videotune.errors import DONE, VideotuneError
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import resolve_config
 from videotune.latent_cache.batches import prepare as prepare_batch
 from videotune.latent_cache.sampler import ExpertSchedule, exact
 from videotune.models.registry import find
 from videotune.planner.plan import make_plan
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import resolve_config
-from videotune.trainer.run_spec import Job, open_job
-from videotune.types import PLAIN
+from videotune.types import DETERMINISTIC_VARIANT
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.selection import first_frames_of
 
@@ -247,7 +247,9 @@ def test_a_preview_begins_with_the_first_frame_of_the_clip_of_its_caption(
     captions = {clip.id: clip.captions for clip in job.library.clips}
     assert len(found) == 3
     assert all(one.prompt in captions[window.clip_id] for one, window in found.items())
-    assert {(window, PLAIN) for window in found.values()} <= set(reads_of_run(job).samples)
+    assert {(window, DETERMINISTIC_VARIANT) for window in found.values()} <= set(
+        reads_of_run(job).samples
+    )
     one, two = first_frames_of(
         job_of(overrides, "i2v", 'samples=["no caption", "none too"]')
     ).values()

@@ -27,13 +27,13 @@ from tests.support.run_results import (
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
-from videotune.latent_cache.batches import Source
+from videotune.latent_cache.batches import BatchSource
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
 from videotune.trainer import step as step_module
-from videotune.trainer.step import of_memory
+from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.trainer import Trainer
-from videotune.types import Moments
+from videotune.types import LatentDistribution
 
 METHODS = pytest.mark.parametrize(
     "method",
@@ -55,9 +55,9 @@ def spoil_clip(
     monkeypatch: Patch, stem: str, when: Callable[[int], bool] = lambda _: True
 ) -> None:
     """The latents of a clip are NaN at these steps, as a VAE in half precision leaves them."""
-    sample = Source.sample
+    sample = BatchSource.sample
 
-    def spoilt(self: Source, window: Any, variant: int, *name: Any) -> Moments:
+    def spoilt(self: BatchSource, window: Any, variant: int, *name: Any) -> LatentDistribution:
         moments = sample(self, window, variant, *name)
         clip = self.clips[window.clip_id]
         bad = Path(clip.path).stem == stem and isinstance(name[0], int) and when(name[0])
@@ -67,12 +67,12 @@ def spoil_clip(
             else moments
         )
 
-    monkeypatch.setattr(Source, "sample", spoilt)
+    monkeypatch.setattr(BatchSource, "sample", spoilt)
 
 
 def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
     """The loss is finite at these steps, and the gradient is not."""
-    clip, taken = step_module.clip, []
+    clip, taken = step_module.clip_grad_norm, []
 
     def spoilt(parameters: Any, most: float) -> torch.Tensor:
         taken.append(1)
@@ -80,7 +80,7 @@ def spoil_gradient(monkeypatch: Patch, steps: set[int], value: float) -> None:
             parameters[-1].grad.view(-1)[0] = value
         return clip(parameters, most)
 
-    monkeypatch.setattr(step_module, "clip", spoilt)
+    monkeypatch.setattr(step_module, "clip_grad_norm", spoilt)
 
 
 @METHODS
@@ -233,13 +233,13 @@ def test_a_validation_loss_that_is_not_finite_ends_nothing(
     work: Work, monkeypatch: Patch
 ) -> None:
     """It is null in the journal, and later ones are still measured."""
-    run, plain = work.run, Source.plain
+    run, plain = work.run, BatchSource.plain
 
-    def spoilt(self: Source, window: Any) -> Moments:
+    def spoilt(self: BatchSource, window: Any) -> LatentDistribution:
         moments = plain(self, window)
         return replace(moments, mean=torch.full_like(moments.mean, float("nan")))
 
-    monkeypatch.setattr(Source, "plain", spoilt)
+    monkeypatch.setattr(BatchSource, "plain", spoilt)
     assert train(work.overrides("steps=2", "validate_every=1"), run) == DONE
     losses = of_kind(run, "validation")
     assert [line["step"] for line in losses] == [0, 1, 2]
@@ -293,7 +293,7 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
 
 def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: Patch) -> None:
     """The optimizer ran out of memory in the middle of its update: only what was saved before is good."""
-    run, updates, apply = work.run, [], step_module.apply
+    run, updates, apply = work.run, [], step_module.step_if_finite
 
     def half(optimizer: Any, good: Any) -> None:
         updates.append(1)
@@ -303,7 +303,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
             raise OUT_OF_MEMORY
         apply(optimizer, good)
 
-    monkeypatch.setattr(step_module, "apply", half)
+    monkeypatch.setattr(step_module, "step_if_finite", half)
     with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
         train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]
@@ -375,7 +375,7 @@ ON_THE_HOST = (
     ],
 )
 def test_which_errors_say_that_there_was_no_room(error: BaseException, is_memory: bool) -> None:
-    assert of_memory(error) == is_memory
+    assert is_out_of_memory(error) == is_memory
 
 
 def test_remedies_for_a_resume_come_first_and_useless_ones_are_not_named() -> None:

@@ -24,19 +24,19 @@ from tests.support.tiny_networks import deepen
 from videotune.cli.plan import ROWS, curve
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import DONE, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner import fit as fitting
-from videotune.planner.cards import card
 from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
+from videotune.planner.gpus import card
 from videotune.planner.measure import FakeRun
-from videotune.planner.memory import PLAIN, TILED, Fixed, step_spec
+from videotune.planner.memory import TILED, UNCHANGED, Fixed, step_spec
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer import cache_filling
-from videotune.trainer.components import open_models
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_dir import read_run_config
-from videotune.trainer.run_spec import open_job
+from videotune.trainer.build import open_models
 from videotune.validation import decoding
 
 
@@ -140,7 +140,7 @@ def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
         overrides("steps=1", "sample_after=1", "sample.resolution=64x64", "sample.frames=9")
     )
     roomy = fit(job, "FLOAT_32", 1 << 40, None)
-    assert roomy.phases["preview"][0] == PLAIN
+    assert roomy.phases["preview"][0] == UNCHANGED
     assert TILED not in step_spec(job, "FLOAT_32").elsewhere["preview"]
     assert fit(job, "FLOAT_32", 10**6, None).phases["preview"][0] == TILED
     assert TILED in step_spec(job, "FLOAT_32").elsewhere["preview"], "remembered"
@@ -321,7 +321,7 @@ def test_bands_density_and_validation_levels_are_those_of_the_distribution() -> 
     )
     facts = noise_levels(settings)
     (one,) = facts["distributions"]
-    ts = Timesteps("BETA", 2.0, alpha=3.0)
+    ts = TimestepSampler("BETA", 2.0, alpha=3.0)
     drawn = ts.draw((torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000)
     counted = drawn.mul(9).long().clamp(max=8).bincount(minlength=9) / len(drawn)
     assert one["bands"] == pytest.approx(counted.tolist(), abs=1e-3)

@@ -28,9 +28,9 @@ from tests.support.run_results import (
 )
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_dir import read_run_config
 
 Begun = Callable[..., Path]
 

@@ -27,11 +27,11 @@ from tests.support.run_results import (
 )
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.checkpoint_writer import save_checkpoint
-from videotune.trainer.logging.journal import History, Journal, read_journal
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.journal import History, Journal, read_journal
+from videotune.runs.rollback import archive_steps
 from videotune.trainer.resume import checkpoint_of
-from videotune.trainer.rollback import set_aside
 
 LATER = {"step-9", "step-12"}
 NAMES = ("config", "check", "plan")
@@ -124,22 +124,22 @@ def is_set_aside(run: Path) -> None:
 
 
 def roll_back(run: Path) -> None:
-    set_aside(run, 6, History(run).newest)
+    archive_steps(run, 6, History(run).newest)
 
 
 def test_what_came_after_lies_in_a_folder_of_its_own(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     whole = (run / "journal.jsonl").read_bytes()
-    assert set_aside(run, 6, History(run).newest) == run / "branches" / "1"
+    assert archive_steps(run, 6, History(run).newest) == run / "branches" / "1"
     is_set_aside(run)
     assert (run / "branches" / "1" / "journal.jsonl").read_bytes() == whole
     History(run).cut(6)
-    assert set_aside(run, 6, History(run).newest) is None, "nothing came after"
-    assert set_aside(run, 3, History(run).newest) == run / "branches" / "2"
+    assert archive_steps(run, 6, History(run).newest) is None, "nothing came after"
+    assert archive_steps(run, 3, History(run).newest) == run / "branches" / "2"
     assert complete(run / "branches" / "2") == [6]
     assert read_json(run / "config.json") == {"what": "config until 9"}
     History(run).cut(3)
-    assert set_aside(run, 0, History(run).newest) == run / "branches" / "3"
+    assert archive_steps(run, 0, History(run).newest) == run / "branches" / "3"
     assert read_json(run / "config.json") == {"what": "config until 3"}
 
 
@@ -148,7 +148,7 @@ def test_an_export_that_lies_elsewhere_is_copied_before_its_name_is_used_again(
 ) -> None:
     run = made(tmp_path / "run")
     (run / "export" / "run-step-12.safetensors").unlink()
-    set_aside(run, 6, History(run).newest)
+    archive_steps(run, 6, History(run).newest)
     assert (run / "branches" / "1" / "export" / "run-step-12.safetensors").read_bytes() == b"12"
     assert (tmp_path / "run-elsewhere" / "run-step-12.safetensors").is_file()
 
@@ -164,7 +164,7 @@ def test_a_disk_that_fails_while_things_are_set_aside_loses_nothing_and_asking_a
 
     def check(broken: Disk) -> None:
         nothing_is_lost(run)
-        set_aside(run, 6, History(run).newest)
+        archive_steps(run, 6, History(run).newest)
         is_set_aside(run)
 
     names = each_fault(lambda: roll_back(run), again, check, ("half",))
@@ -190,7 +190,7 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
                 checkpoint_of(
                     run, None, History(run)
                 )  # a plain resume does not go on as if nothing were missing
-        set_aside(run, 6, History(run).newest)
+        archive_steps(run, 6, History(run).newest)
         is_set_aside(run)
         shutil.rmtree(run)
 

@@ -31,17 +31,17 @@ from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.files import digest, read_json
+from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
-from videotune.records import read_record
 from videotune.reporter.build import write_report
 from videotune.reporter.contact_sheet import copy_pictures, keep_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
-from videotune.trainer import checkpoint_writer, loop, saving
-from videotune.trainer.logging import journal
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.rollback import FACTS
-from videotune.trainer.run_dir import OWN, SCHEDULER, begin, only_process, poll_control
+from videotune.runs import checkpoint_writer, journal
+from videotune.runs.journal import read_journal
+from videotune.runs.rollback import FACTS
+from videotune.runs.run_dir import OWN, SCHEDULER, begin, only_process, poll_control
+from videotune.runs.schemas import read_record
+from videotune.trainer import loop, saving
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -23,13 +23,13 @@ from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.adapter_export import export_lora
 from videotune.files import read_json
+from videotune.job.job import open_job
+from videotune.job.overrides import resolve_config
 from videotune.models.registry import find
 from videotune.reporter import contact_sheet
-from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import resolve_config
-from videotune.trainer.run_dir import refuse_samples_in_data
-from videotune.trainer.run_spec import open_job
+from videotune.runs.checkpoint import complete_checkpoints, last_checkpoint
+from videotune.runs.journal import read_journal
+from videotune.runs.run_dir import refuse_samples_in_data
 
 NO_TEXT = ("a\0b", "a\x1b[31m", "a \ud800", "a" * 10**7)
 SIZE = ("sample.frames=5", "sample.resolution=32x32", "sample.steps=3", "sample.guidance=1")

@@ -19,8 +19,8 @@ from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
-from videotune.latent_cache.store import Store
-from videotune.trainer.step import condition
+from videotune.latent_cache.store import LatentCache
+from videotune.trainer.step import encode_live_text
 from videotune.types import Batch
 
 TOKEN = "<zorble>"
@@ -55,7 +55,7 @@ def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work
     assert weights[NAME].shape == (2, 16)
     assert not torch.equal(weights[NAME], weights[NAME.replace("weights", "ema")])
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
-    assert {entry.kind for entry in Store(work.tmp / "cache").entries()} == {"latents"}
+    assert {entry.kind for entry in LatentCache(work.tmp / "cache").entries()} == {"latents"}
     notes = of_kind(run, "start")[0]["notes"]
     assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
     for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
@@ -255,7 +255,7 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
     batch = Batch.of(x_t, text, captions=captions)
 
     def predicted() -> torch.Tensor:
-        return family.predict(net, x_t, t, condition(family, spell, batch))
+        return family.predict(net, x_t, t, encode_live_text(family, spell, batch))
 
     with torch.no_grad():
         target = predicted()

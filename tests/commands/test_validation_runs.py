@@ -23,10 +23,12 @@ from tests.support.run_results import assert_same_run, of_kind, steps_of, warnin
 from videotune.cli.plan import overhead_text
 from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.exposure import band, most
 from videotune.planner.plan import make_plan
+from videotune.runs.run_dir import begin, run_settings
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.logging.speed import time_left
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import (
     announce,
@@ -35,10 +37,8 @@ from videotune.trainer.progress import (
     steps_left,
     tokens_of_buckets,
 )
-from videotune.trainer.resolve_config import Overrides, resolve_config
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_dir import begin, run_settings
-from videotune.trainer.run_spec import Job, open_job
+from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer, due, times
 from videotune.types import ClipShape, VideoRules
 from videotune.validation import metrics

@@ -10,7 +10,7 @@ from videotune.config.resolve import parse
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key, nearest_value, others
 from videotune.errors import VideotuneError
-from videotune.trainer.resolve_config import Overrides, user_keys, with_sets
+from videotune.job.overrides import Overrides, user_keys, with_sets
 
 LETTERS = zip("abcdefgh", "bcdefghi", strict=True)
 BOMB = "a: &a [x, x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in LETTERS)

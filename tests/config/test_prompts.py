@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from videotune.errors import VideotuneError
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.sampling.prompts import prompt_of
-from videotune.trainer.resolve_config import Overrides, resolve_config
 
 CAT = "A cat walks on the grass, realistic style."
 OWN = {"resolution": "480x640", "frames": 25, "seed": 1, "steps": 20}

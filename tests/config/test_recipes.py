@@ -8,8 +8,8 @@ from tests.support.command_line import Bases, run
 from tests.support.run_results import steps_of
 from videotune.config.load import preset_names, read_config, read_preset
 from videotune.errors import DONE, VideotuneError
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.presets.recipes import SMALL, config_of, models, preset_for, recipes
-from videotune.trainer.resolve_config import Overrides, resolve_config
 
 PRESETS = [
     name

@@ -26,7 +26,7 @@ from videotune.data.frame_sampling import (
 )
 from videotune.data.media_info import MediaInfo
 from videotune.errors import VideotuneError
-from videotune.types import PLAIN, VideoRules, Window
+from videotune.types import DETERMINISTIC_VARIANT, VideoRules, Window
 
 
 def rules(step: int, rest: int) -> VideoRules:
@@ -40,7 +40,7 @@ def sampled(
 
 
 def times(window: Window) -> tuple[float, ...]:
-    return sample_window(window, PLAIN, 0).times
+    return sample_window(window, DETERMINISTIC_VARIANT, 0).times
 
 
 def too_short(info: MediaInfo, *of: Any, **how: Any) -> str:

@@ -15,9 +15,9 @@ from videotune.diffusion.loss import (
     scaled_linear_alphas_cumprod,
     weighted_mean,
 )
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Condition
+from videotune.types import Batch, Conditioning
 
 V = CONSTANTS | {"snr_shift_scale": 3.0}
 KINDS = ["flow", "v"]
@@ -46,11 +46,11 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def batch_of(size: int = 3, frames: int = 5, side: int = 6) -> Batch:
-    return Batch.of(numbers(size, 4, frames, side, side), Condition(torch.zeros(size, 1, 1)))
+    return Batch.of(numbers(size, 4, frames, side, side), Conditioning(torch.zeros(size, 1, 1)))
 
 
 def plain(kind: str = "flow", strength: float = 0.0, weighting: str = "none") -> Objective:
-    return objective(kind, V if kind == "v" else {}, Timesteps(), weighting, strength)
+    return objective(kind, V if kind == "v" else {}, TimestepSampler(), weighting, strength)
 
 
 def conv(seed: int = 0) -> nn.Module:
@@ -59,7 +59,7 @@ def conv(seed: int = 0) -> nn.Module:
 
 
 def frame_mask(batch: Batch, sample: int, frame: int) -> Tensor:
-    mask = torch.zeros_like(batch.given)
+    mask = torch.zeros_like(batch.conditioning_mask)
     mask[sample, :, frame] = True
     return mask
 
@@ -87,7 +87,7 @@ def test_loss_is_the_mean_squared_error_of_v(kind: str) -> None:
         wanted.append((net(a * x0 + s * e) * (1 + t[i]) - v).square().mean())
     torch.testing.assert_close(out.mse, torch.stack(wanted).detach())
     torch.testing.assert_close(out.loss, torch.stack(wanted).mean())
-    assert torch.equal(out.per_clip, out.mse)
+    assert torch.equal(out.per_sample_loss, out.mse)
     assert torch.equal(out.t, t)
 
 
@@ -103,7 +103,11 @@ def test_low_precision_predictions_are_compared_in_float32() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None:
     batch, noise, t = batch_of(), numbers(3, 4, 5, 6, 6, seed=1), torch.tensor([0.3, 0.6, 0.8])
-    batch = replace(batch, given=frame_mask(batch, 0, 0), dropped=frame_mask(batch, 1, 3))
+    batch = replace(
+        batch,
+        conditioning_mask=frame_mask(batch, 0, 0),
+        dropped_frames_mask=frame_mask(batch, 1, 3),
+    )
     seen = []
 
     class Listener:
@@ -125,7 +129,7 @@ def test_given_frames_are_fed_clean_and_dropped_ones_as_noise(kind: str) -> None
 )
 def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None:
     batch, noise = batch_of(), numbers(3, 4, 5, 6, 6, seed=1)
-    weight = torch.ones(3, 1, 5, 6, 6) if "half" in layout else batch.weight.clone()
+    weight = torch.ones(3, 1, 5, 6, 6) if "half" in layout else batch.loss_mask.clone()
     if "frame" in layout:
         weight[
             1,
@@ -136,17 +140,17 @@ def test_what_has_no_weight_counts_nothing(layout: str, strength: float) -> None
         ] = 0
     if "half" in layout:
         weight[1, ..., :3] = 0
-    batch = replace(batch, weight=weight)
+    batch = replace(batch, loss_mask=weight)
     error = numbers(3, 4, 5, 6, 6, seed=2)
     t, how = torch.tensor([0.2, 0.5, 0.8]), plain(strength=strength)
     clean = denoising_loss(with_error(batch, noise, error), conv(), how, batch, t, noise)
     disturbed = error + 100 * numbers(3, 4, 5, 6, 6, seed=3) * (weight == 0)
     again = denoising_loss(with_error(batch, noise, disturbed), conv(), how, batch, t, noise)
     torch.testing.assert_close(again.mse, clean.mse, rtol=2e-5, atol=0)
-    torch.testing.assert_close(again.per_clip, clean.per_clip, rtol=2e-5, atol=0)
+    torch.testing.assert_close(again.per_sample_loss, clean.per_sample_loss, rtol=2e-5, atol=0)
     if layout == "all frames":
         assert clean.mse[1] == 0
-        assert clean.per_clip[1] == 0
+        assert clean.per_sample_loss[1] == 0
     else:
         counted = error[1][(weight[1] > 0).expand(4, 5, 6, 6)]
         torch.testing.assert_close(clean.mse[1], counted.square().mean())
@@ -157,11 +161,16 @@ def test_weights_are_relative_within_a_clip() -> None:
     family = with_error(batch, noise, numbers(3, 4, 5, 6, 6, seed=2))
     whole = denoising_loss(family, conv(), plain(strength=1.0), batch, t, noise)
     half = denoising_loss(
-        family, conv(), plain(strength=1.0), replace(batch, weight=batch.weight / 2), t, noise
+        family,
+        conv(),
+        plain(strength=1.0),
+        replace(batch, loss_mask=batch.loss_mask / 2),
+        t,
+        noise,
     )
-    torch.testing.assert_close(half.per_clip, whole.per_clip)
+    torch.testing.assert_close(half.per_sample_loss, whole.per_sample_loss)
     tilted = replace(
-        batch, weight=batch.weight * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1)
+        batch, loss_mask=batch.loss_mask * torch.tensor([1.0, 1, 1, 1, 9]).view(1, 1, 5, 1, 1)
     )
     assert not torch.allclose(
         denoising_loss(family, conv(), plain(), tilted, t, noise).mse, whole.mse
@@ -196,11 +205,11 @@ def test_a_sample_counts_as_much_as_its_scale_says() -> None:
     def gradient(scale: list[float]) -> tuple[Tensor, Tensor, Tensor]:
         net = conv()
         out = denoising_loss(
-            Wired(), net, how, replace(batch, scale=torch.tensor(scale)), t, noise
+            Wired(), net, how, replace(batch, loss_weight=torch.tensor(scale)), t, noise
         )
-        torch.testing.assert_close(out.loss.detach(), out.per_clip.mean())
+        torch.testing.assert_close(out.loss.detach(), out.per_sample_loss.mean())
         out.loss.backward()
-        return net.weight.grad, out.per_clip, out.mse
+        return net.weight.grad, out.per_sample_loss, out.mse
 
     one, two = (gradient([float(i == 0), float(i == 1)]) for i in (0, 1))
     both, tilted = gradient([1.0, 1.0]), gradient([2.0, 0.25])
@@ -220,7 +229,10 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
         plain(kind),
     )
     batch = replace(
-        batch, dropped=frame_mask(batch, 3, 2), captions=tuple("abcd"), window_ids=tuple("ABCD")
+        batch,
+        dropped_frames_mask=frame_mask(batch, 3, 2),
+        captions=tuple("abcd"),
+        window_ids=tuple("ABCD"),
     )
     base, seen = conv(1), []
 
@@ -250,10 +262,10 @@ def test_prior_samples_aim_at_what_the_base_says(kind: str) -> None:
 @pytest.mark.parametrize("drop", [None, 0, 3])
 def test_white_error_keeps_the_scale(strength: float, drop: int | None) -> None:
     batch, noise = batch_of(8, 7, 24), numbers(8, 4, 7, 24, 24, seed=1)
-    weight = batch.weight.clone()
+    weight = batch.loss_mask.clone()
     if drop is not None:
         weight[:, :, drop] = 0
-    batch = replace(batch, weight=weight)
+    batch = replace(batch, loss_mask=weight)
     family = with_error(batch, noise, numbers(8, 4, 7, 24, 24, seed=2))
     out = denoising_loss(family, conv(), plain(strength=strength), batch, torch.rand(8), noise)
     assert out.loss.item() == pytest.approx(
@@ -277,7 +289,7 @@ def test_temporal_consistency_is_the_published_formula() -> None:
         (1, 2, 3, 4)
     )
     expected = total / size / (1 + 2 * strength * (frames - 1) / frames)
-    torch.testing.assert_close(out.per_clip, expected)
+    torch.testing.assert_close(out.per_sample_loss, expected)
 
 
 def test_temporal_consistency_is_nothing_for_one_frame() -> None:
@@ -312,11 +324,13 @@ def test_every_constant_of_v_counts(name: str) -> None:
         "num_train_timesteps": 500,
         "snr_shift_scale": 1.0,
     }
-    changed = objective("v", {**V, name: other.get(name, False)}, Timesteps())
+    changed = objective("v", {**V, name: other.get(name, False)}, TimestepSampler())
     t = torch.tensor([0.2, 1.0])
     assert not torch.equal(changed.path(t).alpha, plain("v").path(t).alpha)
     with pytest.raises(VideotuneError, match=name):
-        objective("v", {key: value for key, value in V.items() if key != name}, Timesteps())
+        objective(
+            "v", {key: value for key, value in V.items() if key != name}, TimestepSampler()
+        )
 
 
 @pytest.mark.parametrize("kind", ["huber", "pseudo_huber"])

@@ -20,29 +20,35 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.tiny_networks import no_host_sync
 from videotune.diffusion.loss import flow_path, objective, scaled_linear_alphas_cumprod, v_path
-from videotune.diffusion.timesteps import Timesteps, mode, shift_of_tokens, shifted, unshifted
+from videotune.diffusion.timesteps import (
+    TimestepSampler,
+    mode,
+    shift_of_tokens,
+    shifted,
+    unshifted,
+)
 from videotune.errors import VideotuneError
-from videotune.types import Path
+from videotune.types import NoisePath
 
 N = 20_000
 EVEN = (torch.arange(N, dtype=torch.float64) + 0.5) / N
 KINDS = [
-    Timesteps("UNIFORM"),
-    Timesteps("UNIFORM", shift=3.0),
-    Timesteps("LOGIT_NORMAL"),
-    Timesteps("LOGIT_NORMAL", shift=5.0),
-    Timesteps("LOGIT_NORMAL", mean=-0.5, std=0.6),
-    Timesteps("MODE"),
-    Timesteps("MODE", shift=2.0, mode_scale=-0.7),
-    Timesteps("MODE", mode_scale=2 / (math.pi - 2)),
-    Timesteps("SIGMOID", shift=3.0, scale=1.7),
-    Timesteps("BETA", alpha=2.0, beta=5.0),
-    Timesteps("BETA", shift=3.0, alpha=0.6, beta=0.6),
+    TimestepSampler("UNIFORM"),
+    TimestepSampler("UNIFORM", shift=3.0),
+    TimestepSampler("LOGIT_NORMAL"),
+    TimestepSampler("LOGIT_NORMAL", shift=5.0),
+    TimestepSampler("LOGIT_NORMAL", mean=-0.5, std=0.6),
+    TimestepSampler("MODE"),
+    TimestepSampler("MODE", shift=2.0, mode_scale=-0.7),
+    TimestepSampler("MODE", mode_scale=2 / (math.pi - 2)),
+    TimestepSampler("SIGMOID", shift=3.0, scale=1.7),
+    TimestepSampler("BETA", alpha=2.0, beta=5.0),
+    TimestepSampler("BETA", shift=3.0, alpha=0.6, beta=0.6),
 ]
 RANGES = [(0.0, 1.0), (0.875, 1.0), (0.0, 0.875), (0.9, 1.0), (0.0, 0.9), (0.3, 0.30001)]
 
 
-def known_cdf(ts: Timesteps, t: float) -> float:
+def known_cdf(ts: TimestepSampler, t: float) -> float:
     """Closed forms from the standard library, before truncation."""
     t = t / (ts.shift - (ts.shift - 1) * t)
     if ts.distribution == "UNIFORM" or t in (0.0, 1.0):
@@ -54,7 +60,7 @@ def known_cdf(ts: Timesteps, t: float) -> float:
 
 
 @pytest.mark.parametrize("ts", [ts for ts in KINDS if ts.distribution != "MODE"], ids=str)
-def test_cdf_is_the_known_one(ts: Timesteps) -> None:
+def test_cdf_is_the_known_one(ts: TimestepSampler) -> None:
     points = [0.0, 1e-6, 0.01, 0.3, 0.5, 0.875, 0.999, 1.0]
     expected = [known_cdf(ts, t) for t in points]
     assert ts.cdf(torch.tensor(points, dtype=torch.float64)).tolist() == pytest.approx(
@@ -70,13 +76,13 @@ def test_mode_is_the_papers() -> None:
         mode(u, scale).sort().values, published.sort().values, rtol=0, atol=1e-12
     )
     # Its mode is the middle, and its density there is 1 / f'(1/2), f' = 1 + s - sπ/2.
-    centre = Timesteps("MODE", mode_scale=scale).mass(0.5 - 1e-4, 0.5 + 1e-4) / 2e-4
+    centre = TimestepSampler("MODE", mode_scale=scale).mass(0.5 - 1e-4, 0.5 + 1e-4) / 2e-4
     assert centre == pytest.approx(1 / (1 + scale - scale * math.pi / 2), rel=1e-5)
 
 
 @pytest.mark.parametrize("bounds", RANGES, ids=str)
 @pytest.mark.parametrize("ts", KINDS, ids=str)
-def test_cdf_inverts_the_draw(ts: Timesteps, bounds: tuple[float, float]) -> None:
+def test_cdf_inverts_the_draw(ts: TimestepSampler, bounds: tuple[float, float]) -> None:
     ts = replace(ts, lo=bounds[0], hi=bounds[1])
     u = EVEN[::50]
     t = ts.draw(u).double()
@@ -95,7 +101,7 @@ def test_cdf_inverts_the_draw(ts: Timesteps, bounds: tuple[float, float]) -> Non
     st.lists(st.floats(0, 1, exclude_max=True, allow_subnormal=False), min_size=1, max_size=8),
 )
 def test_every_draw_lies_in_its_range(
-    ts: Timesteps, lo: float, width: float, us: list[float]
+    ts: TimestepSampler, lo: float, width: float, us: list[float]
 ) -> None:
     hi = min(1.0, lo + width)
     us = [0.0, *us, 1 - 2**-53]
@@ -111,7 +117,7 @@ def test_every_draw_lies_in_its_range(
 
 
 @pytest.mark.parametrize("ts", KINDS, ids=str)
-def test_truncation_keeps_the_shape_inside(ts: Timesteps) -> None:
+def test_truncation_keeps_the_shape_inside(ts: TimestepSampler) -> None:
     # A truncated draw is the whole distribution's draw, given that it fell into the range.
     lo, hi = 0.875, 0.99
     many = 20_000 if ts.distribution == "BETA" else 400_000
@@ -127,18 +133,18 @@ def test_truncation_keeps_the_shape_inside(ts: Timesteps) -> None:
 
 def test_masses_of_the_high_noise_expert() -> None:
     shifts = (1.0, 3.0, 5.0, 12.0)
-    t2v = [100 * Timesteps("LOGIT_NORMAL", shift=s).mass(0.875, 1) for s in shifts]
-    i2v = [100 * Timesteps("LOGIT_NORMAL", shift=s).mass(0.9, 1) for s in shifts]
+    t2v = [100 * TimestepSampler("LOGIT_NORMAL", shift=s).mass(0.875, 1) for s in shifts]
+    i2v = [100 * TimestepSampler("LOGIT_NORMAL", shift=s).mass(0.9, 1) for s in shifts]
     assert t2v == pytest.approx([2.6, 20, 37, 71], abs=0.6)
     assert i2v == pytest.approx([1.4, 14, 28, 61], abs=0.6)
-    assert Timesteps("UNIFORM").mass(0.875, 1) == pytest.approx(0.125)
-    whole = Timesteps("LOGIT_NORMAL", shift=5.0)
+    assert TimestepSampler("UNIFORM").mass(0.875, 1) == pytest.approx(0.125)
+    whole = TimestepSampler("LOGIT_NORMAL", shift=5.0)
     assert whole.mass(0, 0.875) + whole.mass(0.875, 1) == pytest.approx(1)
     assert replace(whole, lo=0.875).mass(0.875, 1) == 1
 
 
 @pytest.mark.parametrize("ts", KINDS, ids=str)
-def test_quantiles_split_the_mass_evenly(ts: Timesteps) -> None:
+def test_quantiles_split_the_mass_evenly(ts: TimestepSampler) -> None:
     nine = ts.quantiles(9)
     assert nine.shape == (9,)
     assert nine.dtype == torch.float32
@@ -155,7 +161,7 @@ def test_shift_is_the_papers_and_has_an_inverse() -> None:
 
 
 def test_grid_uniform_draws_every_timestep_alike() -> None:
-    ts = Timesteps("UNIFORM", num_timesteps=1000)
+    ts = TimestepSampler("UNIFORM", num_timesteps=1000)
     k = (ts.draw(EVEN) * 999).round().long()
     assert torch.equal(k.bincount(minlength=1000), torch.full((1000,), N // 1000))
     assert torch.equal(k, (EVEN * 1000).floor().long())
@@ -177,7 +183,7 @@ def test_grid_draws_lie_on_the_grid_and_in_the_range() -> None:
 
 
 def test_grid_truncation_is_the_conditional_distribution() -> None:
-    whole = Timesteps("LOGIT_NORMAL", shift=3.0, num_timesteps=50)
+    whole = TimestepSampler("LOGIT_NORMAL", shift=3.0, num_timesteps=50)
     u = (torch.arange(10**6, dtype=torch.float64) + 0.5) / 10**6
     share = (whole.draw(u) * 49).round().long().bincount(minlength=50).double()
     share[:30] = 0
@@ -203,14 +209,14 @@ def test_grid_truncation_is_the_conditional_distribution() -> None:
 )
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(VideotuneError):
-        Timesteps(**wrong)  # type: ignore[arg-type]
+        TimestepSampler(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("a", "b"), [(2.0, 2.0), (0.3, 4.0), (30.0, 0.7), (40.0, 60.0)])
 def test_beta_draws_have_the_known_distribution(a: float, b: float) -> None:
     """The density below each draw is the number that it was drawn from, by an independent integral."""
     ts, p = (
-        Timesteps("BETA", alpha=a, beta=b),
+        TimestepSampler("BETA", alpha=a, beta=b),
         torch.tensor([1e-3, 0.3, 0.5, 0.77, 0.999], dtype=torch.float64),
     )
     below = [float(mpmath.betainc(a, b, 0, float(x), regularized=True)) for x in ts.draw(p)]
@@ -244,7 +250,7 @@ def table(shift: float, zero_snr: bool) -> torch.Tensor:
     return scaled_linear_alphas_cumprod(0.00085, 0.012, K, shift, zero_snr)
 
 
-def v_at(t: torch.Tensor, alphas_cumprod: torch.Tensor) -> Path:
+def v_at(t: torch.Tensor, alphas_cumprod: torch.Tensor) -> NoisePath:
     return v_path(lambda: alphas_cumprod)(t)
 
 
@@ -253,7 +259,7 @@ def latents(batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randn(2, batch, 4, 3, 5, 6, generator=generator))  # type: ignore[return-value]
 
 
-def paths(t: torch.Tensor) -> list[Path]:
+def paths(t: torch.Tensor) -> list[NoisePath]:
     return [flow_path(t), *(v_at(t, table(*which)) for which in TABLES)]
 
 
@@ -343,7 +349,7 @@ def test_weighted_x0_form_is_plain_v_mse(shift: float, zero_snr: bool) -> None:
         -1, 1, 1, 1, 1
     )
     alpha, sigma = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
-    path = Path(alpha, sigma, -sigma, alpha)
+    path = NoisePath(alpha, sigma, -sigma, alpha)
     x0, noise = (x.double() for x in latents(6))
     x_t, v = alpha * x0 + sigma * noise, alpha * noise - sigma * x0
     predicted = v + 0.3 * torch.randn(
@@ -369,7 +375,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
-    path, t = objective("v", CONSTANTS, Timesteps()).path, torch.tensor([0.0, 0.3, 1.0])
+    path, t = objective("v", CONSTANTS, TimestepSampler()).path, torch.tensor([0.0, 0.3, 1.0])
     with FakeTensorMode():  # a plan may come first …
         assert path(torch.rand(3)).alpha.shape == (3, 1, 1, 1, 1)
     with Operations() as first:
@@ -388,7 +394,7 @@ def test_the_table_is_made_once_and_never_of_fake_numbers() -> None:
 
 @pytest.mark.cuda
 def test_the_host_does_not_wait_for_the_table() -> None:
-    path, t = objective("v", CONSTANTS, Timesteps()).path, torch.rand(3, device="cuda")
+    path, t = objective("v", CONSTANTS, TimestepSampler()).path, torch.rand(3, device="cuda")
     path(t)
     with no_host_sync():
         alpha = path(t).alpha

@@ -19,10 +19,10 @@ from videotune.config.suggestions import others
 from videotune.data.file_checks import REASONS
 from videotune.errors import DONE, INTERRUPTED, SKIPPED
 from videotune.files import read_json
+from videotune.job.overrides import Overrides
 from videotune.latent_cache.exposure import BANDS
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.resume import Resume
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import torch
 from tests.support.clips import noise, write_dataset
 from tests.support.trainers import Lab
 from videotune.models.wan import Wan
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import caption, draw_clip
 
@@ -43,7 +43,9 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, look in zip("abcd", LOOKS, strict=True):
         (folder / "videos").mkdir(exist_ok=True)
         encode_clip(
-            folder / "videos" / f"{name}.mp4", draw_clip(draws(0, name), *look, side=32), 16
+            folder / "videos" / f"{name}.mp4",
+            draw_clip(generator_for(0, name), *look, side=32),
+            16,
         )
         (folder / "captions" / f"{name}.txt").write_text(caption(*look), encoding="utf-8")
     return folder

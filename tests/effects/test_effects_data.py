@@ -26,8 +26,8 @@ from tests.support.trainers import (
     trainer_of,
 )
 from videotune.errors import DoesNotFit, VideotuneError
+from videotune.job.job import refuse_skips
 from videotune.latent_cache.batches import prepare
-from videotune.trainer.run_spec import refuse_skips
 
 Counted = Callable[..., list[list[int]]]
 
@@ -82,7 +82,7 @@ def test_the_trigger_stands_before_captions_that_lack_it(lab: Lab) -> None:
     def texts(trigger: str | None) -> torch.Tensor:
         row = {"path": str(lab.tmp / "data"), "trigger": trigger}
         knobs = {"datasets": [row], "batch_size": 2, "shuffle": False}
-        return prepare(source_of(lab, knobs), 1).batch.cond.text
+        return prepare(source_of(lab, knobs), 1).batch.conditioning.text
 
     assert torch.equal(texts(None), text_of(lab, "a cat", "the Zorble jumps"))
     assert torch.equal(texts("zorble"), text_of(lab, "zorble, a cat", "the Zorble jumps"))
@@ -367,9 +367,16 @@ def test_latent_frames_are_fed_as_noise_and_left_out_of_the_loss(lab: Lab) -> No
             lab, {"video_config.frame_dropout_probability": probability, "batch_size": 4}
         )
         batches = [prepare(source, step).batch for step in range(1, 31)]
-        share = torch.cat([batch.dropped for batch in batches])[:, :, 1:].float().mean().item()
+        share = (
+            torch.cat([batch.dropped_frames_mask for batch in batches])[:, :, 1:]
+            .float()
+            .mean()
+            .item()
+        )
         assert share == pytest.approx(probability, abs=0.1 * (probability > 0))
-        assert all(torch.equal(batch.weight == 0, batch.dropped) for batch in batches)
+        assert all(
+            torch.equal(batch.loss_mask == 0, batch.dropped_frames_mask) for batch in batches
+        )
 
 
 @pytest.mark.effect("missing_caption", "missing_caption_text")
@@ -381,7 +388,7 @@ def test_a_clip_without_a_caption_stops_the_run_or_is_left_out_or_has_another_te
 
     def texts(missing: str, **more: str) -> torch.Tensor:
         knobs = {"missing_caption": missing, "batch_size": 2, "shuffle": False, **more}
-        return prepare(source_of(lab, knobs, data), 1).batch.cond.text
+        return prepare(source_of(lab, knobs, data), 1).batch.conditioning.text
 
     with pytest.raises(VideotuneError, match=r"b\.mp4.*b\.txt"):
         texts("error")
@@ -401,7 +408,7 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
         dropped = [
             torch.equal(text, empty)
             for step in range(1, 26)
-            for text in prepare(source, step).batch.cond.text
+            for text in prepare(source, step).batch.conditioning.text
         ]
         return sum(dropped) / len(dropped)
 
@@ -412,7 +419,7 @@ def test_captions_are_dropped_for_the_empty_one(lab: Lab) -> None:
         (lab.clips / "captions" / f"{name}.txt").read_text(encoding="utf-8") for name in "abcd"
     ]
     kept = prepare(source_of(lab, {"batch_size": 4, "shuffle": False}), 1).batch
-    assert torch.equal(kept.cond.text, text_of(lab, *captions))
+    assert torch.equal(kept.conditioning.text, text_of(lab, *captions))
 
 
 @pytest.mark.effect("validation_fraction", "validation_windows")

@@ -21,14 +21,14 @@ from tests.support.trainers import (
     weights,
     written,
 )
-from videotune.adapters.kinds import PARTS, split
+from videotune.adapters.adapter_types import PARTS, parse_param_name
 from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.memory.quantization import QuantizedLinear
 from videotune.models.registry import names
 from videotune.models.wan import Wan
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.trainer.trainer import Trainer
 
 
@@ -239,7 +239,7 @@ def test_the_kind_that_is_named_trains_and_is_written(lab: Lab) -> None:
         }
         trainer = trainer_of(lab, knobs)
         losses[kind] = [line["loss"] for line in run_steps(trainer, 2)]
-        parts = {place[1] for name in trainer.parameters if (place := split(name))}
+        parts = {place[1] for name in trainer.parameters if (place := parse_param_name(name))}
         assert parts == set(PARTS[kind]) & parts
         assert kind == "LOKR" or parts == set(PARTS[kind])
         counts[kind] = sum(parameter.numel() for parameter in trainer.parameters.values()) // 2

@@ -19,16 +19,16 @@ from tests.support.trainers import (
     weights,
     written,
 )
+from videotune.adapters.adapter_types import by_module
 from videotune.adapters.effect import change
-from videotune.adapters.kinds import by_module
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import prepare
-from videotune.rng import draws
-from videotune.trainer.checkpoint import complete_checkpoints
+from videotune.rng import generator_for
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer.init_from import read_adapter
 from videotune.trainer.optimizers import optimizer_state, parts_of
 from videotune.trainer.resume import with_overrides
-from videotune.trainer.run_dir import read_run_config
 from videotune.trainer.saving import Saving, save
 
 
@@ -41,7 +41,7 @@ def test_noise_levels_outside_of_the_range_are_not_drawn(
     knobs = {"timestep_distribution": "UNIFORM", "timestep_shift": 1}
     source = source_of(lab, knobs | {"timestep_min": lo, "timestep_max": hi})
     for step in range(1, 21):
-        wanted = lo + (hi - lo) * draws(0, "t", step, 0).random()
+        wanted = lo + (hi - lo) * generator_for(0, "t", step, 0).random()
         assert prepare(source, step).t.item() == pytest.approx(wanted, abs=1e-6)
     middles = [lo + (hi - lo) * (i + 0.5) / 9 for i in range(9)]
     assert source.objective.timesteps.quantiles(9).tolist() == pytest.approx(middles, abs=1e-6)

@@ -19,8 +19,8 @@ from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
 from videotune.files import digest
 from videotune.latent_cache.batches import prepare
+from videotune.trainer.export import export_run
 from videotune.trainer.loop import train_loop
-from videotune.trainer.run_export import export_run
 from videotune.trainer.trainer import Trainer
 from videotune.validation.callbacks import Previews
 

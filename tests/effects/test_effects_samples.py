@@ -32,11 +32,11 @@ from tests.support.trainers import (
     weights,
 )
 from videotune.config.resolve import resolve
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.latent_cache.batches import StepBatch, prepare
-from videotune.rng import draws
-from videotune.trainer.components import make_objective
+from videotune.rng import generator_for
+from videotune.trainer.build import make_objective
 
 
 def folder(lab: Lab, name: str, count: int = 2, frames: int = 9) -> Path:
@@ -264,7 +264,7 @@ def test_the_seed_names_every_draw(lab: Lab) -> None:
         )
 
     one, again, other = first(1), first(1), first(2)
-    wanted = draws(1, "noise", 1, 0).standard_normal(one[0].noise.shape[1:], "float32")
+    wanted = generator_for(1, "noise", 1, 0).standard_normal(one[0].noise.shape[1:], "float32")
     assert np.array_equal(one[0].noise[0].numpy(), wanted)
     assert torch.equal(one[0].noise, again[0].noise)
     assert torch.equal(one[0].t, again[0].t)
@@ -363,7 +363,7 @@ def test_noise_levels_are_the_inverse_cdf_at_the_uniform_draws(
     source = source_of(lab, knobs | ({"timestep_distribution": name} if name else {}))
     levels = [prepare(source, step).t.item() for step in range(1, 41)]
     assert levels == pytest.approx(
-        [inverse(draws(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6
+        [inverse(generator_for(0, "t", step, 0).random()) for step in range(1, 41)], abs=1e-6
     )
 
 
@@ -379,7 +379,7 @@ def test_noise_levels_of_beta_have_its_cdf(a: float, b: float, lab: Lab) -> None
     source = source_of(lab, knobs)
     for step in range(1, 41):
         below = float(mpmath.betainc(a, b, 0, prepare(source, step).t.item(), regularized=True))
-        assert below == pytest.approx(draws(0, "t", step, 0).random(), abs=1e-6)
+        assert below == pytest.approx(generator_for(0, "t", step, 0).random(), abs=1e-6)
 
 
 @pytest.mark.effect("timestep_shift")
@@ -397,11 +397,11 @@ def test_the_shift_may_follow_each_bucket_s_tokens(lab: Lab) -> None:
         tokens = spec.tokens(job.shapes[0])
         shift = shifts[tokens] = math.exp(0.5 + (tokens - 10) / 40)
         for step in (1, 2, 3):
-            u = draws(0, "t", step, 0).random()
+            u = generator_for(0, "t", step, 0).random()
             assert prepare(source, step).t.item() == pytest.approx(
                 shift * u / (1 + (shift - 1) * u), abs=1e-6
             )
-        fixed = Timesteps("UNIFORM", spec.timestep_shift)
+        fixed = TimestepSampler("UNIFORM", spec.timestep_shift)
         assert torch.equal(source.objective.timesteps.quantiles(9), fixed.quantiles(9))
     assert len(shifts) == 2
     assert (

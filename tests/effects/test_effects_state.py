@@ -22,12 +22,12 @@ from tests.support.trainers import (
     weights,
     written,
 )
+from videotune.distributed import DistributedContext
 from videotune.files import read_json
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.components import make_objective, open_models
-from videotune.trainer.denoisers import make_expert_schedule, open_pool
-from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.logging.journal import read_journal
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
+from videotune.trainer.build import make_objective, open_models
+from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.loop import train_loop
 from videotune.trainer.saving import save
 

@@ -20,10 +20,10 @@ from tests.support.hub_uploads import upload_hub
 from tests.support.run_results import facts_of, of_kind, warnings_of
 from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.errors import DONE, VideotuneError
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.logging.tensorboard import FOLDER
-from videotune.trainer.logging.trackers import ADAPTERS, PACKAGES, TrackedRun, Trackers
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.journal import read_journal
+from videotune.runs.tensorboard import FOLDER
+from videotune.runs.trackers import ADAPTERS, PACKAGES, TrackedRun, Trackers
 from videotune.trainer.resume import Resume
 
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())  # read when the library is imported

@@ -38,9 +38,9 @@ from videotune.latent_cache.batches import prepare
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
 from videotune.planner import fit
-from videotune.planner.cards import Card
+from videotune.planner.gpus import Card
+from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
-from videotune.trainer.checkpoint import complete_checkpoints
 from videotune.trainer.optimizers import optimizer_state
 from videotune.trainer.saving import save
 from videotune.trainer.trainer import Trainer
@@ -198,7 +198,7 @@ def test_a_run_does_not_depend_on_the_dtype_of_an_earlier_run_over_the_same_cach
     alone = trainer_of(in_cache(lab, "alone"), {"train_dtype": "FLOAT_32"})
     trainer_of(in_cache(lab, "both"), {"train_dtype": "BFLOAT_16"})
     after = trainer_of(in_cache(lab, "both"), {"train_dtype": "FLOAT_32"})
-    texts = [prepare(trainer.source, 1).batch.cond.text for trainer in (alone, after)]
+    texts = [prepare(trainer.source, 1).batch.conditioning.text for trainer in (alone, after)]
     assert texts[1].dtype == texts[0].dtype
     assert torch.equal(*texts)
 

@@ -40,8 +40,8 @@ def joined(family: Any, state: State) -> State:
     """As the authors' code has it: modules that share a name there have one A, and B one below the other."""
     rows: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
     for path, a, b in modules(state):
-        rows.setdefault(family.native(path), []).append((path, a, b))
-    order = [own for _, group in family.spec.fused.get("comfyui", ()) for own in group]
+        rows.setdefault(family.to_comfyui_name(path), []).append((path, a, b))
+    order = [own for _, group in family.spec.fused_modules.get("comfyui", ()) for own in group]
     out = {}
     for name, members in rows.items():
         members.sort(

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.adapters import network_output, network_with_adapter, scale
 from tests.support.run_results import updates
+from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
-from videotune.adapters.kinds import PARTS, by_module
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError

@@ -128,7 +128,7 @@ def test_lycoris_files_are_converted_where_the_form_has_the_kind(
 def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
     tensors = {}
     for name, (b, a) in lora_files.pairs(family, "attention").items():
-        key = f"diffusion_model.{family.native(name)}"
+        key = f"diffusion_model.{family.to_comfyui_name(name)}"
         tensors |= {
             f"{key}.lora_down.weight": a,
             f"{key}.lora_up.weight": b,

@@ -13,7 +13,7 @@ from tests.support.datasets import scanned
 from videotune.data.dataset import Library, totals
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
-from videotune.types import PLAIN
+from videotune.types import DETERMINISTIC_VARIANT
 
 
 def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_diffusion_pipe_113_no_clip_vanishes(tmp_path: Path) -> None:
     decoded = 0
     for window in library.windows:
         times, size = (
-            sample_window(window, PLAIN, 0).times,
+            sample_window(window, DETERMINISTIC_VARIANT, 0).times,
             (window.shape.height, window.shape.width),
         )
         decoded += len(decode(library.media[window.clip_id], times, *size))
@@ -43,7 +43,10 @@ def test_decord_99_rotation_metadata(tmp_path: Path) -> None:
     window = library.windows[0]
     assert (window.shape.height, window.shape.width) == (96, 64)
     frames = decode(
-        library.media[window.clip_id], sample_window(window, PLAIN, 0).times, 96, 64
+        library.media[window.clip_id],
+        sample_window(window, DETERMINISTIC_VARIANT, 0).times,
+        96,
+        64,
     )
     assert read_numbers(frames) == list(range(17))
 
@@ -73,7 +76,9 @@ def shown(library: Library) -> list[list[int]]:
     """The numbers painted into the frames of each window."""
     clip = library.media[library.windows[0].clip_id]
     return [
-        read_numbers(decode(clip, sample_window(window, PLAIN, 0).times, 48, 48))
+        read_numbers(
+            decode(clip, sample_window(window, DETERMINISTIC_VARIANT, 0).times, 48, 48)
+        )
         for window in library.windows
     ]
 

@@ -24,11 +24,11 @@ from tests.support.run_parts import open_run, prepare
 from tests.support.run_results import of_kind, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
+from videotune.job.overrides import Overrides
+from videotune.runs.journal import read_journal
 from videotune.toy.dataset import write_dataset
-from videotune.trainer.logging.journal import read_journal
 from videotune.trainer.loop import train_loop
 from videotune.trainer.progress import WAITS, announce
-from videotune.trainer.resolve_config import Overrides
 
 Words = Callable[..., Overrides]
 

@@ -20,14 +20,14 @@ from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE
 from videotune.exporter.adapter_export import read_file, read_parts
+from videotune.job.overrides import Overrides, resolve_config, user_keys
 from videotune.models.base_model import place, spec_for
 from videotune.models.registry import find
 from videotune.reporter.build import write_report
 from videotune.reporter.diagnosis import diagnose
-from videotune.trainer.checkpoint import complete_checkpoints, last_checkpoint
-from videotune.trainer.components import open_models
-from videotune.trainer.logging.journal import History
-from videotune.trainer.resolve_config import Overrides, resolve_config, user_keys
+from videotune.runs.checkpoint import complete_checkpoints, last_checkpoint
+from videotune.runs.journal import History
+from videotune.trainer.build import open_models
 from videotune.trainer.resume import Resume
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,7 +111,7 @@ def test_adapters(tiny_family: Callable[..., Any], tmp_path: Path) -> None:
             state[f"transformer.{name}.lora_A.weight"],
             state[f"transformer.{name}.lora_B.weight"],
         ) = a, b
-        flat = f"lora_unet_{family.native(name).replace('.', '_')}"
+        flat = f"lora_unet_{family.to_comfyui_name(name).replace('.', '_')}"
         kohya |= {
             f"{flat}.lora_down.weight": a,
             f"{flat}.lora_up.weight": b,

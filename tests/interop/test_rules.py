@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from videotune.interop import rules
-from videotune.interop.rules import Noise, Source
+from videotune.interop.rules import Noise, SourceVideo
 from videotune.interop.trainer_rules import rules_of
 from videotune.models.registry import find
 from videotune.types import ModelSpec
@@ -30,7 +30,7 @@ def test_musubi_frames() -> None:
         stride, samples, most = (options | own).values()
         rates = (source, 16.0) if source else None
         found = rules.extracted(
-            mode, counts, 4, rates, (stride, samples, most), Source(n, fps, 1, 1)
+            mode, counts, 4, rates, (stride, samples, most), SourceVideo(n, fps, 1, 1)
         )
         got = [] if isinstance(found, str) else sorted([x[0], x[-1], len(x)] for x in found)
         assert got == sorted(wanted), (n, fps, mode, counts, own, source)
@@ -46,7 +46,7 @@ def test_diffusion_pipe_frames() -> None:
                         [(count, None) for count in counts],
                         step,
                         rate,
-                        Source(n, fps, 1, 1),
+                        SourceVideo(n, fps, 1, 1),
                     )
                 )
             )
@@ -59,7 +59,11 @@ def test_diffusion_pipe_size_buckets() -> None:
     for n, buckets, ratio, wanted in TABLES["diffusion-pipe size buckets"]:
         shaped = [(frames, width / height) for width, height, frames in buckets]
         found = rules.resampled(
-            "single_beginning", shaped, 4, 16.0, Source(n, 16.0, round(10**6 * ratio), 10**6)
+            "single_beginning",
+            shaped,
+            4,
+            16.0,
+            SourceVideo(n, 16.0, round(10**6 * ratio), 10**6),
         )
         assert (None if isinstance(found, str) else len(found[0])) == (
             wanted and rules.step_rounded(wanted[2], 4)
@@ -71,7 +75,9 @@ def test_ai_toolkit_frames() -> None:
         assert (
             mark(
                 one(
-                    rules.stretched(count, rate, shrink, auto, trim, step, Source(n, fps, 1, 1))
+                    rules.stretched(
+                        count, rate, shrink, auto, trim, step, SourceVideo(n, fps, 1, 1)
+                    )
                 )
             )
             == wanted
@@ -84,10 +90,10 @@ def test_ai_toolkit_frames() -> None:
 
 def test_finetrainers_frames_and_sizes() -> None:
     for n, (width, height), buckets, wanted, size in TABLES["finetrainers frames"]:
-        indices = one(rules.spread(buckets, Source(n, 24.0, 1, 1)))
+        indices = one(rules.spread(buckets, SourceVideo(n, 24.0, 1, 1)))
         assert mark(indices) == wanted
         assert (
-            list(rules.bucket_by_ratio(buckets, Source(n, 24.0, width, height), wanted[2]))
+            list(rules.bucket_by_ratio(buckets, SourceVideo(n, 24.0, width, height), wanted[2]))
             == size
         )
 
@@ -99,16 +105,16 @@ def test_simpletuner_frames() -> None:
 
 def test_onetrainer_frames() -> None:
     for n, fps, count, wanted in TABLES["onetrainer frames"]:
-        assert mark(one(rules.following(count, Source(n, fps, 1, 1)))) == wanted
+        assert mark(one(rules.following(count, SourceVideo(n, fps, 1, 1)))) == wanted
 
 
 def test_ltx_trainer_frames_and_sizes() -> None:
     for n, fps, (width, height), buckets, count, size in TABLES["ltx-trainer frames"]:
-        found = rules.first([bucket[0] for bucket in buckets], "", Source(n, fps, 1, 1))
+        found = rules.first([bucket[0] for bucket in buckets], "", SourceVideo(n, fps, 1, 1))
         assert (None if isinstance(found, str) else len(found[0])) == count
         if count is not None:
             assert (
-                list(rules.bucket_by_sides(buckets, Source(n, fps, width, height), count))
+                list(rules.bucket_by_sides(buckets, SourceVideo(n, fps, width, height), count))
                 == size
             )
 
@@ -121,20 +127,24 @@ def test_sizes(trainer: str) -> None:
         match trainer:
             case "musubi":
                 resolution, clip, *wanted = row
-                found = [rules.area_buckets(tuple(resolution), 16, Source(1, 1.0, *clip), 1)]
+                found = [
+                    rules.area_buckets(tuple(resolution), 16, SourceVideo(1, 1.0, *clip), 1)
+                ]
             case "diffusion-pipe":
                 ratios, side, multiple, clip, *wanted = row
-                found = [rules.ratio_buckets(side, ratios, multiple, Source(1, 1.0, *clip), 1)]
+                found = [
+                    rules.ratio_buckets(side, ratios, multiple, SourceVideo(1, 1.0, *clip), 1)
+                ]
             case "ai-toolkit":
                 side, multiple, clip, *wanted = row
-                found = [rules.never_larger(side, multiple, Source(1, 1.0, *clip), 1)]
+                found = [rules.never_larger(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
             case "onetrainer":
                 side, multiple, clip, *wanted = row
-                found = [rules.listed_aspects(side, multiple, Source(1, 1.0, *clip), 1)]
+                found = [rules.listed_aspects(side, multiple, SourceVideo(1, 1.0, *clip), 1)]
             case _:
                 clip, side, square, *wanted = row
                 found = [
-                    rules.own_ratio(side, 64, square, edge, Source(1, 1.0, *clip), 1)
+                    rules.own_ratio(side, 64, square, edge, SourceVideo(1, 1.0, *clip), 1)
                     for edge in (False, True)
                 ]
         assert [list(size) for size in found] == wanted, row

@@ -12,8 +12,8 @@ from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import others
-from videotune.interop.theirs import Theirs, read_theirs
-from videotune.interop.translate import _CONVERSIONS, Imported, Row, rules, translate
+from videotune.interop.foreign_config import Theirs, read_theirs
+from videotune.interop.translate import _CONVERSIONS, Imported, TranslatedKey, rules, translate
 from videotune.models.registry import find
 
 HERE = Path(__file__).parent
@@ -26,7 +26,7 @@ def imported(*names: str) -> Imported:
     return translate(read_theirs([CONFIGS / name for name in names]))
 
 
-def row(found: Imported, key: str) -> Row:
+def row(found: Imported, key: str) -> TranslatedKey:
     return next(row for row in found.rows if row.key == key)
 
 

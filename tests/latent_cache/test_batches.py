@@ -23,34 +23,36 @@ from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import probe
 from videotune.diffusion.loss import denoising_loss, objective
-from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import (
-    Source,
-    StepBatch,
-    prepare,
-    quiet_pool,
-    stream,
-    uniforms,
-)
+from videotune.diffusion.timesteps import TimestepSampler
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.batches import BatchSource, StepBatch, prepare, uniforms
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.sampler import Schedule, picks
-from videotune.latent_cache.store import Store
-from videotune.rng import draws
-from videotune.trainer.components import make_objective, make_source, plain_batch
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import Job, open_job
-from videotune.types import PLAIN, Clip, ClipShape, Condition, Moments, Take, Window
+from videotune.latent_cache.read_ahead import single_threaded_pool, stream
+from videotune.latent_cache.sampler import Schedule, sample_indices
+from videotune.latent_cache.store import LatentCache
+from videotune.rng import generator_for
+from videotune.trainer.build import make_objective, make_source, plain_batch
+from videotune.types import (
+    DETERMINISTIC_VARIANT,
+    Clip,
+    ClipShape,
+    Conditioning,
+    FrameSample,
+    LatentDistribution,
+    Window,
+)
 
 Open = Callable[..., Any]
-Make = Callable[..., tuple[Job, Any, Source]]
+Make = Callable[..., tuple[Job, Any, BatchSource]]
 
 
 @pytest.fixture
 def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path) -> Make:
     """A job on a kind of Wan, its family, and its filled source."""
 
-    def get(variant: str, *sets: str) -> tuple[Job, Any, Source]:
+    def get(variant: str, *sets: str) -> tuple[Job, Any, BatchSource]:
         words = (
             f"base_model_name={tiny_bases('wan', variant)}",
             f"cache_dir={tmp_path}",
@@ -58,7 +60,7 @@ def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path)
         )
         sets = (*words, "batch_size=4", "seed=5", "dataloader_threads=0", *sets)
         job = open_job(*resolve_config(Overrides(data=str(small_clips), sets=sets)))
-        family, store = tiny_family("wan", variant=variant), Store(tmp_path)
+        family, store = tiny_family("wan", variant=variant), LatentCache(tmp_path)
         fill_cache(job, family, store)
         return (
             job,
@@ -70,7 +72,7 @@ def make(small_clips: Path, tiny_bases: Open, tiny_family: Open, tmp_path: Path)
 
 
 @pytest.fixture
-def source(make: Make) -> Source:
+def source(make: Make) -> BatchSource:
     return make("t2v", "batch_size=3")[2]
 
 
@@ -79,7 +81,7 @@ def same(a: StepBatch, b: StepBatch) -> bool:
         (a.t, b.t),
         (a.noise, b.noise),
         (a.batch.x0, b.batch.x0),
-        (a.batch.cond.text, b.batch.cond.text),
+        (a.batch.conditioning.text, b.batch.conditioning.text),
     ]
     names = (a.step, a.batch.captions, a.batch.window_ids) == (
         b.step,
@@ -90,7 +92,7 @@ def same(a: StepBatch, b: StepBatch) -> bool:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3])
-def test_threads_change_nothing(threads: int, source: Source) -> None:
+def test_threads_change_nothing(threads: int, source: BatchSource) -> None:
     expected = [prepare(source, step) for step in range(4, 13)]
     got = list(stream(source, 4, 12, threads))
     assert [one.step for one in got] == list(range(4, 13))
@@ -99,7 +101,7 @@ def test_threads_change_nothing(threads: int, source: Source) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 5])
 def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
-    processes: int, source: Source
+    processes: int, source: BatchSource
 ) -> None:
     """Together they are the step that one alone has, in order; where there are more of them than samples some have none."""
     for step in (1, 7):
@@ -112,18 +114,22 @@ def test_several_processes_share_out_a_step_and_none_has_another_s_samples(
             sum(map(len, own[:i])) for i in range(processes)
         ]
         held = [part for part in parts if part.batch is not None]
-        for get in (lambda x: x.noise, lambda x: x.batch.x0, lambda x: x.batch.cond.text):
+        for get in (
+            lambda x: x.noise,
+            lambda x: x.batch.x0,
+            lambda x: x.batch.conditioning.text,
+        ):
             assert torch.equal(torch.cat([get(part) for part in held]), get(whole))
         assert all(part.window_ids == whole.batch.window_ids for part in parts), (
             "each knows what the others have"
         )
 
 
-def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
+def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> None:
     """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
     torch.set_num_threads(2)
     try:
-        pool = quiet_pool(2)
+        pool = single_threaded_pool(2)
         assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
         assert torch.get_num_threads() == 2
         pool.shutdown()
@@ -132,7 +138,7 @@ def test_reading_ahead_takes_no_cores_from_the_training(source: Source) -> None:
         torch.set_num_threads(1)
 
 
-def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
+def test_a_stream_that_is_left_ends_its_threads(source: BatchSource) -> None:
     before = threading.active_count()
     batches = stream(source, 1, 1000, 2)
     next(batches)
@@ -140,7 +146,7 @@ def test_a_stream_that_is_left_ends_its_threads(source: Source) -> None:
     assert threading.active_count() == before
 
 
-def test_latents_with_a_variance_are_drawn_per_view(source: Source) -> None:
+def test_latents_with_a_variance_are_drawn_per_view(source: BatchSource) -> None:
     """x0 = mean + exp(logvar / 2) ε, a new ε for each view, the same one when asked again."""
     window = source.buckets[0][0]
     key = source.keys.latents(sample_window(window, 0, 5))
@@ -161,11 +167,11 @@ SHAPE = ClipShape(9, 32, 48, 16.0)
 
 def made(
     folder: Path, buckets: Sequence[Sequence[Window]], clips: Sequence[Clip], **words: Any
-) -> Source:
+) -> BatchSource:
     """A source over latents that no encoder made: all cells of a take's are ``number_of`` it."""
-    store, keys = Store(folder), CacheKeys("v", "t", 8, 0)
+    store, keys = LatentCache(folder), CacheKeys("v", "t", 8, 0)
     for window in {window for bucket in buckets for window in bucket}:
-        for variant in (PLAIN, *range(3)):
+        for variant in (DETERMINISTIC_VARIANT, *range(3)):
             shown = sample_window(window, variant, 0)
             frames = (window.shape.frames - 1) // 4 + 1
             latents = torch.full(
@@ -175,22 +181,22 @@ def made(
     for caption in {"", *(caption for clip in clips for caption in clip.captions)}:
         store.put("text", keys.text(caption), {"text": torch.zeros(1, 4)}, {})
     sizes = tuple(len(bucket) for bucket in buckets)
-    source = Source(
+    source = BatchSource(
         config=config_of(video={"variants": 3}, caption_dropout=0.1),
         store=store,
         keys=keys,
-        condition=lambda states: Condition(torch.stack([state["text"] for state in states])),
+        condition=lambda states: Conditioning(torch.stack([state["text"] for state in states])),
         clips={clip.id: clip for clip in clips},
         buckets=tuple(tuple(bucket) for bucket in buckets),
-        objective=objective("flow", {}, Timesteps()),
-        spec=SimpleNamespace(patch=(1, 2, 2), given="none", shift_by_tokens=None),
+        objective=objective("flow", {}, TimestepSampler()),
+        spec=SimpleNamespace(patch=(1, 2, 2), image_conditioning="none", shift_by_tokens=None),
         schedule=Schedule(0, sizes, (2,) * len(sizes)),
         sizes=dict.fromkeys((clip.id for clip in clips), (64, 64)),
     )
     return replace(source, **words)
 
 
-def number_of(shown: Take) -> float:
+def number_of(shown: FrameSample) -> float:
     """Tells which take it is."""
     return float(int(shown.window.clip_id[:2], 16) * 100 + shown.variant)
 
@@ -216,7 +222,7 @@ def test_each_view_of_a_window_shows_its_next_variant(tmp_path: Path) -> None:
     source = made(tmp_path, [entries(clips, sampling="start")], clips)
     seen: dict[str, list[int]] = {clip.id: [] for clip in clips}
     for step in range(1, 7 * 6 + 1):  # 7 entries, 2 a step: 12 passes
-        bucket, places = picks(source.schedule, step)
+        bucket, places = sample_indices(source.schedule, step)
         views = [
             (source.buckets[bucket][place], source.variant(bucket, place, epoch))
             for place, epoch in places
@@ -239,16 +245,16 @@ def test_without_variants_each_view_is_encoded_anew_one_at_a_time(tmp_path: Path
     clips = some_clips(2, 1, 1)
     windows = entries(clips, sampling="start")
     windows[1] = replace(windows[1], sampling="even")  # this one comes from the store
-    asked: list[Take] = []
+    asked: list[FrameSample] = []
     busy = threading.Lock()
 
-    def encode(window: Window, variant: int) -> Moments:
+    def encode(window: Window, variant: int) -> LatentDistribution:
         shown = sample_window(window, variant, 0)
         assert busy.acquire(blocking=False), "two at once"
         time.sleep(0.002)
         asked.append(shown)
         busy.release()
-        return Moments(torch.full((4, 3, 4, 6), number_of(shown)))
+        return LatentDistribution(torch.full((4, 3, 4, 6), number_of(shown)))
 
     source = with_config(made(tmp_path, [windows], clips, encode=encode), {"variants": 0})
     batches = [
@@ -300,11 +306,11 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
     dropped = []
     for step in range(1, 151):
         one, plain = prepare(source, step), prepare(without, step)
-        assert torch.equal(one.batch.weight, (~one.batch.dropped).float())
-        assert not plain.batch.dropped.any()
+        assert torch.equal(one.batch.loss_mask, (~one.batch.dropped_frames_mask).float())
+        assert not plain.batch.dropped_frames_mask.any()
         assert torch.equal(one.noise, plain.noise), "other draws are as without"
         assert torch.equal(one.t, plain.t)
-        dropped.append(one.batch.dropped[:, 0, :, 0, 0])
+        dropped.append(one.batch.dropped_frames_mask[:, 0, :, 0, 0])
     mask = torch.cat(dropped)
     assert not mask[:, 0].any(), "of 9 frames in twos the first stands alone"
     groups = mask[:, 1:][:, ::patch_frames].float()
@@ -313,7 +319,10 @@ def test_frame_dropout_drops_its_share_and_never_the_first(
         assert torch.equal(mask[:, 1::2], mask[:, 2::2]), "a token's frames go together"
     assert len(mask.unique(dim=0)) > 10
     alone = replace(source, schedule=replace(source.schedule, batches=(1,)))
-    assert torch.equal(prepare(alone, 1).batch.dropped, prepare(source, 1).batch.dropped[:1])
+    assert torch.equal(
+        prepare(alone, 1).batch.dropped_frames_mask,
+        prepare(source, 1).batch.dropped_frames_mask[:1],
+    )
 
 
 def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
@@ -327,7 +336,7 @@ def test_the_border_is_where_the_decoder_puts_it(tmp_path: Path) -> None:
     frames = decode(facts, shown.times, 32, 32, "pad", shown.place)
     sizes = {clips[0].id: (facts.width, facts.height)}
     source = made(tmp_path, [[window]], clips, sizes=sizes, schedule=Schedule(0, (1,), (1,)))
-    weight = prepare(source, 1).batch.weight[0, 0]
+    weight = prepare(source, 1).batch.loss_mask[0, 0]
     white = torch.from_numpy(frames).amax(-1).view(5, 4, 8, 4, 8).amax((0, 2, 4)) > 30
     assert torch.equal(weight, white.float().expand(2, 4, 4))
     assert 0 < weight.mean() < 1
@@ -347,12 +356,14 @@ def test_stratified_levels_are_each_uniform_and_together_even() -> None:
     assert uniforms(3, 7, 1, True).item() == uniforms(3, 7, 1, False).item()
 
 
-def told(source: Source, steps: int) -> list[bool]:
+def told(source: BatchSource, steps: int) -> list[bool]:
     """Which samples of the first steps are told their frame, by what the network would be fed."""
     batches = [prepare(source, step).batch for step in range(1, steps + 1)]
-    if source.spec.given == "replace":
-        return [bool(one) for batch in batches for one in batch.given[:, 0, 0, 0, 0]]
-    return [bool(one.any()) for batch in batches for one in batch.cond.extras["image"]]
+    if source.spec.image_conditioning == "replace":
+        return [
+            bool(one) for batch in batches for one in batch.conditioning_mask[:, 0, 0, 0, 0]
+        ]
+    return [bool(one.any()) for batch in batches for one in batch.conditioning.extras["image"]]
 
 
 def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> None:
@@ -365,10 +376,10 @@ def test_an_image_model_is_fed_what_was_encoded_of_its_own_clip(make: Make) -> N
                 family, source.keys, source.keys.sample(windows[name], 0), job.library.media
             )
             for key in ("image", "clip"):
-                assert torch.equal(batch.cond.extras[key][row], moments.extras[key])
+                assert torch.equal(batch.conditioning.extras[key][row], moments.extras[key])
             assert torch.equal(batch.x0[row], moments.mean)
-        assert not batch.any_given
-        assert not batch.given.any()
+        assert not batch.has_conditioning
+        assert not batch.conditioning_mask.any()
 
 
 @pytest.mark.parametrize("variant", ["i2v", "ti2v"])
@@ -396,17 +407,19 @@ def test_a_frame_that_takes_the_place_of_noise_is_clean_and_counts_nothing(make:
     for step in range(1, 9):
         one = prepare(source, step)
         batch = one.batch
-        assert batch.any_given == bool(batch.given.any())
-        assert not batch.given[:, :, 1:].any()
-        assert not (batch.given & batch.dropped).any()
-        assert torch.equal(batch.weight == 0, batch.given | batch.dropped)
+        assert batch.has_conditioning == bool(batch.conditioning_mask.any())
+        assert not batch.conditioning_mask[:, :, 1:].any()
+        assert not (batch.conditioning_mask & batch.dropped_frames_mask).any()
+        assert torch.equal(
+            batch.loss_mask == 0, batch.conditioning_mask | batch.dropped_frames_mask
+        )
         with torch.no_grad():
             error = denoising_loss(family, net, loss, batch, one.t, one.noise).mse
-            noise = torch.where(batch.given, one.noise + 1, one.noise)
+            noise = torch.where(batch.conditioning_mask, one.noise + 1, one.noise)
             assert torch.equal(
                 denoising_loss(family, net, loss, batch, one.t, noise).mse, error
             ), "never fed"
-            other = replace(batch, given=torch.zeros_like(batch.given))
+            other = replace(batch, conditioning_mask=torch.zeros_like(batch.conditioning_mask))
             both += not torch.equal(
                 denoising_loss(family, net, loss, other, one.t, one.noise).mse, error
             )
@@ -418,8 +431,8 @@ def test_of_a_still_nothing_is_given(make: Make) -> None:
     _, _, source = make("ti2v", "first_frame_probability=1", "video_config.frames=1")
     batch = prepare(source, 1).batch
     assert batch.x0.shape[2] == 1
-    assert not batch.given.any()
-    assert batch.weight.eq(1).all()
+    assert not batch.conditioning_mask.any()
+    assert batch.loss_mask.eq(1).all()
 
 
 def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
@@ -429,11 +442,11 @@ def test_validation_is_conditioned_as_most_samples_are(make: Make) -> None:
             batch = plain_batch(
                 with_config(source, first_frame_probability=share), source.buckets[0][0]
             )
-            assert bool(batch.given.any()) == (tells and variant == "ti2v")
+            assert bool(batch.conditioning_mask.any()) == (tells and variant == "ti2v")
             if variant == "i2v":
-                assert bool(batch.cond.extras["image"].any()) == tells
+                assert bool(batch.conditioning.extras["image"].any()) == tells
     _, _, source = make("t2v")
-    assert plain_batch(source, source.buckets[0][0]).cond.extras == {}
+    assert plain_batch(source, source.buckets[0][0]).conditioning.extras == {}
 
 
 def test_an_image_models_latents_have_names_of_their_own(make: Make, tiny_family: Open) -> None:
@@ -458,7 +471,7 @@ class Noisy:
 
     def encode_video(
         self, frames: torch.Tensor, random: np.random.Generator | None = None
-    ) -> Moments:
+    ) -> LatentDistribution:
         moments = self.family.encode_video(frames)
         number = 0.0 if random is None else float(random.standard_normal())
         return replace(
@@ -466,7 +479,7 @@ class Noisy:
         )
 
 
-def noise_in(source: Source, window: Window, variant: int, plain: torch.Tensor) -> float:
+def noise_in(source: BatchSource, window: Window, variant: int, plain: torch.Tensor) -> float:
     difference = source.sample(window, variant, 1, 0).extras["image"] - plain
     assert difference.std() < 1e-6
     return float(difference.mean())
@@ -477,7 +490,7 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     job, own, clean = make("i2v-a14b")
     family: Any = Noisy(own)
     job = replace(job, spec=family.spec)
-    store = Store(tmp_path / "noisy")
+    store = LatentCache(tmp_path / "noisy")
     fill_cache(job, family, store)
     source = make_source(job, family, store, clean.objective)
     in_the_loop = with_config(source, {"variants": 0})
@@ -485,7 +498,8 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
         plain = clean.plain(window).extras["image"]
         assert torch.equal(source.plain(window).extras["image"], plain)
         wanted_ = [
-            float(draws(5, "image noise", window.id, v).standard_normal()) for v in range(4)
+            float(generator_for(5, "image noise", window.id, v).standard_normal())
+            for v in range(4)
         ]
         assert len(set(wanted_)) == 4
         for where in (source, in_the_loop):
@@ -496,13 +510,18 @@ def test_image_noise_has_variants_of_every_window(make: Make, tmp_path: Path) ->
     bucket = source.buckets[0]
     assert [source.variant(0, 0, epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [in_the_loop.variant(0, 0, epoch) for epoch in range(6)] == list(range(6))
-    names = {source.keys.latents(source.keys.sample(bucket[0], v)) for v in (PLAIN, 0, 1, 2, 3)}
+    names = {
+        source.keys.latents(source.keys.sample(bucket[0], v))
+        for v in (DETERMINISTIC_VARIANT, 0, 1, 2, 3)
+    }
     assert len(names) == 5
     other = replace(source.keys, seed=6)
     assert other.latents(other.sample(bucket[0], 0)) not in names
     items, few = (
-        CacheItems((), tuple((bucket[0], variant) for variant in (PLAIN, 0, 1))),
-        Store(tmp_path / "few"),
+        CacheItems(
+            (), tuple((bucket[0], variant) for variant in (DETERMINISTIC_VARIANT, 0, 1))
+        ),
+        LatentCache(tmp_path / "few"),
     )
     assert (
         len(missing(few, source.keys, items).samples)

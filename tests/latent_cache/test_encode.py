@@ -30,9 +30,9 @@ from videotune.latent_cache.encode import (
     to_model,
 )
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
-from videotune.types import PLAIN, ClipShape, Moments, Window
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape, LatentDistribution, Window
 
 SHAPE = ClipShape(9, 32, 32, 16.0)
 LENGTH = 9 / 16
@@ -94,7 +94,7 @@ class Watched:
         self.captions += captions
         return self.family.encode_text(captions)
 
-    def encode_video(self, frames: torch.Tensor) -> Moments:
+    def encode_video(self, frames: torch.Tensor) -> LatentDistribution:
         self.pixels.append(frames)
         return self.family.encode_video(frames)
 
@@ -107,14 +107,14 @@ def quiet(what: str, done: int, total: int) -> None:
     """Progress that nobody watches."""
 
 
-def todo_of(family: Any, cache: Store, data: Data) -> CacheItems:
+def todo_of(family: Any, cache: LatentCache, data: Data) -> CacheItems:
     return missing(cache, CacheKeys.of(family, data.seed), data.items)
 
 
 def filled(family: Any, folder: Path, data: Data, workers: Workers | None = None) -> Watched:
     """Fill a cache with what the data lacks there; what was encoded."""
     watched: Any = Watched(family)
-    cache = Store(folder)
+    cache = LatentCache(folder)
     fill(watched, cache, todo_of(family, cache, data), data.facts, data.seed, workers, quiet)
     return watched
 
@@ -143,7 +143,7 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
     data.takes += [(replace(window, resize=way), 0) for way in ("pad", "stretch")]
     filled(family, tmp_path / "here", data)
     filled(family, tmp_path / "there", data, workers)
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    here, there = LatentCache(tmp_path / "here"), LatentCache(tmp_path / "there")
     for window, variant in data.takes:
         shown = sample_window(window, variant, data.seed)
         key = CacheKeys.of(family, data.seed).latents(shown)
@@ -162,7 +162,12 @@ def test_the_cache_holds_what_the_vae_makes_of_the_decoded_takes(
 def test_progress_report_and_what_is_freed(
     clips: Path, tiny_family: Open, tmp_path: Path, workers: Workers
 ) -> None:
-    data, family, cache, told = data_of(clips), Watched(tiny_family("wan")), Store(tmp_path), []
+    data, family, cache, told = (
+        data_of(clips),
+        Watched(tiny_family("wan")),
+        LatentCache(tmp_path),
+        [],
+    )
     todo = todo_of(family, cache, data)
     assert fill(family, cache, todo, data.facts, 3, workers, lambda *row: told.append(row)) > 0
     assert [row[1:] for row in told] == [(1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 4)]
@@ -183,9 +188,9 @@ def test_what_several_ask_for_is_encoded_once(
     window = data.takes[0][0]
     data.takes = [
         (window, 0),
-        (window, PLAIN),
+        (window, DETERMINISTIC_VARIANT),
         (window, 5),
-        (replace(window, resize="random"), PLAIN),
+        (replace(window, resize="random"), DETERMINISTIC_VARIANT),
         (window, 0),
     ]
     data.captions = ["a", "b", "a"]
@@ -196,7 +201,7 @@ def test_what_several_ask_for_is_encoded_once(
 def test_long_captions_are_counted(tiny_family: Open, tmp_path: Path) -> None:
     family = tiny_family("wan")
     filled(family, tmp_path, Data({}, [], ["short", "long " * 300]))
-    cache, own = Store(tmp_path), CacheKeys.of(family, 0)
+    cache, own = LatentCache(tmp_path), CacheKeys.of(family, 0)
     assert cut_captions(cache, own, ["short", "long " * 300]) == ["long " * 300]
     assert cache.get("text", own.text("long " * 300))["text"].shape[0] == 512
 
@@ -277,7 +282,7 @@ def test_a_change_makes_exactly_what_it_touches_anew(
             data.takes += [
                 (replace(window, resize="random"), v)
                 for window, _ in data.takes
-                for v in (PLAIN, 1)
+                for v in (DETERMINISTIC_VARIANT, 1)
             ]
         case "seed":
             data.seed += 1
@@ -290,14 +295,14 @@ def test_a_change_makes_exactly_what_it_touches_anew(
     family = find("wan")(base, torch.device("cpu"), dtype)
     if change == "token limit":
         family.spec = replace(family.spec, text_tokens=256)
-    before = {entry.name: entry.hash for entry in Store(cache).entries()}
+    before = {entry.name: entry.hash for entry in LatentCache(cache).entries()}
     watched = filled(family, cache, data)
     assert (len(watched.pixels), len(watched.captions)) == CHANGES[change]
-    after = {entry.name: entry.hash for entry in Store(cache).entries()}
+    after = {entry.name: entry.hash for entry in LatentCache(cache).entries()}
     assert before.items() <= after.items(), "what was there stays as it was"
     assert len(after) - len(before) == sum(CHANGES[change])
     assert entries_of(CacheKeys.of(family, data.seed), data.items).keys() <= after.keys()
-    assert not todo_of(family, Store(cache), data)
+    assert not todo_of(family, LatentCache(cache), data)
 
 
 # ---- two at once
@@ -308,10 +313,10 @@ def test_two_fills_at_once_do_not_disturb_each_other(
 ) -> None:
     """The second is told who fills; when it comes back it has nothing to do, though it looked before."""
     family, data = tiny_family("wan"), data_of(clips)
-    late = Store(tmp_path)
+    late = LatentCache(tmp_path)
     todo, watched = todo_of(family, late, data), Watched(family)
     with (
-        Store(tmp_path).filling(),
+        LatentCache(tmp_path).filling(),
         pytest.raises(VideotuneError, match=f"process {os.getpid()} on"),
     ):
         fill(watched, late, todo, data.facts, data.seed, None, quiet)
@@ -340,7 +345,7 @@ def test_a_clip_that_cannot_be_decoded_is_named_and_the_others_are_kept(
         VideotuneError, match=r"b/same\.mp4: (decode_error|unreadable|not_a_video)"
     ):
         filled(family, tmp_path / "cache", data, workers if in_workers else None)
-    cache = Store(tmp_path / "cache")
+    cache = LatentCache(tmp_path / "cache")
     assert sum(entry.kind == "latents" for entry in cache.entries()) == 2
     assert len(todo_of(family, cache, data).samples) == 2
     with cache.filling():
@@ -364,17 +369,17 @@ def test_a_vae_that_fails_names_the_clip_and_the_window(
     family, data = Watched(tiny_family("wan")), data_of(clips)
     true, calls = family.encode_video, []
 
-    def fail_at_third(frames: torch.Tensor) -> Moments:
+    def fail_at_third(frames: torch.Tensor) -> LatentDistribution:
         calls.append(1)
         if len(calls) < 3:
             return true(frames)
         if error is not None:
             raise error
-        return Moments(true(frames).mean / 0)
+        return LatentDistribution(true(frames).mean / 0)
 
     family.encode_video = fail_at_third  # type: ignore[method-assign]
     window = data.takes[2][0]
-    cache = Store(tmp_path)
+    cache = LatentCache(tmp_path)
     todo = todo_of(family, cache, data)
     with pytest.raises(VideotuneError) as caught:
         fill(family, cache, todo, data.facts, data.seed, None, quiet)
@@ -382,7 +387,7 @@ def test_a_vae_that_fails_names_the_clip_and_the_window(
         f"{data.facts[window.clip_id].path}: window {window.id}: "
     )
     assert said in str(caught.value)
-    assert len(todo_of(family, Store(tmp_path), data).samples) == 2
+    assert len(todo_of(family, LatentCache(tmp_path), data).samples) == 2
     assert family.freed == ["text_encoder", "vae"]
 
 

@@ -12,10 +12,10 @@ from videotune.latent_cache.sampler import (
     Schedule,
     bucket_of,
     order,
-    picks,
+    sample_indices,
+    steps_per_bucket,
     steps_per_epoch,
     times_seen,
-    turns,
 )
 
 
@@ -46,12 +46,14 @@ def test_counts_are_what_was_taken(schedule: Schedule, steps: int) -> None:
     seen: list[Counter[int]] = [Counter() for _ in schedule.sizes]
     taken = Counter[int]()
     for step in range(1, steps + 1):
-        bucket, samples = picks(schedule, step)
+        bucket, samples = sample_indices(schedule, step)
         taken[bucket] += 1
         for window, epoch in samples:
             assert epoch == seen[bucket][window], "one permutation after the other"
             seen[bucket][window] += 1
-    assert turns(schedule, steps) == tuple(taken[j] for j in range(len(schedule.sizes)))
+    assert steps_per_bucket(schedule, steps) == tuple(
+        taken[j] for j in range(len(schedule.sizes))
+    )
     wanted = [
         [counts[window] for window in range(n)]
         for counts, n in zip(seen, schedule.sizes, strict=True)
@@ -65,7 +67,7 @@ def test_every_bucket_has_its_share_and_every_window_of_it(
 ) -> None:
     epochs = steps / steps_per_epoch(schedule)
     for count, n, b in zip(
-        turns(schedule, steps), schedule.sizes, schedule.batches, strict=True
+        steps_per_bucket(schedule, steps), schedule.sizes, schedule.batches, strict=True
     ):
         assert abs(count - epochs * Fraction(n, b)) <= 1 + len(schedule.sizes)
     for counts in times_seen(schedule, steps):
@@ -82,7 +84,9 @@ def test_small_orders_are_all_about_equally_likely() -> None:
 def test_the_stream_is_pinned() -> None:
     """A resumed run depends on it: where this changes, runs of before cannot be resumed."""
     schedule = Schedule(7, (5, 3), (2, 1))
-    buckets, samples = zip(*(picks(schedule, step) for step in range(1, 7)), strict=True)
+    buckets, samples = zip(
+        *(sample_indices(schedule, step) for step in range(1, 7)), strict=True
+    )
     assert buckets == (0, 1, 0, 1, 0, 1)
     assert samples == (
         ((4, 0), (1, 0)),

@@ -18,8 +18,8 @@ from tests.support.kill_points import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store, prune, verify
-from videotune.types import PLAIN, ClipShape, Window
+from videotune.latent_cache.store import LatentCache, prune, verify
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape, Window
 
 WINDOW = Window("c" * 32, 0.5, 1.5625, ClipShape(17, 64, 64, 16.0))
 
@@ -37,9 +37,9 @@ def equal(found: dict[str, torch.Tensor], i: int) -> bool:
     )
 
 
-def filled(folder: Path, count: int = 8) -> Store:
+def filled(folder: Path, count: int = 8) -> LatentCache:
     """A store of ``count`` latents called k0, k1, …; and one text."""
-    store = Store(folder)
+    store = LatentCache(folder)
     with store.filling():
         for i in range(count):
             about = {
@@ -54,12 +54,12 @@ def filled(folder: Path, count: int = 8) -> Store:
     return store
 
 
-def holds(store: Store, numbers: Iterable[int]) -> bool:
+def holds(store: LatentCache, numbers: Iterable[int]) -> bool:
     """Whether these latents are there and equal."""
     return all(equal(store.get("latents", f"k{i}"), i) for i in numbers)
 
 
-def lost(store: Store, count: int = 8) -> list[int]:
+def lost(store: LatentCache, count: int = 8) -> list[int]:
     return [i for i in range(count) if not store.has("latents", f"k{i}")]
 
 
@@ -75,18 +75,18 @@ def after_each_kill(work: Callable[[Path], object], folder: Path, least: int) ->
 
 def is_sound(folder: Path, count: int) -> None:
     """Every entry is there and equal, and no file that nobody needs is left once the folder was tidied."""
-    store = Store(folder)
+    store = LatentCache(folder)
     assert lost(store, count) == []
     assert holds(store, range(count))
     with store.filling():
         pass
-    assert Store(folder).has("text", "t")
+    assert LatentCache(folder).has("text", "t")
     files = {
         str(path.relative_to(folder))
         for path in folder.rglob("*.*")
         if path.name != "lock.owner"
     }
-    assert files == {entry.file for entry in Store(folder).entries()}
+    assert files == {entry.file for entry in LatentCache(folder).entries()}
 
 
 # ---- names
@@ -104,10 +104,12 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
     ):
         keys = {latent_key(varying, variant) for variant in range(4)}
         assert len(keys) == 4, varying
-        plain = latent_key(varying, PLAIN)
+        plain = latent_key(varying, DETERMINISTIC_VARIANT)
         assert plain not in keys
         assert plain == latent_key(WINDOW, 0, 0), "the same pixels have the same name"
-    assert len({latent_key(WINDOW, variant) for variant in (PLAIN, 0, 1, 5)}) == 1
+    assert (
+        len({latent_key(WINDOW, variant) for variant in (DETERMINISTIC_VARIANT, 0, 1, 5)}) == 1
+    )
 
 
 # ---- entries
@@ -115,22 +117,22 @@ def test_each_draw_of_a_window_has_its_own_name_and_no_draw_the_plain_one() -> N
 
 def test_views_of_one_memory_are_stored_as_what_they_show(tmp_path: Path) -> None:
     both = torch.arange(12.0).reshape(2, 6)
-    Store(tmp_path).put("latents", "k", {"mean": both[0], "logvar": both[1].T}, {})
-    found = Store(tmp_path).get("latents", "k")
+    LatentCache(tmp_path).put("latents", "k", {"mean": both[0], "logvar": both[1].T}, {})
+    found = LatentCache(tmp_path).get("latents", "k")
     assert torch.equal(torch.stack([found["mean"], found["logvar"]]), both)
 
 
 def test_a_store_that_cannot_be_written_says_where_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(VideotuneError, match=r"file.*cache_dir"):
-        Store(tmp_path / "file").put("latents", "k", value(0), {})
+        LatentCache(tmp_path / "file").put("latents", "k", value(0), {})
 
 
 def test_what_stays_in_memory_is_bounded_and_true(tmp_path: Path) -> None:
-    writer = Store(tmp_path)
+    writer = LatentCache(tmp_path)
     for i in range(3):
         writer.put("latents", str(i), {"mean": torch.full((256,), float(i))}, {})
-    store = Store(tmp_path, keep_bytes=2 * 1024)
+    store = LatentCache(tmp_path, keep_bytes=2 * 1024)
     first = store.get("latents", "0")["mean"]
     store.get("latents", "1")
     for i in range(3):
@@ -149,7 +151,10 @@ def test_what_stays_in_memory_is_bounded_and_true(tmp_path: Path) -> None:
 
 def test_many_threads_read_one_store(tmp_path: Path) -> None:
     filled(tmp_path, 40)
-    store, order = Store(tmp_path, keep_bytes=500), [i for i in range(40) for _ in range(10)]
+    store, order = (
+        LatentCache(tmp_path, keep_bytes=500),
+        [i for i in range(40) for _ in range(10)],
+    )
     random.Random(0).shuffle(order)
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda i: equal(store.get("latents", f"k{i}"), i), order))
@@ -161,16 +166,16 @@ def test_files_of_others_and_of_earlier_versions_are_named_and_left_alone(
     filled(tmp_path, 2)
     (tmp_path / "latents" / "mine.txt").write_text("a note")
     (tmp_path / "latents" / "shard-0123.safetensors").write_bytes(b"old")
-    assert any("2 files" in note for note in Store(tmp_path).notes)
+    assert any("2 files" in note for note in LatentCache(tmp_path).notes)
     (tmp_path / "manifest.jsonl").write_text("{}")
-    assert any("earlier version" in note for note in Store(tmp_path).notes)
-    with Store(tmp_path).filling():
+    assert any("earlier version" in note for note in LatentCache(tmp_path).notes)
+    with LatentCache(tmp_path).filling():
         pass
     assert (tmp_path / "latents" / "mine.txt").exists()
 
 
 def fill_some(folder: Path) -> None:
-    store = Store(folder)
+    store = LatentCache(folder)
     with store.filling():
         store.put("latents", "k5", value(5), {})
         store.put("latents", "k0", value(0), {})
@@ -180,7 +185,7 @@ def test_killed_anywhere_in_putting_nothing_is_lost(tmp_path: Path) -> None:
     filled(tmp_path / "before", 5)
     made = []
     for folder in after_each_kill(fill_some, tmp_path / "before", 4):
-        made.append(Store(folder).has("latents", "k5"))
+        made.append(LatentCache(folder).has("latents", "k5"))
         is_sound(folder, 5)
         fill_some(folder)
         is_sound(folder, 6)
@@ -207,7 +212,7 @@ def silent(*told: object) -> None:
 def spoil(folder: Path, *numbers: int) -> None:
     """Change a byte of a tensor where it lies, and nothing else."""
     for i in numbers:
-        path = Store(folder).path("latents", f"k{i}")
+        path = LatentCache(folder).path("latents", f"k{i}")
         data = bytearray(path.read_bytes())
         data[data.rindex(value(i)["mean"].numpy().tobytes())] ^= 1
         path.write_bytes(data)
@@ -216,21 +221,21 @@ def spoil(folder: Path, *numbers: int) -> None:
 def test_a_changed_bit_is_found_and_only_its_entry_is_made_anew(tmp_path: Path) -> None:
     filled(tmp_path)
     spoil(tmp_path, 1, 7)
-    store = Store(tmp_path)
+    store = LatentCache(tmp_path)
     assert lost(store) == [], "its size says nothing"
     found = verify(store, silent)
     assert [(row.key, row.of) for row in found] == [("k1", "1.mp4 w1"), ("k7", "7.mp4 w7")]
     assert all("other bytes" in row.why for row in found)
-    for again in (store, Store(tmp_path)):
+    for again in (store, LatentCache(tmp_path)):
         assert lost(again) == [1, 7]
         assert holds(again, (0, 2, 3, 4, 5, 6))
-    assert verify(Store(tmp_path), silent) == []
+    assert verify(LatentCache(tmp_path), silent) == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "header", "label"])
 def test_damage_to_a_whole_file_is_found(tmp_path: Path, damage: str) -> None:
     filled(tmp_path)
-    path = Store(tmp_path).path("latents", "k7")
+    path = LatentCache(tmp_path).path("latents", "k7")
     data = path.read_bytes()
     if damage == "header":
         path.write_bytes(b"\xff" * 16 + data[16:])
@@ -238,8 +243,8 @@ def test_damage_to_a_whole_file_is_found(tmp_path: Path, damage: str) -> None:
         path.write_bytes(data.replace(b"hash", b"hush", 1))
     else:
         path.write_bytes(data[:-1] if damage == "cut" else b"")
-    assert [row.key for row in verify(Store(tmp_path), silent)] == ["k7"]
-    store = Store(tmp_path)
+    assert [row.key for row in verify(LatentCache(tmp_path), silent)] == ["k7"]
+    store = LatentCache(tmp_path)
     assert lost(store) == [7]
     assert not path.exists()
     assert store.has("text", "t")
@@ -253,13 +258,13 @@ def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(tmp_path: Pa
     os.utime(part, (1, 1))
     wanted = {("latents", "k1"), ("latents", "k5"), ("text", "t")}
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
-    said = prune(Store(tmp_path), wanted, yes=False)
+    said = prune(LatentCache(tmp_path), wanted, yes=False)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
     assert {entry.key for entry in said.entries} == {"k0", "k2", "k3", "k4", "k6", "k7"}
     assert (said.entry_bytes, said.file_bytes, said.kept) == (6 * 288, 8, 3)
     assert said.files == ("latents/.part-1-x.safetensors", "latents/old.safetensors")
-    assert prune(Store(tmp_path), wanted, yes=True) == said
-    store = Store(tmp_path)
+    assert prune(LatentCache(tmp_path), wanted, yes=True) == said
+    store = LatentCache(tmp_path)
     assert {entry.name for entry in store.entries()} == wanted
     assert holds(store, (1, 5))
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
@@ -269,25 +274,25 @@ def test_pruning_only_says_until_told_and_then_keeps_what_is_wanted(tmp_path: Pa
 
 
 def prune_most(folder: Path) -> None:
-    prune(Store(folder), {("latents", "k1"), ("latents", "k5")}, yes=True)
+    prune(LatentCache(folder), {("latents", "k1"), ("latents", "k5")}, yes=True)
 
 
 def test_killed_anywhere_in_pruning_what_is_wanted_stays(tmp_path: Path) -> None:
     """Pruning again ends where it should."""
     filled(tmp_path / "before")
     for folder in after_each_kill(prune_most, tmp_path / "before", 4):
-        store = Store(folder)
+        store = LatentCache(folder)
         assert holds(store, (1, 5))
         assert not [entry for entry in store.entries() if not store.has(*entry.name)], (
             "nothing half there"
         )
         assert verify(store, silent) == []
         prune_most(folder)
-        assert {entry.key for entry in Store(folder).entries()} == {"k1", "k5"}
+        assert {entry.key for entry in LatentCache(folder).entries()} == {"k1", "k5"}
 
 
 def verify_all(folder: Path) -> None:
-    verify(Store(folder), silent)
+    verify(LatentCache(folder), silent)
 
 
 def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(
@@ -297,7 +302,7 @@ def test_killed_anywhere_in_verifying_no_damaged_entry_comes_back_as_sound(
     spoil(tmp_path / "before", 1, 7)
     for folder in after_each_kill(verify_all, tmp_path / "before", 2):
         verify_all(folder)
-        store = Store(folder)
+        store = LatentCache(folder)
         assert lost(store) == [1, 7]
         assert holds(store, (0, 2, 3, 4, 5, 6))
 
@@ -308,4 +313,6 @@ def test_nobody_verifies_or_prunes_what_another_fills(tmp_path: Path) -> None:
         for work in (verify_all, prune_most):
             with pytest.raises(VideotuneError, match=f"process {os.getpid()} on"):
                 work(tmp_path)
-        assert len(prune(Store(tmp_path), set(), yes=False).entries) == 9, "looking is free"
+        assert len(prune(LatentCache(tmp_path), set(), yes=False).entries) == 9, (
+            "looking is free"
+        )

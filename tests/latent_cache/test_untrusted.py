@@ -22,7 +22,7 @@ from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store, describe, listing, prune, verify
+from videotune.latent_cache.store import LatentCache, describe, listing, prune, verify
 from videotune.models.registry import find, names
 from videotune.planner import memory
 from videotune.planner.measure import Reading
@@ -33,10 +33,10 @@ from videotune.types import ClipShape
 def everything_done_to(folder: Path) -> None:
     """All that opens, reads, cleans and deletes; a sentence is as good as an end."""
     for do in (
-        lambda: listing(Store(folder)),
-        lambda: cut_captions(Store(folder), CacheKeys("", "e", 1, 0), []),
-        lambda: verify(Store(folder), silent),
-        lambda: prune(Store(folder), set(), yes=True),
+        lambda: listing(LatentCache(folder)),
+        lambda: cut_captions(LatentCache(folder), CacheKeys("", "e", 1, 0), []),
+        lambda: verify(LatentCache(folder), silent),
+        lambda: prune(LatentCache(folder), set(), yes=True),
     ):
         with suppress(VideotuneError):
             do()
@@ -44,7 +44,7 @@ def everything_done_to(folder: Path) -> None:
 
 def relabel(folder: Path, key: str, change: Callable[[dict[str, Any]], Any]) -> None:
     """An entry whose file says something else of itself."""
-    path = Store(folder).path("latents", key)
+    path = LatentCache(folder).path("latents", key)
     with safe_open(path, framework="pt") as file:
         label = json.loads(file.metadata()["videotune"])
         tensors = {name: file.get_tensor(name) for name in tuple(file.keys())}
@@ -91,7 +91,7 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(
     for field in ("kind", "key", "tensors", "bytes", "hash", "about", "made", "versions"):
         relabel(folder, "k0", lambda label, field=field: label | {field: odd})
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{field}")))
-        Store(folder).put("latents", "k0", value(0), {})
+        LatentCache(folder).put("latents", "k0", value(0), {})
     for name in ("clip", "variant", "length"):
         relabel(
             folder,
@@ -99,7 +99,7 @@ def test_odd_types_anywhere_in_a_label_are_damage_and_no_crash(
             lambda label, name=name: label | {"about": {**label["about"], name: odd}},
         )
         everything_done_to(shutil.copytree(folder, folder.with_name(f"copy-{name}")))
-        Store(folder).put("latents", "k1", value(1), {})
+        LatentCache(folder).put("latents", "k1", value(1), {})
     relabel(folder, "k2", lambda label: odd)
     everything_done_to(folder)
 
@@ -134,7 +134,7 @@ def test_nothing_is_written_through_a_link_in_a_cache(
         place.unlink()
         place.symlink_to(victim.parent)
     with pytest.raises(VideotuneError):
-        Store(folder)
+        LatentCache(folder)
     assert victim.read_text() == "precious"
 
 
@@ -143,7 +143,7 @@ def test_a_datasets_cache_folder_that_is_a_link_is_refused(tmp_path: Path) -> No
     (tmp_path / ".videotune-cache").symlink_to(tmp_path / "mine")
     with pytest.raises(VideotuneError):
         refuse_linked_folder(tmp_path / ".videotune-cache")
-    assert len(Store(tmp_path / "mine").entries()) == 7
+    assert len(LatentCache(tmp_path / "mine").entries()) == 7
 
 
 @pytest.mark.parametrize("damage", ["a bit", "zeros", "another's"])
@@ -161,19 +161,19 @@ def test_a_damaged_entry_is_not_read_and_its_clip_is_named(tmp_path: Path, damag
         )
     assert len(path.read_bytes()) == len(data)
     with pytest.raises(VideotuneError, match=r"5\.mp4.*videotune cache verify"):
-        Store(tmp_path).get("latents", "k5")
-    healing = Store(tmp_path, keep_bytes=1 << 20)
+        LatentCache(tmp_path).get("latents", "k5")
+    healing = LatentCache(tmp_path, keep_bytes=1 << 20)
     healing.examine({("latents", f"k{i}"): None for i in range(6)}, lambda entry, shape: True)
     assert lost(healing, 6) == [5]
     healing.put("latents", "k5", value(5), {})
-    assert all(holds(store, range(6)) for store in (healing, Store(tmp_path)))
+    assert all(holds(store, range(6)) for store in (healing, LatentCache(tmp_path)))
 
 
 def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) -> None:
     store = filled(tmp_path, 6)
     store.put("latents", "nan", {"mean": torch.tensor([float("nan")])}, {})
     with pytest.raises(VideotuneError):
-        Store(tmp_path).get("latents", "nan")
+        LatentCache(tmp_path).get("latents", "nan")
     relabel(
         tmp_path,
         "k5",
@@ -182,8 +182,8 @@ def test_an_entry_with_a_true_hash_is_refused_for_what_it_holds(tmp_path: Path) 
         ),
     )
     with pytest.raises(VideotuneError):
-        Store(tmp_path).get("latents", "k5")
-    assert {row.key for row in verify(Store(tmp_path), silent)} == {"nan", "k5"}
+        LatentCache(tmp_path).get("latents", "k5")
+    assert {row.key for row in verify(LatentCache(tmp_path), silent)} == {"nan", "k5"}
 
 
 @pytest.mark.parametrize(

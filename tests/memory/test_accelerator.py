@@ -12,13 +12,13 @@ from videotune.cli.doctor import doctor
 from videotune.commands.doctor import KINDS, devices
 from videotune.config.optimizers import Optimizer
 from videotune.config.schema import Config
+from videotune.distributed import join
 from videotune.errors import VideotuneError
 from videotune.memory.accelerator import copy_stream, has_bf16, local_device, overlaps
 from videotune.models.registry import find
 from videotune.planner import fit as fitting
-from videotune.trainer import components
-from videotune.trainer.distributed import join
-from videotune.trainer.optimizers import apply, make_optimizer
+from videotune.trainer import build
+from videotune.trainer.optimizers import make_optimizer, step_if_finite
 from videotune.types import BasePlace
 
 
@@ -63,10 +63,10 @@ def test_weights_that_mps_has_no_dtype_for_are_refused(
 ) -> None:
     accelerator(monkeypatch, "mps")
     spec, base = find("wan").spec, BasePlace(str(tiny_bases("wan")), tiny_bases("wan"))
-    opened: Any = components.open_models(spec, base, Config(weight_dtype="INT_8"))
+    opened: Any = build.open_models(spec, base, Config(weight_dtype="INT_8"))
     assert opened.device == torch.device("mps", 0)
     with pytest.raises(VideotuneError, match="set INT_8"):
-        components.open_models(spec, base, Config(weight_dtype="FLOAT_8"))
+        build.open_models(spec, base, Config(weight_dtype="FLOAT_8"))
 
 
 def test_where_the_fused_kernel_cannot_skip_a_step_the_host_decides(monkeypatch: Patch) -> None:
@@ -79,9 +79,9 @@ def test_where_the_fused_kernel_cannot_skip_a_step_the_host_decides(monkeypatch:
     optimizer = make_optimizer({"all": [weight]}, Optimizer())
     optimizer.param_groups[0]["lr"] = 0.1
     weight.grad = torch.ones(3)
-    apply(optimizer, torch.tensor(False).as_subclass(Answer))
+    step_if_finite(optimizer, torch.tensor(False).as_subclass(Answer))
     assert weight.tolist() == [1, 1, 1]
-    apply(optimizer, torch.tensor(True).as_subclass(Answer))
+    step_if_finite(optimizer, torch.tensor(True).as_subclass(Answer))
     assert weight.tolist() != [1, 1, 1]
     assert not hasattr(optimizer, "found_inf")
 

@@ -32,8 +32,8 @@ from videotune.config.schema import Lora
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.memory import host_memory as host
 from videotune.memory import host_weights
+from videotune.memory.block_offload import spread, stream_blocks
 from videotune.memory.host_weights import HostWeights
-from videotune.memory.weight_streaming import spread, stream_blocks
 from videotune.models.registry import find, names
 
 Bases = Callable[..., Path]

@@ -11,7 +11,7 @@ from diffusers import WanTransformer3DModel
 from torch import nn
 
 from tests.support.tiny_networks import BLOCKS, CPU, assert_same_bits, batch_of, deepen, rig
-from videotune.adapters.kinds import PARTS
+from videotune.adapters.adapter_types import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
 from videotune.config.schema import Lora

@@ -15,12 +15,12 @@ from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
 from videotune.diffusion.loss import denoising_loss, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.cogvideox import CogVideoX
-from videotune.rng import draws
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
+from videotune.rng import generator_for
 from videotune.types import ClipShape, SampleRequest
 
 NAME = "cogvideox"
@@ -35,7 +35,7 @@ def test_the_loss_is_the_published_one(
     """‖x̂0 - x0‖² / (1 - ᾱ), the published form, on the same tensors in float64, is the plain v-MSE that is trained."""
     family = tiny_family(NAME, variant=variant)
     batch = batch_of(family, ["a", "b"])
-    net, loss = family.denoiser(), objective("v", family.spec.path_constants, Timesteps())
+    net, loss = family.denoiser(), objective("v", family.spec.path_constants, TimestepSampler())
     noise, t = torch.randn_like(batch.x0), torch.tensor([30 / 999, 0.8])
     scheduler = CogVideoXDDIMScheduler.from_pretrained(
         tiny_bases(NAME, variant), subfolder="scheduler"
@@ -73,7 +73,7 @@ def test_the_frame_in_front_is_a_copy_with_noise_of_its_own(
         lambda _, words, named: calls.append(named["hidden_states"]), with_kwargs=True
     )
     noise, t = torch.randn_like(batch.x0), torch.tensor([0.3])
-    path = objective("v", family.spec.path_constants, Timesteps()).path(t)
+    path = objective("v", family.spec.path_constants, TimestepSampler()).path(t)
     with torch.no_grad():
         v = family.predict(net, path.alpha * batch.x0 + path.sigma * noise, t, batch)
     assert v.shape == batch.x0.shape
@@ -132,12 +132,13 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
     frames = clip_of(family, shape, 0)
     plain, same = family.encode_video(frames), family.encode_video(frames)
     moments, other = (
-        family.encode_video(frames, draws(0, "image noise", "w", view)) for view in (3, 4)
+        family.encode_video(frames, generator_for(0, "image noise", "w", view))
+        for view in (3, 4)
     )
     assert torch.equal(plain.extras["image"], same.extras["image"])
     assert torch.equal(plain.mean, moments.mean)
     assert not torch.equal(moments.extras["image"], other.extras["image"])
-    again = draws(0, "image noise", "w", 3)
+    again = generator_for(0, "image noise", "w", 3)
     strength = np.exp(-3 + 0.5 * again.standard_normal())
     noise = torch.from_numpy(
         again.standard_normal((3, 1, shape.height, shape.width), "float32")
@@ -159,8 +160,8 @@ def test_image_latents_are_the_pipelines_with_a_views_own_noise(
         )  # fmt: skip
     drawn = torch.randn(1, 4, 1, *draw.shape[2:], generator=torch.Generator().manual_seed(5))
     image = (moments.extras["image"] + scale * dist.std[0] * (drawn[0] - draw))[None]
-    cond = family.condition([{"text": torch.zeros(226, 16), "image": image[0]}])
-    ours = family._image(cond, theirs.shape[1]).transpose(1, 2)
+    conditioning = family.condition([{"text": torch.zeros(226, 16), "image": image[0]}])
+    ours = family._image(conditioning, theirs.shape[1]).transpose(1, 2)
     torch.testing.assert_close(ours[:, :1], theirs[:, :1], rtol=1e-5, atol=1e-6)
     in_front = (
         0 if shape.frames == 49 else 1
@@ -187,9 +188,11 @@ def test_no_image_and_shapes_without_positions_are_errors(tiny_family: Open) -> 
     family = tiny_family(NAME, variant="5b-i2v")
     net, shape = family.denoiser(), small_shape(family)
     batch = batch_of(family, ["a"])
-    cond = family.condition([{"text": batch.cond.text[0]}])
+    conditioning = family.condition([{"text": batch.conditioning.text[0]}])
     with pytest.raises(VideotuneError, match="continues an image, and none was given"):
-        family.sample({"transformer": net}, cond, None, SampleRequest(shape, 2, 1.0, (1,)))
+        family.sample(
+            {"transformer": net}, conditioning, None, SampleRequest(shape, 2, 1.0, (1,))
+        )
     for other in (
         ClipShape(17, 32, 32, 8.0),
         ClipShape(49, 48, 32, 8.0),

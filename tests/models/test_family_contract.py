@@ -25,12 +25,12 @@ from videotune.adapters.layers import LiveText, add_rows
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Embedding, Lora
 from videotune.diffusion.loss import Objective, denoising_loss, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.memory.checkpointing import checkpoint_blocks, checkpoint_text
 from videotune.models.registry import find, names
-from videotune.rng import draws
-from videotune.trainer.step import condition
+from videotune.rng import generator_for
+from videotune.trainer.step import encode_live_text
 from videotune.types import Batch, ClipShape, ModelSpec, SampleRequest, Window
 from videotune.validation.validation_loss import ValidationLoss, read_validation, related
 
@@ -71,20 +71,20 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     batch = families.batch_of(
         family, ["a red circle", "", "a much longer caption than the others", ""]
     )
-    assert condition(family, None, batch) is batch
+    assert encode_live_text(family, None, batch) is batch
     for on in (False, True):
         for part in family.text_parts().values():
             part.encoder.requires_grad_(on)
-        live = condition(family, LiveText(), batch)
-        assert live.cond.text.requires_grad == on
-        off = (live.cond.text - batch.cond.text).abs().max()
+        live = encode_live_text(family, LiveText(), batch)
+        assert live.conditioning.text.requires_grad == on
+        off = (live.conditioning.text - batch.conditioning.text).abs().max()
         assert off < 1e-5 if on else off == 0
-        assert live.cond.text.dtype == batch.cond.text.dtype
-        assert (live.cond.text_mask is None) == (batch.cond.text_mask is None)
+        assert live.conditioning.text.dtype == batch.conditioning.text.dtype
+        assert (live.conditioning.text_mask is None) == (batch.conditioning.text_mask is None)
         told = set(family.encode_text([""])[0])  # of a caption; all else is a clip's
-        assert set(live.cond.extras) == set(batch.cond.extras)
-        for key, value in batch.cond.extras.items():
-            own = live.cond.extras[key]
+        assert set(live.conditioning.extras) == set(batch.conditioning.extras)
+        for key, value in batch.conditioning.extras.items():
+            own = live.conditioning.extras[key]
             assert (
                 (own - value).abs().max() <= (1e-5 if on else 0)
                 if key in told
@@ -107,7 +107,7 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
     rows = add_rows(parts, settings, seed=0)
     net.train()
     batch = families.batch_of(family, ["a <x> circle", "a red circle"])
-    batch = condition(family, LiveText(settings.tokens), batch)
+    batch = encode_live_text(family, LiveText(settings.tokens), batch)
     v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
     v[1].square().mean().backward(retain_graph=True)
     assert not any(bool(row.grad.any()) for row in rows.values() if row.grad is not None)
@@ -198,7 +198,7 @@ def test_oracle(family: Any, given: bool) -> None:
     That settles sign, units, layout and schedule at once; ``predict`` over the same transformer must give our v, but in
     frames that are given, which are told that they are clean and count nothing.
     """
-    if given and family.spec.given != "replace":
+    if given and family.spec.image_conditioning != "replace":
         return  # what it is told of the first frame stands in its condition, always
     batch = families.batch_of(family, ["a red circle"], given=given)
     nets = {
@@ -206,18 +206,20 @@ def test_oracle(family: Any, given: bool) -> None:
         for expert, net in families.denoisers(family).items()
     }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
-    path = objective(family.spec.path, family.spec.path_constants, Timesteps()).path(t)
-    x_t = torch.where(batch.given, batch.x0, path.alpha * batch.x0 + path.sigma * noise)
+    path = objective(family.spec.path, family.spec.path_constants, TimestepSampler()).path(t)
+    x_t = torch.where(
+        batch.conditioning_mask, batch.x0, path.alpha * batch.x0 + path.sigma * noise
+    )
     wanted = path.d_alpha * batch.x0 + path.d_sigma * noise
     for net in nets.values():
         v = family.predict(net, x_t, t, batch)
         torch.testing.assert_close(
-            v * batch.weight, wanted * batch.weight, rtol=1e-4, atol=1e-4
+            v * batch.loss_mask, wanted * batch.loss_mask, rtol=1e-4, atol=1e-4
         )
     first = batch.x0[:, :, :1] if given else None
     drawn = family.sample(
         nets,
-        batch.cond,
+        batch.conditioning,
         None,
         SampleRequest(families.small_shape(family), 20, 1.0, (3,), first=first),
     )
@@ -242,7 +244,10 @@ def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
     assert asked == []
     with torch.no_grad():
         family.sample(
-            Asked(), batch.cond, None, SampleRequest(families.small_shape(family), 6, 1.0, (1,))
+            Asked(),
+            batch.conditioning,
+            None,
+            SampleRequest(families.small_shape(family), 6, 1.0, (1,)),
         )
     # from noise to data
     assert list(dict.fromkeys(asked)) == [
@@ -307,7 +312,7 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
                 dict.fromkeys(families.denoisers(family), net),
                 SampleRequest(some, 2, 1.0, (1, 2)),
             )
-            family.sample(nets, batch.cond, None, request)
+            family.sample(nets, batch.conditioning, None, request)
         for _ in range(2):
             family.isolate_frames(net, False)
         assert torch.equal(predicted(), usual)
@@ -398,7 +403,7 @@ def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family:
 
 def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Objective:
     """What the family is trained with, between two noise levels."""
-    levels = Timesteps(spec.timestep_distribution, spec.timestep_shift, low, high)
+    levels = TimestepSampler(spec.timestep_distribution, spec.timestep_shift, low, high)
     return objective(spec.path, spec.path_constants, levels)
 
 
@@ -413,7 +418,7 @@ def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> 
         batch = families.batch_of(family, ["a red circle"], shape=shape)
         heard.clear()
         with torch.no_grad():
-            family.sample(nets, batch.cond, None, SampleRequest(shape, 4, 1.0, (3,)))
+            family.sample(nets, batch.conditioning, None, SampleRequest(shape, 4, 1.0, (3,)))
         drawn = list(heard)
         assert {expert for expert, _ in drawn} == set(nets)
         for expert, theirs in drawn[:: len(drawn) - 1]:
@@ -435,7 +440,7 @@ def same_words(
         batch
     )  # a pipeline may tell one timestep, where no frame is given
     with torch.no_grad():
-        family.predict(net, x_t, t, replace(batch, any_given=a_token))
+        family.predict(net, x_t, t, replace(batch, has_conditioning=a_token))
     ((_, ours),) = heard
     odd = []
     for word in sorted(set(theirs) | set(ours)):
@@ -525,9 +530,13 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
         own = objective_of(family.spec, expert.t_lo, expert.t_hi)
         optimizer = torch.optim.Adam(trained[expert.name], lr=0.02)
         for step in range(40):
-            t = own.timesteps.draw(torch.from_numpy(draws(0, "t", expert.name, step).random(1)))
+            t = own.timesteps.draw(
+                torch.from_numpy(generator_for(0, "t", expert.name, step).random(1))
+            )
             noise = torch.from_numpy(
-                draws(0, "n", expert.name, step).standard_normal(batch.x0.shape, "float32")
+                generator_for(0, "n", expert.name, step).standard_normal(
+                    batch.x0.shape, "float32"
+                )
             )
             denoising_loss(
                 family, nets[expert.name], own, batch, t.float(), noise
@@ -545,7 +554,7 @@ def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     shape = families.small_shape(family)
     real = family.encode_text(["word " * 600])[0]
     real |= family.encode_video(
-        families.clip_of(family, shape, 0), draws(0, "image noise")
+        families.clip_of(family, shape, 0), generator_for(0, "image noise")
     ).extras
     blank = family.blank_states(shape)
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {

@@ -43,7 +43,7 @@ from videotune.models.base import DiffusersModel
 from videotune.models.hidream import HiDream, join
 from videotune.models.hunyuan_video import CROP, TEMPLATE
 from videotune.models.ltx_video import LTXVideo
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.types import ClipShape, SampleRequest
 
 
@@ -68,7 +68,7 @@ def test_one_timestep_a_sample_is_one_a_token(tiny_family: Open) -> None:
     )
     with torch.no_grad():
         one, each = (
-            family.predict(net, x_t, t, replace(batch, any_given=given))
+            family.predict(net, x_t, t, replace(batch, has_conditioning=given))
             for given in (False, True)
         )
     assert told == [1, 2]
@@ -252,7 +252,7 @@ def test_each_sample_is_told_its_own_fps(variant: str, tiny_family: Open) -> Non
     batch = replace(
         batch_of(family, ["a", "b"], shape=LTX_SHAPE),
         fps=torch.tensor([12.0, 25.0]),
-        any_given=False,
+        has_conditioning=False,
     )
     x_t, t = torch.randn_like(batch.x0), torch.tensor([0.3, 0.8])
     heard = heard_by(net)
@@ -265,7 +265,7 @@ def test_each_sample_is_told_its_own_fps(variant: str, tiny_family: Open) -> Non
             assert (other[i] - both[i]).abs().max() > 1e-5
             heard.clear()
             request = SampleRequest(replace(LTX_SHAPE, fps=float(one.fps)), 2, 1.0, (3,))
-            family.sample({"transformer": net}, one.cond, None, request)
+            family.sample({"transformer": net}, one.conditioning, None, request)
             assert same_words(family, net, one, heard[0][1], heard) == []
 
 
@@ -281,7 +281,7 @@ def test_a_first_frame_is_fed_as_the_pipeline_feeds_it(variant: str, tiny_family
     first = batch.x0[:, :, :1]
     with torch.no_grad():
         request = SampleRequest(LTX_SHAPE, 4, 1.0, (3,), first=first)
-        drawn = family.sample({"transformer": net}, batch.cond, None, request)
+        drawn = family.sample({"transformer": net}, batch.conditioning, None, request)
     assert torch.equal(drawn[:, :, :1], first)
     size = batch.x0.shape[2:]
     a_frame = size[1] * size[2]
@@ -319,7 +319,7 @@ def test_the_decoder_is_told_a_timestep_and_noise_that_are_always_the_same(
         return
     if variant == "0.9.7":
         noise = torch.from_numpy(
-            draws(0, "decode noise").standard_normal(tuple(raw.shape[1:]), "float32")
+            generator_for(0, "decode noise").standard_normal(tuple(raw.shape[1:]), "float32")
         )
         raw, words = 0.975 * raw + 0.025 * noise, [torch.tensor([0.05])]
     with torch.no_grad():
@@ -433,9 +433,9 @@ def told(
     words = {
         "hidden_states": batch.x0[:, :, 0],
         "timesteps": 1000 * t,
-        "encoder_hidden_states_t5": batch.cond.text,
-        "encoder_hidden_states_llama3": batch.cond.extras["llama"].transpose(0, 1),
-        "pooled_embeds": batch.cond.extras["pooled"],
+        "encoder_hidden_states_t5": batch.conditioning.text,
+        "encoder_hidden_states_llama3": batch.conditioning.extras["llama"].transpose(0, 1),
+        "pooled_embeds": batch.conditioning.extras["pooled"],
         "return_dict": False,
     }
     return batch, words, t
@@ -514,7 +514,7 @@ def test_routed_experts_are_those_of_diffusers_to_the_bit(
         tiny_bases("hidream") / "transformer"
     ).train()
     nets, found = (theirs, tiny_family("hidream").denoiser().requires_grad_(True).eval()), []
-    x = draws(0, "routing").standard_normal((2, tokens, 16), "float32")
+    x = generator_for(0, "routing").standard_normal((2, tokens, 16), "float32")
     for moe in (net.double_stream_blocks[0].block.ff_i for net in nets):
         states = torch.from_numpy(x.copy()).requires_grad_()
         out = moe(states)
@@ -539,7 +539,7 @@ def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "large")
     edit_json(folder / "transformer" / "config.json", max_resolution=[128, 128])
     family = open_family("hidream", folder)
-    cond = family.condition(family.encode_text(["a"]))
+    conditioning = family.condition(family.encode_text(["a"]))
 
     class Silent(nn.Module):
         def forward(self, hidden_states: torch.Tensor, **_: Any) -> tuple[torch.Tensor]:
@@ -548,7 +548,7 @@ def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None
     sides = (16, 48, 336, 512, 656, 880, 1008, 1024)
     for shape in (ClipShape(1, h, w, 1.0) for h in sides for w in sides):
         drawn = family.sample(
-            {"transformer": Silent()}, cond, None, SampleRequest(shape, 1, 1.0, (1,))
+            {"transformer": Silent()}, conditioning, None, SampleRequest(shape, 1, 1.0, (1,))
         )
         assert drawn.shape[3:] == (shape.height // 8, shape.width // 8)
 
@@ -562,7 +562,10 @@ def test_more_than_one_frame_and_more_than_its_area_are_refused(tiny_family: Ope
         family.predict(family.denoiser(), torch.cat([batch.x0] * 2, 2), t, batch)
     with pytest.raises(VideotuneError, match="at most 9216 pixels"):
         family.sample(
-            {}, batch.cond, None, SampleRequest(ClipShape(1, 112, 96, 1.0), 3, 1.0, (1,))
+            {},
+            batch.conditioning,
+            None,
+            SampleRequest(ClipShape(1, 112, 96, 1.0), 3, 1.0, (1,)),
         )
     rules = HiDream.spec.rules
     with pytest.raises(

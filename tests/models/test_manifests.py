@@ -17,11 +17,11 @@ from videotune.config.load import flatten, memory_class, preset_about, preset_na
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
 from videotune.data.frame_sampling import snap_frames
+from videotune.job.job import open_job
+from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
 from videotune.planner.fit import OPEN, asked_card, fit
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_spec import open_job
 from videotune.types import BasePlace, ClipShape, ModelSpec
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,9 @@ def test_what_our_family_says_of_it(name: str) -> None:
     if len(found["blocks"]) == 1:  # blocks of one kind have as many modules each
         assert found["lora"]["attention"]["modules"] % sum(found["blocks"].values()) == 0
     for form, keys in found["export"].items():
-        joined = form in find(found["spec"]["name"]).spec.fused  # several modules under one key
+        joined = (
+            form in find(found["spec"]["name"]).spec.fused_modules
+        )  # several modules under one key
         assert (keys["keys"] < 2 * found["lora"]["linear"]["modules"]) == joined
         assert joined or keys["keys"] == 2 * found["lora"]["linear"]["modules"]
     assert found["lora"]["linear"]["modules"] > found["lora"]["attention"]["modules"]
@@ -153,7 +155,7 @@ def test_a_preset_asks_for_what_its_model_takes_and_says_what_is_not_known(name:
     frames = preset.get("video_config", {}).get("frames")
     assert frames is None or frames == snap_frames(frames, spec.rules)
     parse_resolution(config.resolution, spec.rules)
-    assert ("I2V" in name) == (spec.given == "concat")
+    assert ("I2V" in name) == (spec.image_conditioning == "concat")
     assert ("A14B" in name) == (len(spec.experts) == 2)
     assert config.first_frame_probability == spec.first_frame
     assert config.timestep_shift == (

@@ -237,15 +237,17 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         (7, 8),
         [clip_of(family, shape, seed) for seed in (0, 1)],
     )
-    for image in {"none": (False,), "concat": (True,), "replace": (False, True)}[spec.given]:
+    for image in {"none": (False,), "concat": (True,), "replace": (False, True)}[
+        spec.image_conditioning
+    ]:
         moments = [family.encode_video(clip) for clip in clips]
         told = [one.extras for one in moments]
         first = (
             torch.stack([one.mean[:, :1] for one in moments])
-            if image and spec.given == "replace"
+            if image and spec.image_conditioning == "replace"
             else None
         )
-        cond, uncond = (
+        conditioning, unconditional = (
             family.condition(
                 [text | one for text, one in zip(family.encode_text(texts), told, strict=True)]
             )
@@ -254,7 +256,9 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
         second = 2.0 if len(nets) > 1 and guidance > 1 else None
         request = SampleRequest(shape, 4, guidance, seeds, guidance_2=second, first=first)
         random_state = torch.random.get_rng_state()
-        drawn = family.sample(nets, cond, None if guidance == 1 else uncond, request)
+        drawn = family.sample(
+            nets, conditioning, None if guidance == 1 else unconditional, request
+        )
         assert torch.equal(random_state, torch.random.get_rng_state()), (
             "training draws as it would have"
         )

@@ -21,25 +21,25 @@ from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
+from videotune.memory.block_offload import stream_blocks
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_blocks
-from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.cards import USUAL, card, cards
+from videotune.planner.gpus import USUAL, card, cards
 from videotune.planner.measure import FakeRun, Ledger, Reading, fake_mode, to_fake
 from videotune.planner.memory import (
     ASIDE,
-    PLAIN,
     STREAMED,
     TILED,
+    UNCHANGED,
     Choice,
     Fixed,
     PlanInputs,
     StepSpec,
     need,
 )
-from videotune.trainer.components import weights_of
+from videotune.trainer.build import weights_of
 from videotune.trainer.step import Clock, StepSettings, train_step
 from videotune.types import BasePlace, ClipShape
 
@@ -74,10 +74,13 @@ def facts(full: bool = False) -> StepSpec:
         trained=(*blocks, 0) if full else (0,) * 10,
         kept={OFF: (80 * MB,) * 10, ON: (5 * MB,) * 10},
         elsewhere={
-            "encoding text": {PLAIN: {"text encoder": 3 * GB}, STREAMED: {"text encoder": GB}},
+            "encoding text": {
+                UNCHANGED: {"text encoder": 3 * GB},
+                STREAMED: {"text encoder": GB},
+            },
             "preview": {
                 name: {"autoencoder": 300 * MB, "activations": size}
-                for name, size in ((PLAIN, GB), (ASIDE, GB), (TILED, 200 * MB))
+                for name, size in ((UNCHANGED, GB), (ASIDE, GB), (TILED, 200 * MB))
             },
         },
     )
@@ -172,11 +175,11 @@ def test_more_memory_is_never_slower() -> None:
 
 def test_other_times_take_the_plainest_way_that_fits() -> None:
     training = memory.need(facts(), Choice(1, ON, 0))
-    for vram, text, preview in ((9 * GB, PLAIN, PLAIN), (3 * GB, STREAMED, ASIDE)):
+    for vram, text, preview in ((9 * GB, UNCHANGED, UNCHANGED), (3 * GB, STREAMED, ASIDE)):
         ways = {name: way for name, (way, _) in memory.others(facts(), training, vram).items()}
         assert ways == {"encoding text": text, "preview": preview}
     assert memory.others(facts(), training, 2 * GB)["preview"][0] == TILED
-    assert memory.others(facts(), training, None)["preview"][0] == PLAIN
+    assert memory.others(facts(), training, None)["preview"][0] == UNCHANGED
     beside = memory.others(facts(), training, None)["preview"][1]
     assert beside["weights"] == 1200 * MB, "the denoiser stays where it is"
     assert memory.room(beside) == sum(beside.values()) + round(0.3 * GB) + 2**30
@@ -344,7 +347,12 @@ def held_by_a_real_step(
 
     step()
     states = [t for state in trainable.optimizer.state.values() for t in state.values()]
-    inputs = [batch.x0, prepared.noise, batch.cond.text, *batch.cond.extras.values()]
+    inputs = [
+        batch.x0,
+        prepared.noise,
+        batch.conditioning.text,
+        *batch.conditioning.extras.values(),
+    ]
     return allocated(step, bytes_of(net, states, inputs))
 
 

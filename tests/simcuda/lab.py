@@ -13,12 +13,12 @@ from unittest.mock import patch
 from tests.simcuda import card
 from tests.support.run_parts import open_run, prepare
 from tests.support.tiny_networks import deepen
+from videotune.job.overrides import Overrides
 from videotune.models.registry import find
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
 from videotune.trainer import loop
-from videotune.trainer.resolve_config import Overrides
 from videotune.trainer.step import StepRecord
 
 STEPS = 6
@@ -74,7 +74,7 @@ class Lab:
         for index, look in enumerate(() if made.exists() else COMBINATIONS[::20]):
             for name in ("videos", "captions"):
                 (made / name).mkdir(parents=True, exist_ok=True)
-            clip = draw_clip(draws(0, "simcuda", index), *look, frames=25, side=32)
+            clip = draw_clip(generator_for(0, "simcuda", index), *look, frames=25, side=32)
             encode_clip(made / "videos" / f"{index}.mp4", clip, 16.0)
             (made / "captions" / f"{index}.txt").write_text(caption(*look))
         return made

@@ -13,8 +13,8 @@ from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
 from tests.support.tiny_networks import deepen
 from videotune.memory import accelerator
+from videotune.memory.block_offload import stream_blocks
 from videotune.memory.quantization import QuantizedLinear
-from videotune.memory.weight_streaming import stream_blocks
 from videotune.models.registry import find
 from videotune.trainer import step
 from videotune.types import WeightDtypes

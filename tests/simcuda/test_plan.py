@@ -18,7 +18,7 @@ from videotune.errors import DONE
 from videotune.models.registry import find
 from videotune.planner import fit, memory
 from videotune.trainer import loop
-from videotune.trainer.components import dtype_name
+from videotune.trainer.build import dtype_name
 from videotune.validation.selection import preview_settings
 
 OFF = 0.05

@@ -12,7 +12,7 @@ import torch
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
-from videotune.memory.weight_streaming import ActivationOffload
+from videotune.memory.block_offload import ActivationOffload
 from videotune.trainer import step
 
 Plant = Callable[[], AbstractContextManager[Any]]

@@ -16,8 +16,8 @@ from videotune.cli.main import app
 from videotune.commands import self_test
 from videotune.commands.self_test import SLOWER, UNDER_LOAD, WAYS, WITHIN, Sizes, wrong
 from videotune.errors import FAILED, SKIPPED
-from videotune.planner.cards import measured_file
 from videotune.planner.fit import asked_card
+from videotune.planner.gpus import measured_file
 
 SMALL = Sizes(
     blocks=4,

@@ -15,7 +15,7 @@ from tests.support.clips import write_clip
 from tests.support.job_folders import ended_job
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import bin, captions_edit, clips, media, projects
+from videotune.studio import captions_edit, clips, media, projects, trash
 
 MP4 = b"\0\0\0\x20ftypisom" + b"\0" * 64
 
@@ -182,8 +182,8 @@ def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     with pytest.raises(VideotuneError, match="moved to"):
         clips.move(cats, ["held-out/a.mp4"], "../..")
     clips.move(cats, ["held-out/a.mp4", "clips/a.mp4"], "bin")
-    assert [item.title for item in bin.items(cats.folder)] == ["2 clips"]
-    bin.restore(cats.folder, bin.items(cats.folder)[0].id)
+    assert [item.title for item in trash.items(cats.folder)] == ["2 clips"]
+    trash.restore(cats.folder, trash.items(cats.folder)[0].id)
     assert captions(cats)["held-out/a.mp4"] == "a cat"
 
 

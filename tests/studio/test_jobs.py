@@ -32,7 +32,7 @@ def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     assert jobs.latest(tmp_path, "plan") is None
 
 
-def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.Job, int]:
+def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
     """A job folder as the runner leaves it, of a process that sleeps apart from this one."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True

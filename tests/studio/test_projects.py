@@ -9,7 +9,7 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.studio import bin, projects, uploads
+from videotune.studio import projects, trash, uploads
 from videotune.studio.downloads import zipped
 
 
@@ -39,7 +39,7 @@ def test_a_project_is_made_listed_renamed_and_put_aside(
     assert client.post("/p/my-cats/remove").status_code == 204
     assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2"]
     assert (
-        client.post("/bin/restore", data={"id": bin.items(tmp_path)[0].id}).status_code == 204
+        client.post("/bin/restore", data={"id": trash.items(tmp_path)[0].id}).status_code == 204
     )
     assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
     with pytest.raises(VideotuneError, match="needs a name"):

@@ -11,7 +11,7 @@ from videotune.cli.main import app
 from videotune.cli.train import show_training
 from videotune.commands import train as training
 from videotune.commands.sample import SampleOptions
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
 
 Bases = Callable[..., Path]

@@ -15,7 +15,7 @@ from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo, probe
-from videotune.latent_cache.batches import Source
+from videotune.latent_cache.batches import BatchSource
 from videotune.types import VideoRules
 
 RULES = VideoRules(4, 1, 16, 16.0, 8, 4)
@@ -75,7 +75,9 @@ def scanned(
     return scan(config_of(*datasets, **values), rules, index)
 
 
-def with_config(source: Source, video: Mapping[str, Any] | None = None, **keys: Any) -> Source:
+def with_config(
+    source: BatchSource, video: Mapping[str, Any] | None = None, **keys: Any
+) -> BatchSource:
     """The source under other keys of the config; ``video``: those of video_config."""
     section = source.config.video_config.model_copy(update=dict(video or {}))
     return replace(

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from safetensors.torch import save, save_file
 
 import videotune.files
-from videotune.trainer import checkpoint_writer
+from videotune.runs import checkpoint_writer
 
 CALLS = (
     "fsync",

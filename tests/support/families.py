@@ -70,14 +70,19 @@ def batch_of(
     generator = torch.Generator().manual_seed(seed)
     x0 = torch.randn(len(captions), *moments[0].mean.shape, generator=generator)
     clean = torch.zeros(len(captions), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean[:, :, 0] = given and family.spec.given == "replace"
+    clean[:, :, 0] = given and family.spec.image_conditioning == "replace"
     texts = family.encode_text(captions)
-    cond = family.condition(
+    conditioning = family.condition(
         [text | one.extras for text, one in zip(texts, moments, strict=True)]
     )
     fps = torch.full((len(captions),), shape.fps)
     return Batch.of(
-        x0, cond, given=clean, weight=(~clean).float(), captions=tuple(captions), fps=fps
+        x0,
+        conditioning,
+        conditioning_mask=clean,
+        loss_mask=(~clean).float(),
+        captions=tuple(captions),
+        fps=fps,
     )
 
 

@@ -92,7 +92,7 @@ def _within(callback: str, method: str, step: int, where: str) -> None:
 
 def in_save(number: int) -> None:
     """In the middle of writing the checkpoint that comes as the number-th, between two of its files."""
-    met, write = nth(number), "trainer.checkpoint_writer:write_tensors"
+    met, write = nth(number), "runs.checkpoint_writer:write_tensors"
     before(
         write,
         lambda: pause("saving"),
@@ -102,7 +102,7 @@ def in_save(number: int) -> None:
 
 def in_step(step: int) -> None:
     """In the middle of this step, after its gradients and before its update."""
-    before("trainer.step:clip", lambda: pause("step"), nth(step))
+    before("trainer.step:clip_grad_norm", lambda: pause("step"), nth(step))
 
 
 def in_export() -> None:

@@ -18,8 +18,8 @@ import torch
 
 from tests.support import fork_server
 from tests.support.run_results import steps_of
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.checkpoint import complete_checkpoints
 
 STEPS = 4
 QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
@@ -136,7 +136,7 @@ def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str
 
 def killed_in_the_second_save(rank: int) -> None:
     """The last process is killed while it writes its part of its second checkpoint."""
-    from videotune.trainer import checkpoint_writer as pieces
+    from videotune.runs import checkpoint_writer as pieces
 
     write, saves = pieces._write_own, []
 
@@ -152,7 +152,7 @@ def killed_in_the_second_save(rank: int) -> None:
 
 def without_room_once(rank: int) -> None:
     """The last process finds its disk full the first time that it writes its part of a checkpoint."""
-    from videotune.trainer import checkpoint_writer as pieces
+    from videotune.runs import checkpoint_writer as pieces
     from videotune.trainer import saving as keeping
 
     write, tries = pieces._write_own, []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.types import ModelSpec
 
 Oracle = Callable[..., Tensor]
@@ -40,7 +40,7 @@ def flow_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
 def v_oracle(x0: Tensor, spec: ModelSpec) -> Oracle:
     """v = (alpha·x_t - x0) / sigma, told the integer timestep; a noisy copy of the first frame may stand in front."""
     path, steps = (
-        objective("v", spec.path_constants, Timesteps()).path,
+        objective("v", spec.path_constants, TimestepSampler()).path,
         spec.path_constants["num_train_timesteps"],
     )
 

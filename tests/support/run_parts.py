@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from videotune.latent_cache.store import Store
+from videotune.job.job import Job
+from videotune.job.overrides import Overrides
+from videotune.latent_cache.store import LatentCache
 from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
 from videotune.trainer.cache_filling import fill_cache
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.resume import Opened, Resume
+from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
-from videotune.trainer.run_spec import Job
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Family
@@ -22,17 +22,17 @@ C = TypeVar("C", bound=Callback)
 
 def open_run(
     overrides: Overrides, run: Path, resume: Resume | None = None, processes: int = 1
-) -> Opened:
+) -> OpenedRun:
     """The run that the command would open."""
     return open_with(overrides, run, resume, chosen_for_run, processes)
 
 
 def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
     """The trainer that the command would make."""
-    return prepare_with(Opened(job), run, make_plan(job), callbacks_of(job), resume, **more)
+    return prepare_with(OpenedRun(job), run, make_plan(job), callbacks_of(job), resume, **more)
 
 
-def fill(job: Job, family: Family, store: Store) -> None:
+def fill(job: Job, family: Family, store: LatentCache) -> None:
     """Everything that such a run reads is in the cache afterwards."""
     fill_cache(job, family, store, reads_of_run(job))
 

@@ -24,7 +24,7 @@ from tests.support import fork_server
 from tests.support.command_line import train
 from tests.support.run_results import listing, steps_of
 from videotune.errors import DONE, VideotuneError
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
 
 Make = Callable[..., Overrides]

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from videotune.adapters.effect import effects
-from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
-from videotune.trainer.logging.journal import read_journal
+from videotune.runs.checkpoint import Checkpoint, complete_checkpoints, read_checkpoint
+from videotune.runs.journal import read_journal
 
 
 def updates(state: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:

@@ -111,7 +111,7 @@ def after_the_first_save(fill: Callable[[], None]) -> None:
 def in_the_second_save(fill: Callable[[], None]) -> None:
     """So that the check before it says nothing, and a file of tensors meets the full disk."""
     before(
-        "trainer.checkpoint_writer:write_tensors", fill, nth(4)
+        "runs.checkpoint_writer:write_tensors", fill, nth(4)
     )  # weights, optimizer, weights, and this optimizer
 
 

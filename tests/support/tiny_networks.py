@@ -17,13 +17,13 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.batches import StepBatch
-from videotune.memory.weight_streaming import Streams, stream_blocks
-from videotune.trainer.optimizers import RateSettings, make_optimizer
-from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
-from videotune.trainer.updates import MasterWeights
-from videotune.types import Batch, ClipShape, Condition
+from videotune.memory.block_offload import BlockOffload, stream_blocks
+from videotune.trainer.low_precision import MasterWeights
+from videotune.trainer.optimizers import LRSchedule, make_optimizer
+from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.types import Batch, ClipShape, Conditioning
 
 CPU = torch.device("cpu")
 BLOCKS = 8
@@ -76,11 +76,19 @@ def batch_of(family: Any, count: int = 2, seed: int = 0) -> Batch:
         / 127.5
         - 1
     )
-    extras = family.encode_video(clip).extras if family.spec.given != "none" else {}
+    extras = (
+        family.encode_video(clip).extras if family.spec.image_conditioning != "none" else {}
+    )
     clean = torch.zeros(count, 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    clean[0, :, 0] = family.spec.given == "replace"
-    cond: Condition = family.condition([{**state, **extras} for state in states])
-    return Batch.of(x0, cond, given=clean, weight=(~clean).float(), window_ids=("w",) * count)
+    clean[0, :, 0] = family.spec.image_conditioning == "replace"
+    conditioning: Conditioning = family.condition([{**state, **extras} for state in states])
+    return Batch.of(
+        x0,
+        conditioning,
+        conditioning_mask=clean,
+        loss_mask=(~clean).float(),
+        window_ids=("w",) * count,
+    )
 
 
 @dataclass
@@ -89,8 +97,8 @@ class Rig:
 
     family: Any
     net: nn.Module
-    trainable: Trainable
-    streams: Streams | None
+    trainable: TrainableState
+    streams: BlockOffload | None
     losses: list[tuple[float, float]] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
 
@@ -108,13 +116,13 @@ class Rig:
         handle = self.trainable.optimizer.register_step_pre_hook(keep)
         self.net.train()
         spec = self.family.spec
-        loss = objective(spec.path, spec.path_constants, Timesteps())
+        loss = objective(spec.path, spec.path_constants, TimestepSampler())
         for step in range(1, count + 1):
             generator = torch.Generator().manual_seed(step)
             t = torch.rand(len(batch), generator=generator)
             noise = torch.randn(batch.x0.shape, generator=generator)
             shown = (
-                replace(batch, prior=tuple(i % 2 == 1 for i in range(len(batch))))
+                replace(batch, prior_preservation=tuple(i % 2 == 1 for i in range(len(batch))))
                 if prior
                 else batch
             )
@@ -163,8 +171,8 @@ def rig(
         held = streams.parameters(held)
     masters = MasterWeights(held)
     optimizer = make_optimizer({"transformer": list(masters.parameters.values())}, Optimizer())
-    rates = {"transformer": RateSettings(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)}
-    trainable = Trainable(
+    rates = {"transformer": LRSchedule(1e-2 if method == "LORA" else 1e-3, "CONSTANT", 0, 10)}
+    trainable = TrainableState(
         masters.parameters, optimizer, rates, masters if masters.apart else None
     )
     return Rig(family, net, trainable, streams)
@@ -182,7 +190,7 @@ def assert_same_bits(one: Rig, other: Rig) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def resident_bytes(streams: Streams) -> int:
+def resident_bytes(streams: BlockOffload) -> int:
     """What the network's own weights and the buffers take on the device."""
     buffers = streams.buffers
     streamed = (

@@ -14,17 +14,17 @@ import torch
 
 from tests.support.run_parts import fill as fill_cache
 from tests.support.run_parts import prepare
-from videotune.latent_cache.batches import Source
+from videotune.job.job import Job, open_job
+from videotune.job.overrides import Overrides, resolve_config
+from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.encode import CacheItems, fill, missing
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store
-from videotune.trainer.components import make_objective, make_source, open_models
+from videotune.latent_cache.store import LatentCache
+from videotune.trainer.build import make_objective, make_source, open_models
+from videotune.trainer.export import export_run
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides, resolve_config
-from videotune.trainer.run_export import export_run
-from videotune.trainer.run_spec import Job, open_job
 from videotune.trainer.trainer import Trainer
-from videotune.types import Moments, Window
+from videotune.types import LatentDistribution, Window
 
 BASE: dict[str, Any] = {
     "resolution": "32x32",
@@ -84,11 +84,11 @@ def job_of(
 
 def source_of(
     lab: Lab, knobs: Mapping[str, Any] | None = None, data: Path | None = None
-) -> Source:
+) -> BatchSource:
     """Where the batches of such a run come from, the cache filled."""
     job = job_of(lab, knobs, data)
     family = open_models(job.spec, job.base, job.config)
-    store = Store(job.cache)
+    store = LatentCache(job.cache)
     fill_cache(job, family, store)
     return make_source(job, family, store, make_objective(job.spec, job.config))
 
@@ -116,9 +116,9 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
     """The uint8 frames (T,H,W,3) that the VAE is handed for a variant of each window, in order."""
     family, handed = open_models(job.spec, job.base, job.config), []
 
-    def see(frames: torch.Tensor) -> Moments:
+    def see(frames: torch.Tensor) -> LatentDistribution:
         handed.append(frames)
-        return Moments(frames[:1, :1].clone(memory_format=torch.contiguous_format))
+        return LatentDistribution(frames[:1, :1].clone(memory_format=torch.contiguous_format))
 
     own = {
         name: getattr(family, name)
@@ -128,7 +128,7 @@ def pixels(job: Job, variant: int = 0) -> dict[Window, np.ndarray]:
     windows = (*job.library.windows, *job.library.held_out_windows)
     seed = job.config.seed
     with TemporaryDirectory() as folder:
-        store = Store(Path(folder))
+        store = LatentCache(Path(folder))
         items = CacheItems((), tuple((window, variant) for window in windows))
         todo = missing(store, CacheKeys.of(family, seed), items)
         fill(eye, store, todo, job.library.media, seed, None, lambda what, done, total: None)

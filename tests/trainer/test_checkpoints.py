@@ -16,7 +16,7 @@ from tests.support.failing_disk import Disk, disk, each_fault
 from tests.support.kill_points import SAVING, kill_points, killed_at
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_disk_full
-from videotune.trainer.checkpoint import (
+from videotune.runs.checkpoint import (
     MARKER,
     Checkpoint,
     complete_checkpoints,
@@ -27,7 +27,7 @@ from videotune.trainer.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.trainer.checkpoint_writer import save_checkpoint
+from videotune.runs.checkpoint_writer import save_checkpoint
 from videotune.trainer.saving import best_step
 
 ADAPTER = {"a.lora_A.weight": torch.arange(6.0).view(2, 3)}
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_from_a_broken_one(number: int, tmp_path: Path) -> N
 
 def test_the_library_s_own_error_keeps_the_number_of_the_system(tmp_path: Path) -> None:
     """safetensors has an error of its own kind, with the number in its text alone; nothing is made up here."""
-    from videotune.trainer.checkpoint_writer import write_tensors
+    from videotune.runs.checkpoint_writer import write_tensors
 
     with pytest.raises(OSError) as caught:
         write_tensors(tmp_path / "not there" / "weights.safetensors", ADAPTER)

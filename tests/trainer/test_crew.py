@@ -24,11 +24,11 @@ from tests.support.launcher import (
     overrides_of,
     steps_of,
 )
+from videotune.distributed import DistributedContext, launched
 from videotune.errors import DONE, VideotuneError
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.distributed import DistributedContext, launched
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import read_journal
 
 LAUNCHERS = {
     "torchrun": ("-m", "torch.distributed.run", "--nproc-per-node"),
@@ -178,7 +178,7 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
-    monkeypatch.setattr("videotune.trainer.distributed.FLAT", 100)
+    monkeypatch.setattr("videotune.distributed.FLAT", 100)
     sent: list[tuple[torch.dtype, int]] = []
 
     def doubled(value: torch.Tensor, *_: Any, **__: Any) -> None:

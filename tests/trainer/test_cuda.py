@@ -13,8 +13,8 @@ from tests.support.run_parts import open_run, prepare
 from tests.support.run_results import steps_of
 from tests.support.tiny_networks import no_host_sync
 from videotune.errors import DONE
+from videotune.job.overrides import Overrides
 from videotune.trainer.loop import step_records
-from videotune.trainer.resolve_config import Overrides
 
 pytestmark = pytest.mark.cuda
 

@@ -17,18 +17,18 @@ import torch
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Config, Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
-from videotune.latent_cache.batches import Source
+from videotune.diffusion.timesteps import TimestepSampler
+from videotune.distributed import DistributedContext
+from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule, Schedule
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find
-from videotune.rng import draws
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.distributed import DistributedContext
+from videotune.rng import generator_for
+from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.loop import step_records
-from videotune.trainer.optimizers import RateSettings, make_optimizer
-from videotune.trainer.step import Trainable
+from videotune.trainer.optimizers import LRSchedule, make_optimizer
+from videotune.trainer.step import TrainableState
 from videotune.types import Clip, ClipShape, Window
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wan_tiny_lora.json"
@@ -38,7 +38,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     """20 steps of batch 3 in micro-batches of 2, two buckets, over latents that no encoder made."""
     torch.set_num_threads(1)
     family = find("wan")(base, torch.device("cpu"), torch.float32)
-    store, keys = Store(folder), CacheKeys("none", "none", 512, 7)
+    store, keys = LatentCache(folder), CacheKeys("none", "none", 512, 7)
     shapes = (ClipShape(9, 32, 32, 16.0), ClipShape(5, 32, 48, 16.0))
     buckets, clips = [], {}
     for shape in shapes:
@@ -46,7 +46,7 @@ def losses(base: Path, folder: Path) -> list[float]:
         for i in range(4):
             window = Window(f"{shape.frames}{i}" * 16, 0.0, 1.0, shape)
             size = (4, *family.spec.rules.latent_size(shape))
-            latents = draws(0, "golden", window.id).standard_normal(size, "float32")
+            latents = generator_for(0, "golden", window.id).standard_normal(size, "float32")
             store.put(
                 "latents",
                 keys.latents(keys.sample(window, 0)),
@@ -61,9 +61,9 @@ def losses(base: Path, folder: Path) -> list[float]:
     captions = ["", *(caption for clip in clips.values() for caption in clip.captions)]
     for caption, states in zip(captions, family.encode_text(captions), strict=True):
         store.put("text", keys.text(caption), states, {})
-    loss = objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
+    loss = objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.3)
     config = Config(caption_dropout=0.1, gradient_accumulation_steps=2, dataloader_threads=0)
-    source = Source(
+    source = BatchSource(
         config=config,
         spec=family.spec,
         store=store,
@@ -78,14 +78,14 @@ def losses(base: Path, folder: Path) -> list[float]:
     net = family.denoiser()
     parameters = add_lora(net, family.spec, Lora(rank=4, targets="linear"), seed=7)
     optimizer = make_optimizer({"transformer": list(parameters.values())}, Optimizer())
-    trainable = Trainable(
-        parameters, optimizer, {"transformer": RateSettings(3e-2, "COSINE", 3, 20)}
+    trainable = TrainableState(
+        parameters, optimizer, {"transformer": LRSchedule(3e-2, "COSINE", 3, 20)}
     )
-    pool = DenoiserPool(ExpertSchedule(("transformer",)), ("transformer",), lambda _: net)
+    pool = ExpertPool(ExpertSchedule(("transformer",)), ("transformer",), lambda _: net)
     pool.trainables = {"transformer": trainable}
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
-    alone = {"first": 1, "dist": DistributedContext(), "together": False}
+    alone = {"first": 1, "dist": DistributedContext(), "weights_sharded": False, "peaks": {}}
     trainer: Any = SimpleNamespace(
         job=job, family=family, pool=pool, net=net, source=source, **alone
     )

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from videotune.config.optimizers import OPTIMIZERS, Optimizer
-from videotune.trainer.checkpoint_writer import write_tensors
+from videotune.runs.checkpoint_writer import write_tensors
 from videotune.trainer.optimizers import (
     AnyOptimizer,
-    apply,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
+    step_if_finite,
 )
 
 NAMES = [name for name in OPTIMIZERS if name != "PAGED_ADAMW_8BIT"]
@@ -53,7 +53,7 @@ def optimizer_of(own: dict[str, nn.Parameter], name: str, **numbers: float) -> A
 def steps(own: dict[str, nn.Parameter], optimizer: AnyOptimizer, numbers: range) -> None:
     for step in numbers:
         gradients(own, step)
-        apply(optimizer, GOOD)
+        step_if_finite(optimizer, GOOD)
 
 
 def copies(tensors: dict[str, nn.Parameter] | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def test_a_step_that_is_not_good_leaves_weights_and_state(name: str) -> None:
     before, state = copies(own), copies(optimizer_state(optimizer, own))
     gradients(own, 2)
     own["a.large"].grad[0, 0] = float("nan")  # type: ignore[index]
-    apply(optimizer, BAD)
+    step_if_finite(optimizer, BAD)
     assert same(before, copies(own))
     assert same(state, optimizer_state(optimizer, own))
     steps(own, optimizer, range(2, 3))
@@ -239,7 +239,7 @@ def test_prodigy_finds_a_rate_for_each_group() -> None:
     for _ in range(150):
         for weight, place in ((near, 0.1), (far, 30.0)):
             weight.grad = torch.sign(weight.detach() - place)
-        apply(optimizer, GOOD)
+        step_if_finite(optimizer, GOOD)
     found = [group["d"] for group in optimizer.param_groups]
     assert found[1] > 10 * found[0]
     assert 6 < found[1] < 60
@@ -282,7 +282,7 @@ def test_the_paged_optimizer_is_the_8_bit_one_and_its_pages_come_back() -> None:
             weight.grad = torch.randn(
                 1024, 1024, generator=torch.Generator().manual_seed(step)
             ).cuda()
-            apply(optimizer, GOOD)
+            step_if_finite(optimizer, GOOD)
         if name.startswith("PAGED"):
             (part,) = [optimizer]
             assert part.state[weight]["state1"].is_paged  # type: ignore[union-attr]
@@ -307,6 +307,6 @@ def test_the_state_takes_the_bytes_that_a_plan_counts(name: str) -> None:
     large = nn.Parameter(torch.randn(256, 512))
     large.grad = torch.randn(256, 512)
     optimizer = make_optimizer({"a": [large]}, Optimizer(name=name))
-    apply(optimizer, GOOD)
+    step_if_finite(optimizer, GOOD)
     held = sum(tensor.nbytes for tensor in optimizer_state(optimizer, {"w": large}).values())
     assert held / large.numel() == pytest.approx(OPTIMIZERS[name].state_bytes, abs=0.05)

@@ -23,12 +23,12 @@ from tests.support.launcher import (
 )
 from tests.support.run_results import film, of_kind, steps_of
 from videotune.errors import DONE, VideotuneError
-from videotune.latent_cache.store import Store
-from videotune.trainer.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
-from videotune.trainer.logging.journal import read_journal
-from videotune.trainer.resolve_config import Overrides
+from videotune.job.overrides import Overrides
+from videotune.latent_cache.store import LatentCache
+from videotune.runs.checkpoint import complete_checkpoints, incomplete_checkpoints, pick
+from videotune.runs.journal import read_journal
+from videotune.runs.run_dir import read_run_config
 from videotune.trainer.resume import Resume
-from videotune.trainer.run_dir import read_run_config
 
 
 @pytest.fixture(scope="module")
@@ -200,11 +200,11 @@ def test_a_run_of_one_process_goes_on_sharded_by_three(alone: Bases, tmp_path: P
     rounded(run, alone("FINE_TUNE"))
 
 
-def alike(ours: Store, theirs: Store) -> None:
+def alike(ours: LatentCache, theirs: LatentCache) -> None:
     """The same entries with the same bytes; nothing of anybody left over."""
     marks = [{entry.name: entry.hash for entry in store.entries()} for store in (ours, theirs)]
     assert marks[0] == marks[1]
-    assert not ours.strays() | ours.parts()
+    assert not ours.unknown_files() | ours.parts()
     assert [path.name for path in ours.folder.glob(".*")] == []
 
 
@@ -216,7 +216,10 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
     assert ended.codes == (DONE, DONE), ended.said
     assert "by 2 processes" in ended.said[0]
-    alike(Store(cache), Store(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])))
+    alike(
+        LatentCache(cache),
+        LatentCache(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])),
+    )
     rounded(run, alone("LORA"))
     assert (pick(run, STEPS).folder / "weights.safetensors").is_file()
 

@@ -23,25 +23,32 @@ from transformers.optimization import (
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Lora, Optimizer
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.batches import StepBatch
-from videotune.trainer.ema import Ema
-from videotune.trainer.optimizers import (
-    RateSettings,
-    clip,
-    make_optimizer,
-    optimizer_state,
-    rate,
-)
-from videotune.trainer.step import Clock, StepRecord, StepSettings, Trainable, by_t, train_step
-from videotune.trainer.updates import (
-    InBackward,
+from videotune.trainer.ema import EmaWeights
+from videotune.trainer.low_precision import (
+    BackwardOptimizer,
     owners_of,
-    round_by_chance,
+    stochastic_round,
     update_each_rounded,
     update_rounded,
 )
-from videotune.types import Batch, Condition
+from videotune.trainer.optimizers import (
+    LRSchedule,
+    clip_grad_norm,
+    lr_at,
+    make_optimizer,
+    optimizer_state,
+)
+from videotune.trainer.step import (
+    Clock,
+    StepRecord,
+    StepSettings,
+    TrainableState,
+    loss_by_noise_level,
+    train_step,
+)
+from videotune.types import Batch, Conditioning
 
 Open = Callable[..., Any]
 CPU = torch.device("cpu")
@@ -64,7 +71,7 @@ class Setup:
             {"transformer": list(self.parameters.values())}, Optimizer()
         )
         self.objective = objective(
-            "flow", {}, Timesteps("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
+            "flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0), temporal_consistency=0.5
         )
         self.lr = lr
 
@@ -79,9 +86,9 @@ class Setup:
         x0 = torch.randn(count, 4, 2, 4, 4, generator=generator)
         batch = Batch.of(
             x0,
-            Condition(torch.randn(count, 8, 16, generator=generator)),
-            scale=torch.tensor(scale or [1.0] * count),
-            prior=tuple(i in prior for i in range(count)),
+            Conditioning(torch.randn(count, 8, 16, generator=generator)),
+            loss_weight=torch.tensor(scale or [1.0] * count),
+            prior_preservation=tuple(i in prior for i in range(count)),
             window_ids=("w",) * count,
         )
         t, noise = (
@@ -98,10 +105,10 @@ class Setup:
         seed: int | None = None,
         most: int | None = None,
     ) -> StepRecord:
-        trainable = Trainable(
+        trainable = TrainableState(
             self.parameters,
             self.optimizer,
-            {"transformer": RateSettings(self.lr, "CONSTANT", 0, 1)},
+            {"transformer": LRSchedule(self.lr, "CONSTANT", 0, 1)},
         )
         settings = StepSettings(self.family, self.objective, parts, clip, seed, most)
         return train_step(settings, self.net, trainable, prepared, Clock(CPU))
@@ -170,11 +177,13 @@ def test_any_split_is_the_same_step_in_float64(parts: int, most: int | None) -> 
         for parameter in setup.parameters.values():
             parameter.data = parameter.data.double()
         prepared = setup.prepared(1, 5, prior=(1, 2, 4), scale=(1.0, 0.5, 2.0, 3.0, 0.1))
-        dropped = prepared.batch.dropped.clone()
+        dropped = prepared.batch.dropped_frames_mask.clone()
         dropped[2, :, 1] = True
         weight = torch.ones(5, 1, 2, 4, 4)
         weight[0, ..., :2] = 0
-        batch = replace(prepared.batch, dropped=dropped, weight=weight * ~dropped)
+        batch = replace(
+            prepared.batch, dropped_frames_mask=dropped, loss_mask=weight * ~dropped
+        )
         batch = batch.map(lambda x: x.double() if x.is_floating_point() else x)
         prepared = replace(
             prepared, batch=batch, t=prepared.t.double(), noise=prepared.noise.double()
@@ -283,18 +292,18 @@ def test_the_rate_is_transformers(scheduler: str, make: Callable[..., Any]) -> N
     """After the warm-up ours is theirs; in it theirs starts at 0, which would waste a step, ours one step up."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     theirs = make(optimizer, 10, 60)
-    settings = RateSettings(2.0, scheduler, 10, 60, cycles=3, power=2.5)
-    assert rate(settings, 1) == pytest.approx(2.0 / 11)
-    assert rate(settings, 10) == pytest.approx(2.0 * 10 / 11)
+    settings = LRSchedule(2.0, scheduler, 10, 60, cycles=3, power=2.5)
+    assert lr_at(settings, 1) == pytest.approx(2.0 / 11)
+    assert lr_at(settings, 10) == pytest.approx(2.0 * 10 / 11)
     for step in range(1, 61):
         if step > 10:
-            assert rate(settings, step) == pytest.approx(theirs.get_last_lr()[0])
+            assert lr_at(settings, step) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
 
 
 def test_losses_are_told_by_noise_level() -> None:
-    bands = by_t([0.0, 0.05, 0.5, 1.0], [1.0, 3.0, 5.0, 7.0])
+    bands = loss_by_noise_level([0.0, 0.05, 0.5, 1.0], [1.0, 3.0, 5.0, 7.0])
     assert bands == [2.0, None, None, None, 5.0, None, None, None, 7.0]
 
 
@@ -312,7 +321,7 @@ def test_rounding_by_chance_is_right_on_average() -> None:
                 - low
             )
             x = torch.full((40_000,), low + share * step)
-            y = round_by_chance(x, 0, "a").float()
+            y = stochastic_round(x, 0, "a").float()
             assert set(y.tolist()) <= {low, low + step}
             up = (y != low).float().mean().item()
             assert up == pytest.approx(
@@ -322,10 +331,10 @@ def test_rounding_by_chance_is_right_on_average() -> None:
 
 def test_rounding_by_chance_keeps_what_bf16_holds_and_what_is_not_finite() -> None:
     exact = torch.randn(5000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert torch.equal(round_by_chance(exact.float(), 1, "a"), exact)
+    assert torch.equal(stochastic_round(exact.float(), 1, "a"), exact)
     odd = torch.tensor([float("inf"), float("-inf"), 0.0, -0.0])
-    assert torch.equal(round_by_chance(odd, 1, "a").float(), odd)
-    assert round_by_chance(torch.tensor([float("nan")]), 1, "a").isnan().all()
+    assert torch.equal(stochastic_round(odd, 1, "a").float(), odd)
+    assert stochastic_round(torch.tensor([float("nan")]), 1, "a").isnan().all()
 
 
 def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
@@ -342,14 +351,14 @@ def test_a_rounded_step_that_is_not_good_changes_nothing() -> None:
 def test_the_norm_of_bf16_gradients_is_summed_in_float32() -> None:
     weight = nn.Parameter(torch.zeros(100_003, dtype=torch.bfloat16))
     weight.grad = torch.ones_like(weight)
-    assert clip([weight], 1e9).item() == pytest.approx(100_003**0.5, rel=1e-6)
-    clip([weight], 1.0)
+    assert clip_grad_norm([weight], 1e9).item() == pytest.approx(100_003**0.5, rel=1e-6)
+    clip_grad_norm([weight], 1.0)
     assert weight.grad.float().norm().item() == pytest.approx(1.0, rel=1e-2)
 
 
 def test_averages_of_bf16_weights_are_float32_and_come_back_exactly() -> None:
     weight = nn.Parameter(torch.randn(20, 20).bfloat16())
-    ema = Ema({"w": weight}, 0.99)
+    ema = EmaWeights({"w": weight}, 0.99)
     weight.data += 1
     ema.update(1)
     before, own = ema.values["w"].clone(), weight.detach().clone()
@@ -365,7 +374,7 @@ def test_averages_of_bf16_weights_are_float32_and_come_back_exactly() -> None:
 def test_averages_on_the_host_take_no_device_memory() -> None:
     weight = nn.Parameter(torch.randn(1 << 22, device="cuda"))
     before = torch.cuda.memory_allocated()
-    ema = Ema({"w": weight}, 0.9, host=True)
+    ema = EmaWeights({"w": weight}, 0.9, host=True)
     assert torch.cuda.memory_allocated() == before
     weight.data += 1
     ema.update(1, torch.tensor(True, device="cuda"))
@@ -416,7 +425,7 @@ def test_within_backward_a_gradient_that_is_not_finite_leaves_its_own_tensor_alo
     optimizer = make_optimizer({"all": list(net.parameters())}, Optimizer(), apart=True)
     for group in optimizer.param_groups:
         group["lr"] = 0.01
-    updates = InBackward(1e9).attach(parameters, optimizer)
+    updates = BackwardOptimizer(1e9).attach(parameters, optimizer)
     before = {name: value.detach().clone() for name, value in parameters.items()}
     parameters["2.weight"].register_hook(lambda gradient: gradient * float("inf"))
     loss = net(torch.randn(4, 32)).square().mean()

@@ -18,9 +18,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.failing_disk import Disk, each_fault
 from tests.support.journal_lines import step_line
 from tests.support.kill_points import SAVING, kill_points, killed_at
-from videotune.trainer.logging.journal import History, Journal, read_journal
-from videotune.trainer.logging.scalars import scalars
-from videotune.trainer.logging.tensorboard import FOLDER, TensorBoardWriter
+from videotune.runs.journal import History, Journal, read_journal
+from videotune.runs.scalars import scalars
+from videotune.runs.tensorboard import FOLDER, TensorBoardWriter
 
 PROMPT = "ein roter Würfel, 赤い"
 

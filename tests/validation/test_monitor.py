@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from tests.support.journal_lines import step_line
 from videotune.diffusion.loss import objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for
-from videotune.latent_cache.sampler import Schedule, bucket_of, times_seen, turns
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import RECENT, Throughput, time_left
-from videotune.types import Batch, ClipShape, Condition, Window
+from videotune.latent_cache.sampler import Schedule, bucket_of, steps_per_bucket, times_seen
+from videotune.runs.journal import Journal
+from videotune.trainer.throughput import RECENT, Throughput, time_left
+from videotune.types import Batch, ClipShape, Conditioning, Window
 from videotune.validation.selection import levels_of, spread, spread_over_clips
 from videotune.validation.validation_loss import ValidationLoss, _mean, read_validation, related
 
@@ -94,11 +94,11 @@ def batch_of(window: Window) -> Batch:
         torch.randn(1, 4, 2, 4, 4, generator=generator),
         torch.randn(1, 4, 16, generator=generator),
     )
-    return Batch.of(x0, Condition(text), window_ids=(window.id,))
+    return Batch.of(x0, Conditioning(text), window_ids=(window.id,))
 
 
 def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
-    net, loss = family.denoiser(), objective("flow", {}, Timesteps("LOGIT_NORMAL", 3.0))
+    net, loss = family.denoiser(), objective("flow", {}, TimestepSampler("LOGIT_NORMAL", 3.0))
     net.train()
     validation = ValidationLoss(windows(3), windows(2), seed=0)
     state = torch.random.get_rng_state()
@@ -117,7 +117,7 @@ def test_reading_twice_gives_equal_bits_and_moves_nothing(family: Any) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_clips_take_turns_and_together_read_every_level(count: int, family: Any) -> None:
     """Against a reading of each window alone, which is at all levels."""
-    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, Timesteps())
+    nets, loss = {"transformer": family.denoiser()}, objective("flow", {}, TimestepSampler())
     some = windows(count)
     whole = read_validation(ValidationLoss(some, (), 0), family, nets, loss, batch_of)[
         "held_out"
@@ -166,7 +166,7 @@ def test_levels_that_are_read_together_read_as_one_by_one(
 ) -> None:
     nets, loss, readings = (
         {"transformer": family.denoiser()},
-        objective("flow", {}, Timesteps()),
+        objective("flow", {}, TimestepSampler()),
         [],
     )
     for tokens in (1, 25, 4096):  # a clip of this size is 8 tokens: one level, three, all nine
@@ -258,7 +258,10 @@ def test_the_time_left_knows_the_buckets_that_are_to_come() -> None:
     for step in range(1, 41):
         bucket = bucket_of(schedule, step)
         throughput.add(bucket, {"data": 0.0, "forward": cost[bucket]})
-        left = {b: turns(schedule, 40)[b] - turns(schedule, step)[b] for b in (0, 1)}
+        left = {
+            b: steps_per_bucket(schedule, 40)[b] - steps_per_bucket(schedule, step)[b]
+            for b in (0, 1)
+        }
         truth = sum(cost[bucket_of(schedule, later)] for later in range(step + 1, 41))
         found = time_left(throughput.by_bucket, left, [9.0, 1.0])
         assert found == pytest.approx(truth), step

@@ -6,13 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from videotune.adapters.kinds import by_module, side_of
+from videotune.adapters.adapter_types import by_module, side_of
 
-Parts = Mapping[str, Tensor]
+AdapterTensors = Mapping[str, Tensor]
 """The tensors of an adapter in one module, by PEFT's names."""
 
 
-def new_weight(weight: Tensor, parts: Parts, scale: float) -> Tensor:
+def new_weight(weight: Tensor, parts: AdapterTensors, scale: float) -> Tensor:
     """The weight (out, in) that the module acts with, float64 on the CPU."""
     own = _double(weight)
     if "oft_R" in parts:
@@ -25,7 +25,7 @@ def new_weight(weight: Tensor, parts: Parts, scale: float) -> Tensor:
     return own
 
 
-def change(parts: Parts, scale: float) -> Tensor:
+def change(parts: AdapterTensors, scale: float) -> Tensor:
     """What is added to a module's weight (before DoRA's magnitude is set); of OFT R - 1 (blocks, b, b).
 
     float64 on the CPU.
@@ -43,7 +43,7 @@ def change(parts: Parts, scale: float) -> Tensor:
     return scale * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
 
 
-def _factor(parts: Parts, name: str) -> Tensor:
+def _factor(parts: AdapterTensors, name: str) -> Tensor:
     """A factor of LoKr, whole or as a product."""
     if name in parts:
         return _double(parts[name])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from videotune.config.schema import Embedding
 from videotune.errors import VideotuneError
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.types import TextPart
 
 Parameters = Mapping[str, nn.Parameter]
@@ -233,7 +233,7 @@ def first_rows(
     table = part.encoder.get_input_embeddings().weight.detach()  # type: ignore[operator]
     if settings.init_text is None:
         usual = table[:: max(1, len(table) // SAMPLED)].float().cpu()
-        noise = draws(seed, "embedding", name).standard_normal(
+        noise = generator_for(seed, "embedding", name).standard_normal(
             (settings.vectors, table.shape[1]), "float32"
         )
         return usual.mean(0) + usual.std(0) * torch.from_numpy(noise)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, peft_config, split
+from videotune.adapters.adapter_types import ZERO, parse_param_name, peft_config
 from videotune.adapters.layers import is_named, named_by
 from videotune.config.schema import Lora, LoraModules
 from videotune.errors import VideotuneError
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.types import ModelSpec
 
 ADAPTER = "default"
@@ -85,7 +85,7 @@ def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tenso
     """An adapter's tensors with B such that every module's update is ``settings.scale`` B A; names may begin otherwise."""
     out = dict(state)
     for name, value in state.items():
-        place = split(name)
+        place = parse_param_name(name)
         if (
             place
             and place[1] in ZERO
@@ -137,7 +137,7 @@ def add_lora(
     """
     parameters = inject(net, spec, settings)
     for name, parameter in parameters.items():
-        place = split(name)
+        place = parse_param_name(name)
         assert place is not None, name
         if place[1] == "lora_magnitude_vector":
             parameter.data = row_norms(net.get_submodule(place[0])).to(parameter.device)
@@ -145,7 +145,7 @@ def add_lora(
             parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
         else:
             bound = parameter.shape[1] ** -0.5
-            values = draws(seed, "lora", name).uniform(
+            values = generator_for(seed, "lora", name).uniform(
                 -bound, bound, size=tuple(parameter.shape)
             )
             parameter.data = torch.tensor(values, dtype=torch.float32, device=parameter.device)
@@ -204,7 +204,7 @@ def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Para
     }
 
 
-def share(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+def bind_parameters(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
     """Put these parameters in the place of the network's own of their names; an adapter's without its adapter's name.
 
     Whatever updates them then updates the network, as if it had been there from the beginning.

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from videotune.captioning.answers import CaptionError
+from videotune.captioning.caption_cleanup import CaptionError
 from videotune.data.decode import Frames
 from videotune.data.media_info import MediaInfo
 from videotune.data.workers import default_workers

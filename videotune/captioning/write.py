@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from videotune.captioning.answers import CaptionError, clean, prompt_for
 from videotune.captioning.backends import local_model, read_frames, server
+from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.console import bar
 from videotune.data.captions import variants, with_trigger
 from videotune.data.dataset import Library
@@ -15,7 +15,7 @@ from videotune.data.frame_sampling import sample_window
 from videotune.data.layouts import read_folder
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
 from videotune.files import digest, write_text
-from videotune.types import PLAIN
+from videotune.types import DETERMINISTIC_VARIANT
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def write_all(
             time
             for one in windows
             if one.clip_id == name
-            for time in sample_window(one, PLAIN, 0).times
+            for time in sample_window(one, DETERMINISTIC_VARIANT, 0).times
         }
         try:
             frames = read_frames(library.media[name], sorted(times), options.frames)

@@ -16,7 +16,7 @@ from videotune.errors import SKIPPED, VideotuneError
 from videotune.text import counted
 
 if TYPE_CHECKING:
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 Every = Annotated[bool, Opt("--all", help="a row for each entry")]
 Yes = Annotated[bool, Opt("--yes", help="remove them; without --yes they are only listed")]

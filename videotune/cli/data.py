@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from videotune.captioning.write import CaptionResult
     from videotune.commands.check import CheckResult
     from videotune.data.split import SplitFile
-    from videotune.trainer.resolve_config import Overrides
-    from videotune.trainer.run_spec import Job
+    from videotune.job.job import Job
+    from videotune.job.overrides import Overrides
 
 WIDE = 150
 """Columns from which the whole table fits."""
@@ -66,7 +66,7 @@ def check(
 
 def verdict(result: CheckResult, allow_skips: str | None) -> int:
     """The exit code, with what it means."""
-    from videotune.trainer.run_spec import (
+    from videotune.job.job import (
         crop_blocker,
         refuse_skips,
     )  # reads clips, which --help must not

@@ -11,17 +11,17 @@ from videotune import commands
 from videotune.cli.options import Arg, AsJson, Opt
 from videotune.console import answer, print_json, print_table, size
 from videotune.errors import DONE, FAILED, SKIPPED, VideotuneError
-from videotune.planner.cards import measured_file
+from videotune.planner.gpus import measured_file
 
 COLUMNS = ("what", "found", "note")
 
 
-Run = Annotated[Path | None, Arg(help="a run folder whose problems to show")]
+RunOption = Annotated[Path | None, Arg(help="a run folder whose problems to show")]
 Repair = Annotated[
     bool,
     Opt("--repair-journal", help="remove damaged lines from the run's journal; a copy is kept"),
 ]
-Gpu = Annotated[
+GpuOption = Annotated[
     bool,
     Opt(
         "--gpu", help="test and measure the GPU for some minutes; plan then uses its own rates"
@@ -30,7 +30,10 @@ Gpu = Annotated[
 
 
 def doctor(
-    run: Run = None, as_json: AsJson = False, gpu: Gpu = False, repair_journal: Repair = False
+    run: RunOption = None,
+    as_json: AsJson = False,
+    gpu: GpuOption = False,
+    repair_journal: Repair = False,
 ) -> None:
     """Show what is installed, the devices, and what is missing; or the problems of a run.
 

@@ -21,19 +21,19 @@ FileIn = Annotated[
     Path, Arg(help="a safetensors file, or a folder of PEFT or diffusers with one")
 ]
 Out = Annotated[Path, Opt("--out", help="the file to write; of peft the folder")]
-Form = Annotated[
+FormOption = Annotated[
     str, Opt("--to", help="diffusers, comfyui, kohya (and musubi), original or peft (a folder)")
 ]
-Base = Annotated[
+TargetBaseOption = Annotated[
     str | None,
     Opt("--base", help="the base model's folder or Hub id (default: the file tells)"),
 ]
-FamilyName = Annotated[
+TargetFamilyOption = Annotated[
     str | None, Opt("--family", help="the model family, where a file fits several")
 ]
 Overwrite = Annotated[bool, Opt("--overwrite", help="replace what --out names")]
 Rank = Annotated[int | None, Opt("--rank", min=1, help="the rank of every module")]
-Share = Annotated[
+ShareOption = Annotated[
     float | None, Opt("--energy", min=0, max=1, help="share of ‖ΔW‖² to keep in each module")
 ]
 Error = Annotated[
@@ -105,7 +105,7 @@ def reader(own: dict[str, Any]) -> list[Any]:
 
 @lora_app.command("convert")
 def lora_convert(
-    file: FileIn, to: Form, out: Out, base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
+    file: FileIn, to: FormOption, out: Out, base: TargetBaseOption = None, family: TargetFamilyOption = None, overwrite: Overwrite = False,
     offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write a LoRA in another program's form, and read it back: ΔW is the same to 1e-6."""
@@ -119,7 +119,7 @@ def lora_convert(
 @lora_app.command("merge")
 def lora_merge(
     files: Annotated[list[Path], Arg(help="LoRA files of one base model")], out: Out, weights: Weights = None,
-    rank: Rank = None, to: Form = "diffusers", base: Base = None, family: FamilyName = None, overwrite: Overwrite = False,
+    rank: Rank = None, to: FormOption = "diffusers", base: TargetBaseOption = None, family: TargetFamilyOption = None, overwrite: Overwrite = False,
     offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write the sum of several LoRAs as one: exactly, or with --rank the nearest of a rank, with its error."""
@@ -137,8 +137,8 @@ def lora_merge(
 
 @lora_app.command("resize")
 def lora_resize(
-    file: FileIn, out: Out, rank: Rank = None, energy: Share = None, error: Error = None, to: Form = "diffusers",
-    base: Base = None, family: FamilyName = None, overwrite: Overwrite = False, offline: Offline = False,
+    file: FileIn, out: Out, rank: Rank = None, energy: ShareOption = None, error: Error = None, to: FormOption = "diffusers",
+    base: TargetBaseOption = None, family: TargetFamilyOption = None, overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write the nearest LoRA of a lower rank, the same in every module or as low as a bound allows in each."""
     if sum(given is not None for given in (rank, energy, error)) != 1:
@@ -159,7 +159,7 @@ def lora_extract(
     base: Annotated[str, Opt("--base", help="the base model that it was fine-tuned from, with weights")],
     rank: Annotated[int, Opt("--rank", min=1, help="the rank of every module")], out: Out,
     expert: Annotated[str | None, Opt("--expert", help="of a model with two: high or low")] = None,
-    to: Form = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
+    to: FormOption = "diffusers", overwrite: Overwrite = False, offline: Offline = False,
 ) -> None:  # fmt: skip
     """Write what fine-tuning has changed in a model as a LoRA, and say what of it a LoRA cannot hold."""
     say(

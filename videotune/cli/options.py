@@ -19,7 +19,7 @@ from videotune import console
 from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 
 def _offline(asked: bool) -> bool:
@@ -31,17 +31,17 @@ def _offline(asked: bool) -> bool:
 Preset = Annotated[
     str | None, Opt("--preset", help="a preset by name; `videotune presets list` shows them")
 ]
-ConfigFile = Annotated[
+ConfigOption = Annotated[
     Path | None, Opt("--config", help="a JSON or YAML file with the config's keys")
 ]
-FamilyName = Annotated[
+FamilyOption = Annotated[
     str | None, Opt("--family", help="the model family, if no base model is named")
 ]
 Data = Annotated[
     str | None, Opt("--data", help="a folder of clips, a zip or tar, or a Hub dataset")
 ]
 Folder = Annotated[str | None, Arg(help="the clips; the same as --data")]
-Base = Annotated[
+BaseOption = Annotated[
     str | None, Opt("--base", help="the base model: a folder, Hub id, or file (see base_parts)")
 ]
 Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repeated")]
@@ -90,15 +90,15 @@ def as_command(
 
 def _overrides(
     preset: Preset = None,
-    config: ConfigFile = None,
-    family: FamilyName = None,
-    base: Base = None,
+    config: ConfigOption = None,
+    family: FamilyOption = None,
+    base: BaseOption = None,
     data: Data = None,
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
     """What --preset, --config, --family, --base, --data and each --set say."""
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
 

@@ -14,16 +14,16 @@ from videotune.text import shape_words
 
 if TYPE_CHECKING:
     from videotune.commands.plan import PlanResult
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 ROWS = 8
 """Lines of the curve of noise levels."""
 
-Timesteps = Annotated[
+TimestepsOption = Annotated[
     bool, Opt("--timesteps", help="show the trained noise levels instead; needs no clips")
 ]
 
-Card = Annotated[
+CardOption = Annotated[
     str | None,
     Opt(help="the card by its name, such as 'rtx 4090': its memory, and seconds a step"),
 ]
@@ -39,12 +39,12 @@ def plan(
     folder: Folder = None,
     as_json: AsJson = False,
     allow_skips: Skips = None,
-    timesteps: Timesteps = False,
+    timesteps: TimestepsOption = False,
     vram: Annotated[
         float | None,
         Opt(min=1, help="memory of the card in GB (10^9 bytes): what fits, and how"),
     ] = None,
-    card: Card = None,
+    card: CardOption = None,
     views: Views = None,
 ) -> None:
     """Show what a run needs: steps, views of each clip, memory, time, disk. Exit code 2: it does not fit."""

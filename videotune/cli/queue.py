@@ -16,7 +16,7 @@ from videotune.files import life
 from videotune.queue import entries
 
 if TYPE_CHECKING:
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 queue_app = typer.Typer(
     help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True
@@ -24,7 +24,7 @@ queue_app = typer.Typer(
 
 Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
 HERE = Path("videotune-queue")
-Name = Annotated[str, Arg(help="an entry of the queue")]
+EntryOption = Annotated[str, Arg(help="an entry of the queue")]
 Cards = Annotated[
     str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")
 ]
@@ -90,7 +90,7 @@ def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[s
 
 
 @queue_app.command("rm")
-def rm(name: Name, queue: Place = HERE) -> None:
+def rm(name: EntryOption, queue: Place = HERE) -> None:
     """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
     echo(f"{name} is out of the queue; its run folder stays: {entries.remove(queue, name)}")
 
@@ -126,7 +126,7 @@ def sweep(
     return {}
 
 
-def _tell(entry: entries.Entry) -> None:
+def _tell(entry: entries.QueueEntry) -> None:
     """Print an entry's new state."""
     if entry.state != "waiting" or entry.tries:
         why = entry.to_json()["why"]

@@ -9,7 +9,7 @@ from videotune.cli.options import Arg, Offline, Opt, Sets
 Step = Annotated[
     int | None, Opt("--step", help="the run's checkpoint of this step (default: newest)")
 ]
-Lora = Annotated[
+LoraOption = Annotated[
     list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")
 ]
 Tokens = Annotated[
@@ -36,7 +36,7 @@ def sample(
     ] = None,
     step: Step = None,
     base: Annotated[str | None, Opt(help="a base model, instead of a run")] = None,
-    loras: Lora = None,
+    loras: LoraOption = None,
     embeddings: Tokens = None,
     images: Images = None,
     strength: Strength = 1.0,

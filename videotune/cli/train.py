@@ -15,7 +15,7 @@ from videotune.errors import VideotuneError
 
 if TYPE_CHECKING:
     from videotune.commands.train import TrainResult
-    from videotune.trainer.resolve_config import Overrides
+    from videotune.job.overrides import Overrides
 
 Override = Annotated[
     bool, Opt("--override", help="--resume although a changed setting changes the training")

@@ -8,12 +8,12 @@ from typing import Any
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.interop.autopsy import SHARES, build_autopsy
-from videotune.interop.theirs import read_theirs, typed
+from videotune.interop.foreign_config import read_theirs, typed
 from videotune.interop.trainer_rules import rules_of
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.loading import explained
-from videotune.trainer.components import make_timesteps
+from videotune.trainer.build import make_timesteps
 
 
 def autopsy(

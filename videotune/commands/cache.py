@@ -6,24 +6,24 @@ from typing import Any, Unpack
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
+from videotune.distributed import join
 from videotune.errors import VideotuneError
+from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
+from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import (
     EARLIER,
     LOCK,
     Damaged,
+    LatentCache,
     Pruned,
-    Store,
     listing,
     prune,
     verify,
 )
+from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
-from videotune.trainer.components import open_models
-from videotune.trainer.distributed import join
-from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
-from videotune.trainer.run_spec import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.validation.callbacks import reads_of_run
 
 
@@ -76,20 +76,20 @@ def cache_at(place: Path) -> Path:
     )
 
 
-def open_store(place: Path) -> Store:
+def open_store(place: Path) -> LatentCache:
     """The cache of ``cache_at``, with what it has to note printed."""
-    store = Store(cache_at(place))
+    store = LatentCache(cache_at(place))
     print_notes(store)
     return store
 
 
-def print_notes(store: Store, first: int = 0) -> None:
+def print_notes(store: LatentCache, first: int = 0) -> None:
     """Print the store's notes from number ``first`` on, each once."""
     for note in dict.fromkeys(store.notes[first:]):
         echo(f"note: {note}")
 
 
-def verify_cache(place: Path) -> tuple[Store, int, list[Damaged]]:
+def verify_cache(place: Path) -> tuple[LatentCache, int, list[Damaged]]:
     """Read every entry again and drop those that are damaged: the cache, its entries before, and the damaged ones.
 
     Raises VideotuneError where ``place`` holds no cache, or another process is filling it.
@@ -102,7 +102,7 @@ def verify_cache(place: Path) -> tuple[Store, int, list[Damaged]]:
 
 def prune_cache(
     config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]
-) -> tuple[Store, Pruned]:
+) -> tuple[LatentCache, Pruned]:
     """The cache, and what of it a run of this config would not read; with ``yes`` that is removed.
 
     Raises VideotuneError where there is no cache yet, or another process is filling it.
@@ -121,7 +121,7 @@ def prune_cache(
     return store, pruned
 
 
-def list_cache(place: Path) -> tuple[Store, list[dict[str, Any]]]:
+def list_cache(place: Path) -> tuple[LatentCache, list[dict[str, Any]]]:
     """The cache and a row for each entry; VideotuneError where ``place`` holds none."""
     store = open_store(place)
     return store, listing(store)

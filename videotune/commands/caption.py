@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Unpack
 
-from videotune.captioning.answers import hints
+from videotune.captioning.caption_cleanup import hints
 from videotune.captioning.write import (
     CaptionOptions,
     CaptionResult,
@@ -15,7 +15,7 @@ from videotune.captioning.write import (
 from videotune.commands.check import check, token_counts
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_text
-from videotune.trainer.resolve_config import ConfigSource, Layers, overrides
+from videotune.job.overrides import ConfigSource, Layers, overrides
 
 STATE = ".videotune-captions"
 """In the dataset while an --overwrite is under way: its settings. Captions that are newer than this file are its own."""

@@ -8,16 +8,16 @@ from typing import Any, Unpack
 from videotune.console import echo
 from videotune.data.dataset import to_json
 from videotune.errors import DONE, FAILED, SKIPPED
-from videotune.models.registry import find
-from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
-from videotune.trainer.resolve_config import (
+from videotune.job.job import Job, crop_blocker, open_job, with_views
+from videotune.job.overrides import (
     ConfigSource,
     Layers,
     overrides,
     resolve_config,
     user_keys,
 )
-from videotune.trainer.run_spec import Job, crop_blocker, open_job, with_views
+from videotune.models.registry import find
+from videotune.reporter.contact_sheet import contact_sheet as write_contact_sheet
 
 DEFAULT_PRESET = "toy"
 

@@ -12,12 +12,13 @@ from videotune.console import bar, echo
 from videotune.data.video_writer import read_video, side_by_side, write_sheet, write_video
 from videotune.errors import VideotuneError
 from videotune.files import digest, path_from, write_json
-from videotune.records import read_record
+from videotune.job import overrides
 from videotune.reporter.build import write_report
+from videotune.runs import run_dir
+from videotune.runs.checkpoint import Checkpoint, complete_checkpoints
+from videotune.runs.journal import History
+from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings
-from videotune.trainer import resolve_config, run_dir
-from videotune.trainer.checkpoint import Checkpoint, complete_checkpoints
-from videotune.trainer.logging.journal import History
 from videotune.validation.selection import sample_settings
 
 ROW = 4
@@ -90,7 +91,7 @@ def compare(
 
 def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
     """How the run draws, and the seed: what is given, or the run's own."""
-    resolved, spec, _ = resolve_config.reopened(run_dir.run_settings(run))
+    resolved, spec, _ = overrides.reopened(run_dir.run_settings(run))
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
     return sample_settings(config, spec, shape), config.sample.seed if seed is None else seed

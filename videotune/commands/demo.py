@@ -22,14 +22,14 @@ from videotune.console import bar, echo
 from videotune.data.video_writer import write_sheet
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
+from videotune.job.overrides import Overrides
 from videotune.models import base_model, loading, registry
-from videotune.records import read_record
 from videotune.reporter.build import write_report
+from videotune.runs.journal import History
+from videotune.runs.run_dir import run_settings
+from videotune.runs.schemas import read_record
 from videotune.toy.dataset import CONCEPT, write_dataset
 from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, detect, phrase
-from videotune.trainer.logging.journal import History
-from videotune.trainer.resolve_config import Overrides
-from videotune.trainer.run_dir import run_settings
 
 TRIGGER = "zorble"
 

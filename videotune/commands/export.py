@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from videotune.config import resolve, rules, schema
+from videotune.config import resolve, schema, validators
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import Exported
-from videotune.records import read_record, verified
+from videotune.job import overrides
 from videotune.reporter.build import write_report
-from videotune.trainer import components, resolve_config, run_dir, run_export
-from videotune.trainer.checkpoint import pick
+from videotune.runs import run_dir
+from videotune.runs.checkpoint import pick
+from videotune.runs.schemas import read_record, verified
+from videotune.trainer import build
+from videotune.trainer.export import export_run
 
 
 def export(
@@ -28,17 +31,17 @@ def export(
     Raises VideotuneError where there is nothing to merge, or a format is named for it.
     """
     run = Path(run)
-    resolved, spec, base = resolve_config.reopened(run_dir.run_settings(run))
+    resolved, spec, base = overrides.reopened(run_dir.run_settings(run))
     checkpoint = pick(run, step)
-    family = components.open_models(spec, base, resolved.config)
+    family = build.open_models(spec, base, resolved.config)
     if dtype is not None:
         resolved = resolved.with_planned(
             {"output_dtype": resolve.parse({"output_dtype": dtype}).output_dtype}
         )
-        rules.refuse_what_does_not_apply(resolved.config, spec)
+        validators.refuse_what_does_not_apply(resolved.config, spec)
     if merge:
         refuse_merge(resolved.config, formats, dtype)
-    done = run_export.export_run(
+    done = export_run(
         run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge
     )
     write_report(run)

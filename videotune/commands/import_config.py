@@ -5,7 +5,7 @@ from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.interop.theirs import read_theirs
+from videotune.interop.foreign_config import read_theirs
 from videotune.interop.translate import Imported, translate
 
 

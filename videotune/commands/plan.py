@@ -12,13 +12,14 @@ from videotune.config.schema import Config
 from videotune.console import bar
 from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
+from videotune.job.experts import trained
+from videotune.job.job import Job, open_job, refuse_skips
+from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
 from videotune.latent_cache import exposure, sampler
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.planner.memory import known_step_spec
 from videotune.planner.plan import make_plan
-from videotune.trainer import components, run_spec
-from videotune.trainer.experts import trained
-from videotune.trainer.resolve_config import ConfigSource, Layers, overrides, resolve_config
+from videotune.trainer import build
 from videotune.types import ModelSpec
 from videotune.validation.overhead import planned
 
@@ -28,7 +29,7 @@ class PlanResult:
     """``plan``: what ``plan --json`` prints."""
 
     plan: dict[str, Any]
-    job: run_spec.Job
+    job: Job
 
     @property
     def experts(self) -> int:
@@ -59,11 +60,9 @@ def plan(
     ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
     """
     job = planned(
-        run_spec.open_job(
-            *resolve_config(overrides(config, layers, allow_skips), planning=True)
-        )
+        open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True))
     )
-    run_spec.refuse_skips(job, allow_skips)
+    refuse_skips(job, allow_skips)
     found = make_plan(job, views or exposure.TARGETS)
     free = shutil.disk_usage(
         Path.cwd()
@@ -102,7 +101,7 @@ def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[
     resolved, spec, base = resolve_config(overrides(config, layers), planning=True)
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
-        job = run_spec.open_job(resolved, spec, base, to_look=True)
+        job = open_job(resolved, spec, base, to_look=True)
         turns = float(sampler.steps_per_epoch(job.schedule))
         sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
         shapes = {
@@ -121,7 +120,7 @@ def levels(
 
     ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
     """
-    fixed = components.make_objective(spec, config).timesteps
+    fixed = build.make_objective(spec, config).timesteps
     rule = spec.shift_by_tokens
     found = []
     several = shapes if rule is not None and shapes else {"": (0, 1.0)}

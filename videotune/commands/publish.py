@@ -7,9 +7,9 @@ from typing import Any
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
-from videotune.records import verified
-from videotune.reporter.card import model_card, previews
+from videotune.reporter.model_card import model_card, previews
 from videotune.reporter.read import read_run
+from videotune.runs.schemas import verified
 
 
 def card(run: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from videotune.adapters import kinds, layers, lora
+from videotune.adapters import adapter_types, layers, lora
 from videotune.config.load import merge, parse_sets
 from videotune.config.schema import Config
 from videotune.console import bar, echo
@@ -22,20 +22,17 @@ from videotune.data.media_info import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file
+from videotune.job import experts, overrides
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
-from videotune.records import read_record
+from videotune.runs import run_dir
+from videotune.runs.checkpoint import pick
+from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
-from videotune.trainer import (
-    components,
-    denoisers,
-    experts,
-    resolve_config,
-    run_dir,
-    text_encoders,
-)
-from videotune.trainer.checkpoint import pick
-from videotune.types import ClipShape, Family, ModelSpec, Moments
+from videotune.trainer import build, text_encoders
+from videotune.trainer.expert_pool import ExpertPool
+from videotune.trainer.trainable import attach
+from videotune.types import ClipShape, Family, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000
@@ -123,14 +120,14 @@ def open_sampler(words: SampleOptions) -> Sampler:
     settings: dict[str, Any] = (
         run_dir.run_settings(words.run) if words.run else {"base_model_name": words.base}
     )
-    settings = resolve_config.absolute_paths(merge(settings, parse_sets(words.sets)))
-    resolved, spec, base = resolve_config.reopened(settings)
+    settings = overrides.absolute_paths(merge(settings, parse_sets(words.sets)))
+    resolved, spec, base = overrides.reopened(settings)
     config = resolved.config
     refuse_images(words, spec)
     files = by_expert(words.loras, spec)
     shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
     seed = config.sample.seed if words.seed is None else words.seed
-    family = components.open_models(spec, base, config)
+    family = build.open_models(spec, base, config)
     checkpoint = None if words.run is None or words.step == 0 else pick(words.run, words.step)
     weights = checkpoint.result() if checkpoint else {}
     learnt = experts.trained(spec, config) if checkpoint and config.transformer.train else ()
@@ -145,11 +142,13 @@ def open_sampler(words: SampleOptions) -> Sampler:
         if name in learnt:
             own = experts.of_expert(weights, experts.prefix(spec, name))
             own = text_encoders.by_part(family, own)[0] if config.text_in_step else own
-            layers.load_weights(denoisers.attach(net, spec, config), own, str(words.run))
+            layers.load_weights(attach(net, spec, config), own, str(words.run))
         elif name in files:
             read_file(family, net, files[name], lora.ADAPTER)
         if words.strength != 1.0 and (name in files or name in learnt):
-            if (kind := kinds.kind_of(lora.lora_parameters(net))) in kinds.NOT_BY_DEGREES:
+            if (
+                kind := adapter_types.kind_of(lora.lora_parameters(net))
+            ) in adapter_types.NOT_BY_DEGREES:
                 raise VideotuneError(
                     f"--strength: {kind} cannot be scaled; leave it out, or use --base alone"
                 )
@@ -165,7 +164,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
         )
 
     names = [expert.name for expert in spec.experts]
-    nets = denoisers.DenoiserPool(ExpertSchedule(tuple(names)), names, load)
+    nets = ExpertPool(ExpertSchedule(tuple(names)), names, load)
     nets.load(names[0])  # a file that does not fit is told before the text encoder runs
     return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 
@@ -203,7 +202,7 @@ def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
         raise VideotuneError(
             f"--image: {spec.title} takes no image; it generates from text alone"
         )
-    if not words.images and spec.given == "concat":
+    if not words.images and spec.image_conditioning == "concat":
         raise VideotuneError(
             f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all"
         )
@@ -326,7 +325,9 @@ def render(
     return decode(family, latents)
 
 
-def encode_images(family: Family, images: Sequence[Path], shape: ClipShape) -> list[Moments]:
+def encode_images(
+    family: Family, images: Sequence[Path], shape: ClipShape
+) -> list[LatentDistribution]:
     """What each image, cropped to the shape as clips are, tells as the first frame of a video.
 
     Raises VideotuneError that names an image that cannot be read.

@@ -26,16 +26,16 @@ from videotune.console import bar
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json, write_text
+from videotune.job.overrides import Overrides
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.host_weights import pinned
 from videotune.models import base_model, loading, registry
-from videotune.planner.cards import Card, measured_file
+from videotune.planner.gpus import Card, measured_file
 from videotune.planner.memory import Choice, need, step_spec
-from videotune.rng import draws
+from videotune.rng import generator_for
+from videotune.runs.journal import History
 from videotune.toy.shapes import KNOWN, caption, draw_clip
-from videotune.trainer.components import dtype_name, has_bf16, local_device
-from videotune.trainer.logging.journal import History
-from videotune.trainer.resolve_config import Overrides
+from videotune.trainer.build import dtype_name, has_bf16, local_device
 
 WAYS: Mapping[str, tuple[str, float]] = {
     "resident": (ON, 0.0),
@@ -127,7 +127,7 @@ def small_run(folder: Path, sizes: Sizes) -> Overrides:
     (folder / "clips").mkdir()
     for number, look in enumerate(KNOWN[:2]):
         clip = draw_clip(
-            draws(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side
+            generator_for(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side
         )
         write_video(folder / "clips" / f"{number}.mp4", clip, 16.0)
         write_text(folder / "clips" / f"{number}.txt", caption(*look))

@@ -11,25 +11,25 @@ from typing import Any, Unpack
 from videotune.commands.publish import publish
 from videotune.console import echo, guard_stderr
 from videotune.data.workers import close_default_workers
+from videotune.distributed import DistributedContext, join
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
+from videotune.job.job import refuse_nothing_to_learn, refuse_skips
+from videotune.job.overrides import ConfigSource, Layers, Overrides, overrides
 from videotune.memory import accelerator, compiling
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
 from videotune.reporter import build, contact_sheet
+from videotune.runs.checkpoint import complete_checkpoints, pick
+from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
+from videotune.runs.run_dir import hangup_is_termination, only_process, signals
 from videotune.trainer import saving
-from videotune.trainer.checkpoint import complete_checkpoints, pick
 from videotune.trainer.deterministic import same_bits
-from videotune.trainer.distributed import DistributedContext, join
-from videotune.trainer.logging.heartbeat import Heartbeat, keep_heartbeat
+from videotune.trainer.export import export_run
 from videotune.trainer.loop import NoBatch, NotFinite, train_loop
 from videotune.trainer.progress import announce
-from videotune.trainer.resolve_config import ConfigSource, Layers, Overrides, overrides
-from videotune.trainer.resume import Opened, Resume, open_run, restore
-from videotune.trainer.run_dir import hangup_is_termination, only_process, signals
-from videotune.trainer.run_export import export_run
-from videotune.trainer.run_spec import refuse_nothing_to_learn, refuse_skips
+from videotune.trainer.resume import OpenedRun, Resume, open_run, restore
 from videotune.trainer.setup import prepare
 from videotune.trainer.step import OutOfMemory
 from videotune.trainer.trainer import Trainer
@@ -144,7 +144,7 @@ def train_once(
 
 
 def work(
-    opened: Opened,
+    opened: OpenedRun,
     run: Path,
     resume: Resume | None,
     plan: Mapping[str, Any],

@@ -12,7 +12,7 @@ from videotune.reporter.outcome import status
 LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""
 
-Tell = Callable[[int], object]
+StepFn = Callable[[int], object]
 """What hears of a step."""
 
 
@@ -20,7 +20,7 @@ def wait(
     run: Path | str,
     step: int | None = None,
     timeout: float | None = None,
-    tell: Tell = lambda _: None,
+    tell: StepFn = lambda _: None,
 ) -> tuple[int, dict[str, Any]]:
     """Block until ``step`` is done, or without one until the run has ended; (exit code, status).
 

@@ -4,7 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from videotune.config.fields import Frames, Kind, Layout, Resolution, data, fatal, override
+from videotune.config.fields import (
+    DatasetKind,
+    FrameCount,
+    Layout,
+    Resolution,
+    data,
+    fatal,
+    override,
+)
 
 
 class Section(BaseModel):
@@ -24,7 +32,7 @@ class Dataset(Section):
 
     path: str = data()
     """a folder, a zip or tar, or a Hub dataset's id: videos/ + captions/, side-car .txt, metadata"""
-    kind: Kind = data("train")
+    kind: DatasetKind = data("train")
     """train, validation (measured, never trained) or regularization"""
     repeats: int = data(1, ge=1, le=1_000_000)
     """how often each window of the dataset is shown in an epoch"""
@@ -47,9 +55,9 @@ class Dataset(Section):
 class VideoConfig(Section):
     """Which frames of a clip are used."""
 
-    max_frames: Frames = data(16)
+    max_frames: FrameCount = data(16)
     """most frames of a training window; rounded to the nearest count that the model takes"""
-    frames: Frames | Annotated[list[Frames], Field(min_length=1)] | None = data(None)
+    frames: FrameCount | Annotated[list[FrameCount], Field(min_length=1)] | None = data(None)
     """frames of a training window, instead of max_frames; a list: windows of every count that a clip is long enough for"""
     strict_frames: bool = data(False)
     """a frame count that the model cannot take is an error, not snapped"""

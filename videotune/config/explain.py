@@ -7,7 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from videotune.config.drift import class_of
+from videotune.config.config_changes import class_of
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_key
 from videotune.errors import VideotuneError, did_you_mean

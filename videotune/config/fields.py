@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Frames = Annotated[int, Field(ge=1, le=10_000)]
-Kind = Literal["train", "validation", "regularization"]
+FrameCount = Annotated[int, Field(ge=1, le=10_000)]
+DatasetKind = Literal["train", "validation", "regularization"]
 Layout = Literal["chunks", "head", "slide"]
 Resolution = int | str | list[int | str]
 

@@ -178,3 +178,8 @@ class Optimizer(Section):
     """of FINE_TUNE in BFLOAT_16: float32 copies of the weights, or none, and updates are rounded by chance"""
     step_in_backward: bool = override(False)
     """update each tensor in backward and free its gradient; max_grad_norm and the finite check are each tensor's own"""
+
+
+def default_warmup(steps: int) -> int:
+    """5 % of the steps, at most 100."""
+    return min(100, steps // 20)

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from videotune.config.load import MOST_TOLD, flatten, merge, shortened
 from videotune.config.optimizers import OPTIMIZERS
-from videotune.config.rules import refuse_what_does_not_apply
 from videotune.config.schema import Config, leaves
 from videotune.config.suggestions import nearest_value
+from videotune.config.validators import refuse_what_does_not_apply
 from videotune.errors import VideotuneError
 from videotune.types import ModelSpec
 

@@ -54,7 +54,7 @@ _READ = ("zip", "tar", "gz", "bz2", "xz", *(("zst",) if sys.version_info >= (3, 
 _ZIP_READ = (0, 8, 12, 14, *((93,) if sys.version_info >= (3, 14) else ()))
 _SIZES = ".unpacked.json"
 
-Progress = Callable[[int, int, str], None]
+FileProgressFn = Callable[[int, int, str], None]
 """Called with how much is done, of how much, and what comes next."""
 
 
@@ -72,7 +72,7 @@ class _Member(NamedTuple):
     open: Callable[[], Any]
 
 
-def unpack(archive: Path, cache: Path, progress: Progress = silent) -> Path:
+def unpack(archive: Path, cache: Path, progress: FileProgressFn = silent) -> Path:
     """The folder below ``cache``/archives with the archive's files; unpacked now unless they lie there, whole.
 
     ``progress`` counts megabytes of the archive. VideotuneError where the archive is damaged, locked by a password, too
@@ -120,7 +120,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _unpack(archive: Path, kind: str, folder: Path, progress: Progress) -> None:
+def _unpack(archive: Path, kind: str, folder: Path, progress: FileProgressFn) -> None:
     """Write all files of an archive; VideotuneError for whatever an archive can do wrong, OSError of the disk."""
     try:
         with archive.open("rb") as raw:

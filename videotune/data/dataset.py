@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from videotune.config.schema import Config
-from videotune.data.archives import Progress, silent
+from videotune.data.archives import FileProgressFn, silent
 from videotune.data.buckets import kept_share, parse_resolution, suits
 from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
 from videotune.data.file_checks import refuse_links
@@ -50,7 +50,7 @@ def scan(
     config: Config,
     rules: VideoRules,
     index_path: Path | None = None,
-    progress: Progress = silent,
+    progress: FileProgressFn = silent,
 ) -> Library:
     """Read the config's datasets into a library; files are opened only where the index does not know them.
 

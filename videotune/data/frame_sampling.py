@@ -14,8 +14,8 @@ from numpy.random import Generator
 from videotune.config.data_schema import VideoConfig
 from videotune.data.file_checks import ClipProblem
 from videotune.errors import VideotuneError
-from videotune.rng import draws
-from videotune.types import PLAIN, ClipShape, Take, VideoRules, Window
+from videotune.rng import generator_for
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape, FrameSample, VideoRules, Window
 
 if (
     TYPE_CHECKING
@@ -281,7 +281,10 @@ class _Sampler:
         ):
             covered += max(0.0, end - max(window.start, reached))
             reached = max(reached, end)
-        indices = [info.frames_at(sample_window(window, PLAIN, 0).times) for window in windows]
+        indices = [
+            info.frames_at(sample_window(window, DETERMINISTIC_VARIANT, 0).times)
+            for window in windows
+        ]
         return FrameSampling(
             tuple(windows),
             ends,
@@ -405,15 +408,15 @@ def frame_times(start: float, frames: int, fps: float) -> tuple[float, ...]:
     return tuple(start + i / fps for i in range(frames))
 
 
-def sample_window(window: Window, variant: int, seed: int) -> Take:
+def sample_window(window: Window, variant: int, seed: int) -> FrameSample:
     """The frames of variant ``variant`` of a window, a pure function of (seed, window, variant); PLAIN: nothing is random.
 
     A window that does not vary gives the same in every variant.
     """
     shape = window.shape
     length = window.shape.frames / window.shape.fps
-    plain = variant == PLAIN or not window.varies
-    random = draws(seed, "take", window.id, f"{window.end:.6f}", variant)
+    plain = variant == DETERMINISTIC_VARIANT or not window.varies
+    random = generator_for(seed, "take", window.id, f"{window.end:.6f}", variant)
     if window.sampling == "start":
         room = max(0.0, window.end - window.start - length)
         times = frame_times(
@@ -435,7 +438,7 @@ def sample_window(window: Window, variant: int, seed: int) -> Take:
         times = _swapped(times, random)
     at_random = window.resize == "random" and not plain
     place = (float(random.random()), float(random.random())) if at_random else (0.5, 0.5)
-    return Take(
+    return FrameSample(
         window, 0 if not window.varies else variant, tuple(float(time) for time in times), place
     )
 

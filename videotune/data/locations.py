@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from videotune.data.archives import ARCHIVE_SUFFIXES, Progress, silent, unpack
+from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, unpack
 from videotune.data.captions import METADATA_NAMES
 from videotune.data.file_checks import ARCHIVES, type_of_file
 from videotune.data.layouts import CLIP_SUFFIXES, ClipFile, read_folder
@@ -32,7 +32,7 @@ class Location:
     name: str
 
 
-def open_location(path: str, cache: Path, progress: Progress = silent) -> Location:
+def open_location(path: str, cache: Path, progress: FileProgressFn = silent) -> Location:
     """The clips of a folder, of an archive (unpacked into ``cache``), or of a Hub dataset: "user/name" where no such path
     exists, or "hf://datasets/user/name@revision". VideotuneError where there is none or it cannot be read.
     """
@@ -47,7 +47,7 @@ def open_location(path: str, cache: Path, progress: Progress = silent) -> Locati
     return Location(place, files, notes, place.absolute().name)
 
 
-def _open_archive(archive: Path, cache: Path, progress: Progress) -> Location:
+def _open_archive(archive: Path, cache: Path, progress: FileProgressFn) -> Location:
     folder = unpack(archive, cache, progress)
     files, notes = read_folder(folder)
     suffix = next(
@@ -56,7 +56,7 @@ def _open_archive(archive: Path, cache: Path, progress: Progress) -> Location:
     return Location(folder, files, notes, archive.name[: len(archive.name) - len(suffix)])
 
 
-def _open_hub(path: str, cache: Path, progress: Progress) -> Location:
+def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
     """A dataset of the Hub: its clips, or where it has none the one archive that it holds."""
     match = _HUB.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:

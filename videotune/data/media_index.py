@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from videotune import files
-from videotune.data.archives import Progress, silent
+from videotune.data.archives import FileProgressFn, silent
 from videotune.data.content_scan import ContentScan
 from videotune.data.file_checks import REASONS, ClipProblem, stat_of
 from videotune.data.media_info import MediaInfo
@@ -40,7 +40,7 @@ SLOWEST_DECODER = 20.0
 AHEAD = 64
 """Clips given to the workers before their turn: one that hangs holds up the others only when so many wait behind it."""
 
-Row = dict[str, Any]
+IndexRow = dict[str, Any]
 
 _ID = re.compile("[0-9a-f]{32}")
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -65,13 +65,13 @@ class MediaIndex:
     damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path | None, progress: Progress = silent) -> None:
+    def __init__(self, path: Path | None, progress: FileProgressFn = silent) -> None:
         self.path = path
         self._progress = progress
         self.notes: list[str] = []
         self._changed = False
-        self._files: dict[str, Row] = {}
-        self._contents: dict[str, Row] = {}
+        self._files: dict[str, IndexRow] = {}
+        self._contents: dict[str, IndexRow] = {}
         self._read()
 
     def examine(
@@ -109,7 +109,7 @@ class MediaIndex:
         return examined
 
     def _ask(
-        self, unknown: Sequence[tuple[Path, Row]], until: float
+        self, unknown: Sequence[tuple[Path, IndexRow]], until: float
     ) -> Generator[Any, None, None]:
         """The workers' answers for these files, in order. Contents known by another name are hashed only."""
         if not unknown:
@@ -135,7 +135,7 @@ class MediaIndex:
 
         yield from pool.map(calls(), AHEAD)
 
-    def _remembered(self, path: Path, until: float) -> tuple[Row, Examined | None]:
+    def _remembered(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
         """The file's stamp, and what it is if the index knows that file unchanged."""
         try:
             stat = stat_of(path)
@@ -170,7 +170,7 @@ class MediaIndex:
                 )
             return None
 
-    def _learn(self, path: Path, stamp: Row, answer: Any, until: float) -> Examined:
+    def _learn(self, path: Path, stamp: IndexRow, answer: Any, until: float) -> Examined:
         """Put a worker's answer into the index, unless it may be another next time."""
         if isinstance(answer, ClipProblem):
             return Examined("", problem=answer)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from videotune import files
-from videotune.data.archives import Progress, silent
+from videotune.data.archives import FileProgressFn, silent
 from videotune.data.content_scan import CUT_RATIO, scan_content
 from videotune.data.decode import Reader
 from videotune.data.file_checks import ClipProblem
@@ -35,7 +35,7 @@ JOURNAL = ".videotune-split.jsonl"
 QUALITY = "14"
 """x264's CRF: what is lost is below what a training at a lower resolution could see."""
 
-Row = dict[str, Any]
+ClipAccount = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SplitFile:
     folder: Path
     stem: str
     image: bool = False
-    row: Row = field(default_factory=dict)
+    row: ClipAccount = field(default_factory=dict)
     info: MediaInfo | None = None
     problem: ClipProblem | None = None
     scenes: tuple[Scene, ...] = ()
@@ -85,7 +85,7 @@ def split(
     min_seconds: float = 1.0,
     threshold: float | None = None,
     overwrite: bool = False,
-    progress: Progress = silent,
+    progress: FileProgressFn = silent,
 ) -> list[SplitFile]:
     """Write each scene of ``source`` (a video, or a folder of them) as a file of its own below ``out``; one result a file.
 
@@ -97,7 +97,7 @@ def split(
     A run that was stopped continues where it was. VideotuneError where something would be overwritten and ``overwrite``
     does not allow it, or for settings out of range; a file that cannot be read is a result with its problem.
     """
-    settings: Row = {
+    settings: ClipAccount = {
         "min_seconds": min_seconds,
         "threshold": CUT_RATIO if threshold is None else threshold,
     }
@@ -154,7 +154,7 @@ def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> Non
         )
 
 
-def _files(source: Path, out: Path, settings: Row) -> list[SplitFile]:
+def _files(source: Path, out: Path, settings: ClipAccount) -> list[SplitFile]:
     """The videos to split, then the images beside them; two of one stem in one folder are distinguished by their suffixes.
 
     VideotuneError where there is no video, or where two would write the same names.
@@ -223,13 +223,13 @@ def _single(path: Path) -> ClipFile:
     )
 
 
-def _same(row: Row, journal: Mapping[str, Row]) -> bool:
+def _same(row: ClipAccount, journal: Mapping[str, ClipAccount]) -> bool:
     """Whether the journal has the same file with the same settings."""
     return row.items() <= journal.get(row["key"], {}).items()
 
 
 def _find_scenes(
-    one: SplitFile, out: Path, journal: Mapping[str, Row], overwrite: bool
+    one: SplitFile, out: Path, journal: Mapping[str, ClipAccount], overwrite: bool
 ) -> None:
     """The scenes between a file's cuts, recalled or found, numbered over those that are long enough."""
     assert one.info is not None

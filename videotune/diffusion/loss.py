@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Family, Path, StepOut
+from videotune.types import Batch, Family, NoisePath, StepOutput
 
 V_CONSTANTS = (
     "beta_start",
@@ -33,8 +33,8 @@ class Objective:
     ``loss``: d(e) is e² (mse), or one of ``robust`` with ``delta``.
     """
 
-    path: Callable[[Tensor], Path]
-    timesteps: Timesteps
+    path: Callable[[Tensor], NoisePath]
+    timesteps: TimestepSampler
     weighting: str = "none"
     temporal_consistency: float = 0.0
     gamma: float = 5.0
@@ -56,7 +56,7 @@ class Objective:
 def objective(
     spec_path: str,
     constants: Mapping[str, float],
-    timesteps: Timesteps,
+    timesteps: TimestepSampler,
     weighting: str = "none",
     temporal_consistency: float = 0.0,
     gamma: float = 5.0,
@@ -81,17 +81,17 @@ def objective(
     return Objective(path, timesteps, weighting, temporal_consistency, gamma)
 
 
-def flow_path(t: Tensor) -> Path:
+def flow_path(t: Tensor) -> NoisePath:
     """The straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
 
     t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
     """
     t = _column(t.float())
     one = torch.ones_like(t)
-    return Path(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
+    return NoisePath(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
 
 
-def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
+def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], NoisePath]:
     """The variance-preserving path of v-prediction: alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0.
 
     t (B,) in [0, 1] stands for ``timestep_index``; ``alphas_cumprod`` gives ᾱ (K,) float64. The roots are copied to each
@@ -99,7 +99,7 @@ def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
     """
     tables: dict[torch.device, Tensor] = {}
 
-    def path(t: Tensor) -> Path:
+    def path(t: Tensor) -> NoisePath:
         roots = tables.get(t.device)
         if roots is None or isinstance(t, FakeTensor):
             # Roots are taken in float64: 1 - ᾱ cancels at low noise, and some devices have no float64.
@@ -108,7 +108,7 @@ def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], Path]:
             if not isinstance(roots, FakeTensor):
                 tables[t.device] = roots
         alpha, sigma = map(_column, roots[:, timestep_index(t, roots.shape[1])])
-        return Path(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
+        return NoisePath(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
 
     return path
 
@@ -149,10 +149,10 @@ def denoising_loss(
     t: Tensor,
     noise: Tensor,
     target: Tensor | None = None,
-) -> StepOut:
-    """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.weight`` counts.
+) -> StepOutput:
+    """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.loss_mask`` counts.
 
-    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.scale``; ``target`` (B,C,F,H,W) takes the
+    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.loss_weight``; ``target`` (B,C,F,H,W) takes the
     place of the data's v, see ``prior_target``. ``per_clip`` is what ``loss`` is the mean of; ``mse`` is ‖e‖² alone, so
     that runs with other weights, scales and λ compare.
     """
@@ -162,14 +162,16 @@ def denoising_loss(
         f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
     )
     error = prediction - (v if target is None else target)
-    mse = weighted_mean(error.square(), batch.weight)  # (B,)
+    mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
     per_clip = mse
     if objective.loss != "mse":
-        per_clip = weighted_mean(robust(error, objective.loss, objective.delta), batch.weight)
+        per_clip = weighted_mean(
+            robust(error, objective.loss, objective.delta), batch.loss_mask
+        )
     if objective.temporal_consistency > 0:
-        per_clip = with_flicker(mse, error, batch.weight, objective.temporal_consistency)
-    per_clip = batch.scale * objective.weight(t) * per_clip
-    return StepOut(per_clip.mean(), mse.detach(), per_clip.detach(), t)
+        per_clip = with_flicker(mse, error, batch.loss_mask, objective.temporal_consistency)
+    per_clip = batch.loss_weight * objective.weight(t) * per_clip
+    return StepOutput(per_clip.mean(), mse.detach(), per_clip.detach(), t)
 
 
 def robust(error: Tensor, kind: str, delta: float) -> Tensor:
@@ -192,8 +194,8 @@ def noisy(
     path = objective.path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
     v = path.d_alpha * batch.x0 + path.d_sigma * noise
-    x_t = torch.where(batch.given, batch.x0, x_t)  # given frames stay clean
-    x_t = torch.where(batch.dropped, noise, x_t)  # dropped frames say nothing
+    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)  # given frames stay clean
+    x_t = torch.where(batch.dropped_frames_mask, noise, x_t)  # dropped frames say nothing
     return x_t, v
 
 

@@ -59,7 +59,7 @@ def unshifted(t: Tensor, shift: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Timesteps:
+class TimestepSampler:
     """A distribution of t, then the shift, then cut to [lo, hi).
 
     UNIFORM; LOGIT_NORMAL (mean, std); SIGMOID (scale), which is LOGIT_NORMAL about the middle with scale for std; MODE
@@ -115,7 +115,7 @@ class Timesteps:
         """Mean and standard deviation of logit(t) where it is normal."""
         return (0.0, self.scale) if self.distribution == "SIGMOID" else (self.mean, self.std)
 
-    def within(self, lo: float, hi: float) -> "Timesteps":
+    def within(self, lo: float, hi: float) -> "TimestepSampler":
         """The same cut to [lo, hi) too; raises VideotuneError where nothing is left."""
         return replace(self, lo=max(lo, self.lo), hi=min(hi, self.hi))
 
@@ -154,7 +154,7 @@ class Timesteps:
         return upto - below
 
 
-def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
+def _inverse(ts: TimestepSampler, p: Tensor) -> Tensor:
     """t with probability p below it, before the shift and truncation."""
     match ts.distribution:
         case "LOGIT_NORMAL" | "SIGMOID":
@@ -166,7 +166,7 @@ def _inverse(ts: Timesteps, p: Tensor) -> Tensor:
     return p
 
 
-def _cdf(ts: Timesteps, t: Tensor) -> Tensor:
+def _cdf(ts: TimestepSampler, t: Tensor) -> Tensor:
     """The probability below t, before truncation."""
     t = unshifted(t.clamp(0, 1), ts.shift)
     match ts.distribution:
@@ -195,7 +195,7 @@ def _mode_cdf(t: Tensor, scale: float) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _cut(ts: Timesteps) -> tuple[float, float]:
+def _cut(ts: TimestepSampler) -> tuple[float, float]:
     """(F(lo), F(hi)); on a grid, of the cells of the timesteps that lie in [lo, hi)."""
     lo = ts.lo
     hi = ts.hi

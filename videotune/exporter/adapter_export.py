@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters import effect, kinds, lora
+from videotune.adapters import adapter_types, effect, lora
 from videotune.config.schema import token_names
 from videotune.errors import VideotuneError
 from videotune.exporter import formats
@@ -57,7 +57,13 @@ def export_lora(
         name: value.to(dtype) for name, value in baked(family, format, state, scale).items()
     }
     return formats.write_verified(
-        format, path, len(kinds.by_module(state)), tensors, facts, verify, head_of(state)
+        format,
+        path,
+        len(adapter_types.by_module(state)),
+        tensors,
+        facts,
+        verify,
+        head_of(state),
     )
 
 
@@ -99,7 +105,7 @@ def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
             family.pipeline_class().load_lora_into_transformer(
                 state, net, adapter_name=name, metadata=None
             )
-    if kinds.kind_of(lora.lora_parameters(net, name)) is None:
+    if adapter_types.kind_of(lora.lora_parameters(net, name)) is None:
         raise refuse(family, path, [], "it changes none of its modules")
 
 
@@ -154,7 +160,7 @@ def read_effects(
             setattr(part, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
     reader = read_lora(family, net, path, READ)
     found: dict[str, Callable[[], Tensor]] = {}
-    for module, parts in kinds.by_module(lora.lora_parameters(net, READ)).items():
+    for module, parts in adapter_types.by_module(lora.lora_parameters(net, READ)).items():
         found[module] = partial(_update, net.get_submodule(module))
         if "lora_magnitude_vector" in parts:
             found[f"{module} magnitude"] = parts["lora_magnitude_vector"].detach().double
@@ -179,7 +185,7 @@ def _update(layer: Any) -> Tensor:
     return delta
 
 
-PLAIN = "emb_params"
+EMBEDDING_KEY = "emb_params"
 """The key of rows in files that name neither a token nor an encoder; the file's name is the token."""
 
 
@@ -261,4 +267,4 @@ def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
             f"{path} holds no new tokens of {family.spec.title}: it has the keys {keys}"
         )
     ((key, value),) = tensors.items()
-    return (token if key == PLAIN else key), {own: value}
+    return (token if key == EMBEDDING_KEY else key), {own: value}

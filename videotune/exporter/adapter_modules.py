@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
-from videotune.adapters.kinds import PARTS, ZERO, kind_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, refuse
 from videotune.models.model_files import note, some
@@ -260,13 +260,17 @@ def places(family: Family, net: nn.Module) -> dict[str, tuple[str, ...]]:
     """The modules of each name that any form of file has, dots or none; several where a form joins them into one."""
     if net in _TABLES:
         return _TABLES[net]
-    order = [f".{path}" for _, paths in family.spec.fused.get("comfyui", ()) for path in paths]
+    order = [
+        f".{path}"
+        for _, paths in family.spec.fused_modules.get("comfyui", ())
+        for path in paths
+    ]
     found: dict[str, list[str]] = {}
     for path, module in net.named_modules():
         if hasattr(module, "in_features"):
             for name in {
                 path,
-                family.native(path),
+                family.to_comfyui_name(path),
                 (family.original(f"{path}.weight") or path).removesuffix(".weight"),
             }:
                 found.setdefault(name.replace(".", "_"), []).append(path)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from videotune.adapters.kinds import ZERO, split
+from videotune.adapters.adapter_types import ZERO, parse_param_name
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
@@ -181,7 +181,7 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     if kind in ("LORA", "DORA"):
         return known if kind == "LORA" else tuple(name for name in known if name == "diffusers")
     apart = (
-        "comfyui" in known and "comfyui" not in family.spec.fused
+        "comfyui" in known and "comfyui" not in family.spec.fused_modules
     )  # products of factors cannot be joined
     return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
 
@@ -193,7 +193,8 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
         return
     what = f"{kind} for {family.spec.title}".removeprefix("LORA for ")
     reason = WHY_NOT.get(
-        (kind, name), JOINED if name in family.spec.fused and kind in ("LOHA", "LOKR") else ""
+        (kind, name),
+        JOINED if name in family.spec.fused_modules and kind in ("LOHA", "LOKR") else "",
     )
     why = f": {reason}. `videotune export RUN --merge` serves everyone" if reason else ""
     raise VideotuneError(
@@ -228,5 +229,5 @@ def changes_nothing(state: Mapping[str, Tensor]) -> bool:
     return not any(
         bool(value.any())
         for name, value in state.items()
-        if (place := split(name)) and place[1] in ZERO
+        if (place := parse_param_name(name)) and place[1] in ZERO
     )

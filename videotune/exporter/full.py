@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from videotune.adapters import effect, kinds
+from videotune.adapters import adapter_types, effect
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import (
     Exported,
@@ -29,18 +29,18 @@ from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
 from videotune.types import Family
 
-State = Mapping[str, Tensor]
+StateDict = Mapping[str, Tensor]
 """Weights by their names."""
 
 
 def export_full(
     family: Family,
     expert: str,
-    state: State,
+    state: StateDict,
     base: Path,
     folder: Path,
     facts: Mapping[str, Any],
-    text: Mapping[str, State] | None = None,
+    text: Mapping[str, StateDict] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Exported:
     """Write the model with the trained weights ``state`` of an expert, all else as in ``base``, and read them back.
@@ -98,7 +98,7 @@ def model_folder(
 
 
 def write_text_encoder(
-    family: Family, name: str, state: State, base: Path, folder: Path, dtype: torch.dtype
+    family: Family, name: str, state: StateDict, base: Path, folder: Path, dtype: torch.dtype
 ) -> None:
     """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
@@ -117,7 +117,7 @@ def write_text_encoder(
     )  # tied weights are in the file once
 
 
-def rounded(shell: Any, dtype: torch.dtype, state: State, base: Path) -> dict[str, Tensor]:
+def rounded(shell: Any, dtype: torch.dtype, state: StateDict, base: Path) -> dict[str, Tensor]:
     """The weights in the dtypes of their use; what is no parameter (a table of positions) as in the base's file."""
     stored = (
         item for one in loading.read_states(type(shell), base, shell) for item in one.items()
@@ -147,7 +147,7 @@ def link(source: str, target: str) -> str:
 
 def export_merged(
     family: Family,
-    adapters: Mapping[str, State],
+    adapters: Mapping[str, StateDict],
     scale: float,
     base: Path,
     folder: Path,
@@ -172,13 +172,15 @@ def export_merged(
 
 
 def _merge_part(
-    net: Any, dtype: Any, base: Path, state: State, scale: float, folder: Path
+    net: Any, dtype: Any, base: Path, state: StateDict, scale: float, folder: Path
 ) -> int:
     """Copy a part of the model and change the weights that the adapter has modules for; how many these are.
 
     Of a file in another layout than diffusers' all of the part is written anew, what was fp8 in ``dtype``.
     """
-    modules = {f"{path}.weight": parts for path, parts in kinds.by_module(state).items()}
+    modules = {
+        f"{path}.weight": parts for path, parts in adapter_types.by_module(state).items()
+    }
     files = model_files.weight_files(base)
     sources = loading.check_part(type(net), base, net)
     if absent := sorted(set(modules) - set(sources)):
@@ -213,7 +215,9 @@ def _merge_part(
     return len(modules)
 
 
-def _merge_file(base: Path, modules: Mapping[str, State], scale: float, target: Path) -> None:
+def _merge_file(
+    base: Path, modules: Mapping[str, StateDict], scale: float, target: Path
+) -> None:
     """Write the new weights over the old ones in a copy of a file, whose head stays as it is, and read them back."""
     spans = model_files.spans_of(base)
     if not (mine := [name for name in modules if name in spans]):

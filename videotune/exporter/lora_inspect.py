@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import kind_of
+from videotune.adapters.adapter_types import kind_of
 from videotune.errors import VideotuneError
 from videotune.exporter import adapter_modules as files
 from videotune.exporter.adapter_file import AdapterFile, adapter_path
@@ -224,7 +224,7 @@ def form_of(file: AdapterFile, base: Base | None, modules: Sequence[Module]) -> 
         else []
     )
     native = all(
-        name != own or base.family.native(path).replace(".", "_") == own
+        name != own or base.family.to_comfyui_name(path).replace(".", "_") == own
         for name, own, path in pairs
         if base
     )

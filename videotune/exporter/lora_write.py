@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of, peft_config, side_of
+from videotune.adapters.adapter_types import ZERO, by_module, kind_of, peft_config, side_of
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_modules import Module, linear_size, places, rank_of, tensor_name
 from videotune.exporter.formats import (
@@ -35,7 +35,7 @@ Modules = Mapping[str, Module]
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenLora:
     """Tensors by their names in a form, the keys of its header, and of PEFT the settings that stand beside the file.
 
     ``folded``: how many modules have their scale multiplied into a factor, since the form has no place for it.
@@ -98,7 +98,7 @@ def plain_settings(modules: Modules) -> dict[str, Any]:
     }
 
 
-def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Written:
+def written(family: Family, net: nn.Module, modules: Modules, form: str) -> WrittenLora:
     """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
     kind = kind_in(modules)
     if kind not in FORMS.get(form, ()):
@@ -120,11 +120,11 @@ def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Writ
     }
     settings = plain_settings(modules)
     if form == "peft":
-        return Written(tensors, settings=settings)
+        return WrittenLora(tensors, settings=settings)
     kept = ("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_dora", "target_modules")
     head = json.dumps({f"transformer.{key}": settings[key] for key in kept})
     plain = all(own.scale == 1.0 for own in modules.values())
-    return Written(tensors, {} if plain else {"lora_adapter_metadata": head})
+    return WrittenLora(tensors, {} if plain else {"lora_adapter_metadata": head})
 
 
 def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[str, Module]:
@@ -137,7 +137,7 @@ def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[
         name, members = _native(family, net, path, form)
         if name not in named:
             named[name] = modules[path] if len(members) == 1 else _joined(net, members, modules)
-    for blocks, paths in family.spec.fused.get("comfyui", ())[:1]:
+    for blocks, paths in family.spec.fused_modules.get("comfyui", ())[:1]:
         name, members = _native(family, net, f"{blocks}.0.{paths[0]}", form)
         if not any(
             path.startswith(f"{blocks}.") and path.endswith(tuple(paths)) for path in modules
@@ -154,7 +154,7 @@ def _zeros(net: nn.Module, path: str, rank: int) -> dict[str, Tensor]:
     return {"lora_A": torch.zeros(rank, columns), "lora_B": torch.zeros(rows, rank)}
 
 
-def _with_alpha(named: Modules, form: str) -> Written:
+def _with_alpha(named: Modules, form: str) -> WrittenLora:
     """Modules by their names in a form whose alpha is a tensor beside the factors; whole factors of LoKr have none."""
     tensors: dict[str, Tensor] = {}
     folded = 0
@@ -169,7 +169,7 @@ def _with_alpha(named: Modules, form: str) -> Written:
             tensors[word] = value.float() * own.scale if fold and part in ZERO else value
         if rank is not None and (form == "kohya" or own.scale != 1.0):
             tensors[f"{name}.alpha"] = torch.tensor(own.scale * rank, dtype=torch.float32)
-    return Written(tensors, folded=folded)
+    return WrittenLora(tensors, folded=folded)
 
 
 def _native(
@@ -190,7 +190,7 @@ def _native(
             f"--to {form}: {path} lies outside the blocks, and no name of it is known there"
         )
     by_authors = original is not None and (form == "original" or not inside)
-    name = str(original).removesuffix(".weight") if by_authors else family.native(path)
+    name = str(original).removesuffix(".weight") if by_authors else family.to_comfyui_name(path)
     flat = name.replace(".", "_")
     return f"lora_unet_{flat}" if form == "kohya" else f"diffusion_model.{name}", places(
         family, net

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from videotune.data.buckets import kept_share
-from videotune.interop.rules import Source
+from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_rules import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.text import short_path
 from videotune.types import ModelSpec
@@ -34,7 +34,9 @@ def outcomes(
 
     ``model_fps`` None: the model is told the clip's own rate.
     """
-    source = Source(*(clip[key] for key in ("source_frames", "source_fps", "width", "height")))
+    source = SourceVideo(
+        *(clip[key] for key in ("source_frames", "source_fps", "width", "height"))
+    )
     n, fps, wide, high = source
     found = rules.frames(source)
     if isinstance(found, str):

@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 
-Samples = list[list[int]] | str
+FrameIndices = list[list[int]] | str
 """The source frames of each sample of a clip, or why the clip is dropped."""
 
-Size = tuple[int, int]
+PixelSize = tuple[int, int]
 """Width, height."""
 
 Bucket = tuple[int, int, int]
 """Frames, height, width."""
 
 
-class Source(NamedTuple):
+class SourceVideo(NamedTuple):
     """A clip: its frames, their rate, and its sides in pixels."""
 
     frames: int
@@ -71,7 +71,7 @@ def kept_at_rate(n: int, fps: float, target: float, end: int | None) -> list[int
 
 def windows(
     mode: str, n: int, counts: Sequence[int], step: int, stride: int, samples: int, most: int
-) -> list[Size]:
+) -> list[PixelSize]:
     """(start, frames) of each sample by a frame extraction: head, chunk, slide, uniform or full."""
     fitting = [count for count in counts if count <= n]
     match mode:
@@ -100,8 +100,8 @@ def extracted(
     step: int,
     rates: tuple[float, float] | None,
     how: tuple[int, int, int],
-    clip: Source,
-) -> Samples:
+    clip: SourceVideo,
+) -> FrameIndices:
     """Windows of fixed frame counts; ``rates``: the rate that the config says of the source, and the model's.
 
     ``how``: stride, samples of a clip, and the most frames.
@@ -116,8 +116,12 @@ def extracted(
 
 
 def resampled(
-    mode: str, buckets: Sequence[tuple[int, float | None]], step: int, rate: float, clip: Source
-) -> Samples:
+    mode: str,
+    buckets: Sequence[tuple[int, float | None]],
+    step: int,
+    rate: float,
+    clip: SourceVideo,
+) -> FrameIndices:
     """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
     ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is taken, of several the longest.
@@ -139,8 +143,8 @@ def resampled(
 
 
 def stretched(
-    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: Source
-) -> Samples:
+    count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: SourceVideo
+) -> FrameIndices:
     """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
     wanted = count
     if auto:
@@ -156,7 +160,7 @@ def stretched(
     return [[min(round(i * share), clip.frames - 1) for i in range(wanted)]]
 
 
-def spread(buckets: Sequence[Bucket], clip: Source) -> Samples:
+def spread(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
     """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
     count = max(
         (bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames
@@ -164,7 +168,7 @@ def spread(buckets: Sequence[Bucket], clip: Source) -> Samples:
     return [evenly(clip.frames, count)]
 
 
-def first(counts: Sequence[int], why: str, clip: Source) -> Samples:
+def first(counts: Sequence[int], why: str, clip: SourceVideo) -> FrameIndices:
     """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
     fitting = [count for count in counts if count <= clip.frames]
     return (
@@ -172,7 +176,7 @@ def first(counts: Sequence[int], why: str, clip: Source) -> Samples:
     )
 
 
-def bounded(count: int, least: int, most: float, step: int, clip: Source) -> Samples:
+def bounded(count: int, least: int, most: float, step: int, clip: SourceVideo) -> FrameIndices:
     """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1."""
     length = max(1, step_rounded(clip.frames, step))
     if not least <= length <= most:
@@ -181,7 +185,7 @@ def bounded(count: int, least: int, most: float, step: int, clip: Source) -> Sam
     return [list(range(min(count, length)))]
 
 
-def following(count: int, clip: Source) -> Samples:
+def following(count: int, clip: SourceVideo) -> FrameIndices:
     """``count`` frames at the source's own rate from a random start (here its earliest); behind the end the last is held."""
     return [[min(i + 1, clip.frames - 1) for i in range(count)]]
 
@@ -194,7 +198,9 @@ def nearest_multiple(value: float, multiple: int) -> int:
     return round(value / multiple) * multiple
 
 
-def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: int) -> Size:
+def area_buckets(
+    resolution: Sequence[int], multiple: int, clip: SourceVideo, count: int
+) -> PixelSize:
     """Sizes of at most the resolution's area in steps of a side; the one of the nearest ratio of width to height."""
     area = resolution[0] * resolution[1]
     side = int(math.sqrt(area))
@@ -205,8 +211,8 @@ def area_buckets(resolution: Sequence[int], multiple: int, clip: Source, count: 
 
 
 def ratio_buckets(
-    resolution: float, ratios: Sequence[float], multiple: int, clip: Source, count: int
-) -> Size:
+    resolution: float, ratios: Sequence[float], multiple: int, clip: SourceVideo, count: int
+) -> PixelSize:
     """The nearest of the ratios by its logarithm, at the area of the resolution squared."""
     known = np.array(sorted(ratios))
     ratio = float(known[np.argmin(np.abs(math.log(clip.ratio) - np.log(known)))])
@@ -214,7 +220,7 @@ def ratio_buckets(
     return nearest_multiple(wide, multiple), nearest_multiple(resolution**2 / wide, multiple)
 
 
-def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Size:
+def never_larger(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
     """The clip's own shape at no more than the resolution squared, sides rounded to whatever is nearest in area."""
     most = resolution * resolution
     target = min(clip.width * clip.height, most)
@@ -231,7 +237,7 @@ def never_larger(resolution: int, multiple: int, clip: Source, count: int) -> Si
     return min(fitting or [floor], key=lambda size: abs(size[0] * size[1] - target))
 
 
-def bucket_by_ratio(buckets: Sequence[Bucket], clip: Source, count: int) -> Size:
+def bucket_by_ratio(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
     """Of the buckets that are nearest to these frames the one of the nearest ratio of width to height; of two the larger."""
     frames = min(buckets, key=lambda bucket: abs(bucket[0] - count))[0]
     among = [bucket for bucket in buckets if bucket[0] == frames]
@@ -241,7 +247,7 @@ def bucket_by_ratio(buckets: Sequence[Bucket], clip: Source, count: int) -> Size
     return width, height
 
 
-def bucket_by_sides(buckets: Sequence[Bucket], clip: Source, count: int) -> Size:
+def bucket_by_sides(buckets: Sequence[Bucket], clip: SourceVideo, count: int) -> PixelSize:
     """The bucket of the nearest sides, whatever its frames."""
     _, height, width = min(
         buckets, key=lambda own: abs(own[1] - clip.height) + abs(own[2] - clip.width)
@@ -250,8 +256,8 @@ def bucket_by_sides(buckets: Sequence[Bucket], clip: Source, count: int) -> Size
 
 
 def own_ratio(
-    side: float, multiple: int, square: bool, edge: bool, clip: Source, count: int
-) -> Size:
+    side: float, multiple: int, square: bool, edge: bool, clip: SourceVideo, count: int
+) -> PixelSize:
     """The clip's own ratio, or a square, at an area of ``side`` squared (``edge``: whose shorter side it is)."""
     ratio = 1.0 if square else round(clip.ratio, 2)
     sides: tuple[float, float]
@@ -270,7 +276,7 @@ def own_ratio(
 ASPECTS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
-def listed_aspects(resolution: int, multiple: int, clip: Source, count: int) -> Size:
+def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
     """One of nine ratios and their inverses at the area of the resolution squared; the nearest by height over width."""
     long = [
         (resolution / math.sqrt(aspect), resolution * math.sqrt(aspect)) for aspect in ASPECTS
@@ -288,7 +294,7 @@ def listed_aspects(resolution: int, multiple: int, clip: Source, count: int) -> 
 class Noise:
     """A distribution of noise levels, then stretched to [low, high] (a cut stands in ``timesteps`` itself)."""
 
-    timesteps: Timesteps
+    timesteps: TimestepSampler
     low: float = 0.0
     high: float = 1.0
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop import rules
-from videotune.interop.rules import Bucket, Noise, Samples, Size, Source
+from videotune.interop.rules import Bucket, FrameIndices, Noise, PixelSize, SourceVideo
 from videotune.types import ModelSpec
 
 TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_rules.json"))
@@ -29,7 +29,7 @@ PREPROCESSED = next(name for name, facts in TRAINER_FACTS.items() if facts.get("
 LARGE = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
 """A number in a value that is larger than any that a dataset can mean."""
 
-Section = Any
+ForeignSection = Any
 """The values of one part of a config as attributes, dots as underscores; those that it does not name are its defaults."""
 
 
@@ -42,8 +42,8 @@ class DatasetRules:
     """
 
     name: str
-    frames: Callable[[Source], Samples]
-    size: Callable[[Source, int], Size]
+    frames: Callable[[SourceVideo], FrameIndices]
+    size: Callable[[SourceVideo, int], PixelSize]
     batch: int = 1
     repeats: float = 1
     drops_rest: bool = False
@@ -85,7 +85,9 @@ def rules_of(trainer: str, values: Mapping[str, Any], spec: ModelSpec) -> Traine
     return applied
 
 
-def _datasets(values: Mapping[str, Any], table: Mapping[str, Any] | None) -> Iterator[Section]:
+def _datasets(
+    values: Mapping[str, Any], table: Mapping[str, Any] | None
+) -> Iterator[ForeignSection]:
     """The datasets of a config that have one of the keys by which one is of clips."""
     for begin in (table["list"], table.get("also", table["list"])) if table else ():
         found = {
@@ -103,7 +105,7 @@ def _datasets(values: Mapping[str, Any], table: Mapping[str, Any] | None) -> Ite
 
 def _section(
     values: Mapping[str, Any], prefix: str, general: str | None, defaults: Mapping[str, Any]
-) -> Section:
+) -> ForeignSection:
     """The keys of ``defaults`` below a prefix, or below ``general``, as the types of their defaults."""
     section = SimpleNamespace(name=prefix[:-1])
     for key, default in defaults.items():
@@ -136,15 +138,17 @@ def _number(trainer: str, table: str, spec: ModelSpec, default: float) -> Any:
 
 
 def _flow(distribution: str, shift: float = 1.0, **numbers: float) -> Noise:
-    return Noise(Timesteps(distribution, shift or 1.0, **numbers))  # type: ignore[arg-type]
+    return Noise(TimestepSampler(distribution, shift or 1.0, **numbers))  # type: ignore[arg-type]
 
 
 def _area_shift(spec: ModelSpec, bucket: Bucket) -> float:
     return rules.shift_of_area(bucket[1] * bucket[2] / (2 * spec.rules.spatial_stride) ** 2)
 
 
-def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
-    def dataset(one: Section) -> DatasetRules:
+def _musubi(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
+    def dataset(one: ForeignSection) -> DatasetRules:
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
         frames = partial(
@@ -182,7 +186,8 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Train
         distribution, moved, numbers = levels[name]
         cut = {"lo": low, "hi": high} if run.preserve_distribution_shape else {}
         return Noise(
-            Timesteps(distribution, moved, **numbers, **cut), *((0, 1) if cut else (low, high))
+            TimestepSampler(distribution, moved, **numbers, **cut),
+            *((0, 1) if cut else (low, high)),
         )
 
     scale = run.network_alpha / run.network_dim
@@ -191,11 +196,13 @@ def _musubi(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> Train
     )
 
 
-def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _diffusion_pipe(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     batch = run.micro_batch_size_per_gpu * run.gradient_accumulation_steps
     step = spec.rules.frame_step
 
-    def ratios(one: Section) -> list[float]:
+    def ratios(one: ForeignSection) -> list[float]:
         if not one.enable_ar_bucket:
             return [1.0]
         given = [
@@ -206,7 +213,7 @@ def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) 
             float(ratio) for ratio in np.geomspace(one.min_ar, one.max_ar, one.num_ar_buckets)
         ]
 
-    def all_rules(one: Section) -> Iterator[DatasetRules]:
+    def all_rules(one: ForeignSection) -> Iterator[DatasetRules]:
         buckets = [
             (int(count), int(height), int(width)) for width, height, count in one.size_buckets
         ]
@@ -242,7 +249,9 @@ def _diffusion_pipe(run: Section, datasets: Sequence[Section], spec: ModelSpec) 
     return TrainerRules([own for one in datasets for own in all_rules(one)], noise)
 
 
-def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _ai_toolkit(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     found = []
     for one in (one for one in datasets if one.num_frames > 1 or one.auto_frame_count):
         how = one.shrink_video_to_frames, one.auto_frame_count, one.trim_auto_frame_count_tail
@@ -264,7 +273,9 @@ def _ai_toolkit(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> T
     return TrainerRules(found, lambda _: noise, accumulation=accumulation)
 
 
-def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _finetrainers(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     found = [
         _spread(one.name, one.video_resolution_buckets, run, one.reshape_mode)
         for one in datasets
@@ -276,7 +287,7 @@ def _finetrainers(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
     )
 
 
-def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> DatasetRules:
+def _spread(name: str, buckets: Sequence[Any], run: ForeignSection, mode: str) -> DatasetRules:
     known = [(int(count), int(height), int(width)) for count, height, width in buckets]
     frames = partial(rules.spread, known)
     size = partial(rules.bucket_by_ratio, known)
@@ -285,7 +296,7 @@ def _spread(name: str, buckets: Sequence[Any], run: Section, mode: str) -> Datas
     )
 
 
-def _weighted(run: Section, scheme: str) -> Noise | str:
+def _weighted(run: ForeignSection, scheme: str) -> Noise | str:
     if scheme == "mode":
         return "flow_weighting_scheme mode is not calculated here"
     own = {
@@ -296,7 +307,7 @@ def _weighted(run: Section, scheme: str) -> Noise | str:
 
 
 def _video_model_studio(
-    run: Section, datasets: Sequence[Section], spec: ModelSpec
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
 ) -> TrainerRules:
     facts = TRAINER_FACTS["videomodelstudio"]
     height, width = facts["resolutions"].get(
@@ -310,10 +321,12 @@ def _video_model_studio(
     return TrainerRules([dataset], lambda _: noise, scale, 1.0, run.gradient_accumulation_steps)
 
 
-def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _simpletuner(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     step = _number("simpletuner", "frame_step", spec, 1)
 
-    def dataset(one: Section) -> DatasetRules:
+    def dataset(one: ForeignSection) -> DatasetRules:
         count = rules.step_rounded(one.video_num_frames, step)
         least = rules.step_rounded(one.video_min_frames or count, step)
         frames = partial(
@@ -342,7 +355,9 @@ def _simpletuner(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> 
     return TrainerRules(clips, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _onetrainer(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     frames = partial(rules.following, run.frames)
     found = []
     for one in datasets:
@@ -390,7 +405,9 @@ def _onetrainer(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> T
     return TrainerRules(found, lambda _: noise, scale, scale, run.gradient_accumulation_steps)
 
 
-def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) -> TrainerRules:
+def _preprocessed(
+    run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
+) -> TrainerRules:
     dims = run.validation_video_dims
     entries = [entry.split("x") for entry in run.resolution_buckets.split(";") if entry] or (
         [dims] if dims else []
@@ -427,7 +444,7 @@ def _preprocessed(run: Section, datasets: Sequence[Section], spec: ModelSpec) ->
     )
 
 
-TRAINERS: Mapping[str, Callable[[Section, Sequence[Section], ModelSpec], TrainerRules]] = {
+TRAINERS: Mapping[str, Callable[[ForeignSection, Sequence[ForeignSection], ModelSpec], TrainerRules]] = {
     "musubi": _musubi, "diffusion-pipe": _diffusion_pipe, "ai-toolkit": _ai_toolkit, "finetrainers": _finetrainers,
     "videomodelstudio": _video_model_studio, "simpletuner": _simpletuner, "onetrainer": _onetrainer,
     PREPROCESSED: _preprocessed,

@@ -14,7 +14,7 @@ from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.interop.theirs import Theirs, typed
+from videotune.interop.foreign_config import Theirs, typed
 from videotune.models.base_model import published, spec_for
 from videotune.types import BasePlace
 
@@ -23,7 +23,7 @@ LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
 
 
 @dataclass(frozen=True)
-class Row:
+class TranslatedKey:
     """One key of theirs: its value, what becomes of the key, and why; not ``given``: their default, not in the file.
 
     ``verdict``: same: taken as it is; translated: under another name or with another value; none: no counterpart;
@@ -46,7 +46,7 @@ class Imported:
 
     trainer: str
     config: dict[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[TranslatedKey, ...]
 
 
 @lru_cache
@@ -69,7 +69,8 @@ def translate(theirs: Theirs) -> Imported:
         for key, rule in found.items()
     ]
     gone = [
-        Row(key, path, "missing", note="its keys are not read") for key, path in theirs.missing
+        TranslatedKey(key, path, "missing", note="its keys are not read")
+        for key, path in theirs.missing
     ]
     return Imported(theirs.trainer, *_accepted([*rows, *gone], base))
 
@@ -153,7 +154,7 @@ def _row(
     rule: Mapping[str, Any],
     base: Mapping[str, str],
     folder: Path,
-) -> Row:
+) -> TranslatedKey:
     value = values[key]
     notes = [rule.get("differs", rule.get("note", ""))]
     ours = {}
@@ -180,7 +181,7 @@ def _row(
         "same" if same else "translated",
     )
     verdict = verdict if ours or verdict in rule else "none"
-    return Row(
+    return TranslatedKey(
         key, value, verdict, ours, "; ".join(filter(None, notes)), rule.get("source", "")
     )
 
@@ -278,8 +279,8 @@ def _base(names: list[Any], folder: Path) -> dict[str, str]:
 
 
 def _accepted(
-    rows: list[Row], base: Mapping[str, str]
-) -> tuple[dict[str, Any], tuple[Row, ...]]:
+    rows: list[TranslatedKey], base: Mapping[str, str]
+) -> tuple[dict[str, Any], tuple[TranslatedKey, ...]]:
     """The config of what videotune takes, and the rows as they came out; of two values for a key the first is taken."""
     wanted = {key: value for row in reversed(rows) for key, value in row.ours.items()}
     spread = {key: key for row in rows for key in row.ours if not key.startswith("datasets.")}
@@ -329,7 +330,9 @@ def _accepted(
     return _nested(taken), tuple(_settled(row, wanted, why) for row in rows)
 
 
-def _settled(row: Row, wanted: Mapping[str, Any], why: Mapping[str, str]) -> Row:
+def _settled(
+    row: TranslatedKey, wanted: Mapping[str, Any], why: Mapping[str, str]
+) -> TranslatedKey:
     """A row without what was not taken, and with the reason."""
     lost = {
         key: f"videotune has one: {wanted[key]!r}"

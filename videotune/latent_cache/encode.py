@@ -25,13 +25,13 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Entry, Name, Store, form_of
-from videotune.types import ClipShape, Family, Moments, Take, Window
+from videotune.latent_cache.store import CacheEntry, EntryName, LatentCache, form_of
+from videotune.types import ClipShape, Family, FrameSample, LatentDistribution, Window
 
-Progress = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
 
-Fits = Callable[[Entry, ClipShape | None], bool]
+Fits = Callable[[CacheEntry, ClipShape | None], bool]
 
 AHEAD_BYTES = 512 * 2**20
 """Frames that may be decoded and wait for the encoder; one group of samples may always."""
@@ -51,9 +51,9 @@ class CacheItems:
         return bool(self.captions or self.samples)
 
 
-def entries_of(keys: CacheKeys, items: CacheItems) -> dict[Name, str | tuple[Window, int]]:
+def entries_of(keys: CacheKeys, items: CacheItems) -> dict[EntryName, str | tuple[Window, int]]:
     """The names of all entries that these are read from, each with the first caption or sample that asks for it."""
-    found: dict[Name, str | tuple[Window, int]] = {
+    found: dict[EntryName, str | tuple[Window, int]] = {
         ("text", keys.text(text)): text for text in items.captions
     }
     for pair in items.samples:
@@ -62,7 +62,10 @@ def entries_of(keys: CacheKeys, items: CacheItems) -> dict[Name, str | tuple[Win
 
 
 def missing(
-    store: Store, keys: CacheKeys, items: CacheItems, fits: Fits = lambda entry, shape: True
+    store: LatentCache,
+    keys: CacheKeys,
+    items: CacheItems,
+    fits: Fits = lambda entry, shape: True,
 ) -> CacheItems:
     """Which captions and samples have no entry, in order; each entry once, whatever asks for it.
 
@@ -89,7 +92,7 @@ def fits_of(family: Family, some: ClipShape) -> Fits:
     def form(shape: ClipShape) -> dict[str, tuple[str, tuple[int, ...]]]:
         return form_of(family.blank_states(shape))
 
-    def fits(entry: Entry, shape: ClipShape | None) -> bool:
+    def fits(entry: CacheEntry, shape: ClipShape | None) -> bool:
         own = dict(entry.tensors)
         whole = form(shape or some)
         if shape is not None:
@@ -119,12 +122,12 @@ def _is_of_form(whole: tuple[str, tuple[int, ...]], one: tuple[str, tuple[int, .
 
 def fill(
     family: Family,
-    store: Store,
+    store: LatentCache,
     todo: CacheItems,
     media: Mapping[str, MediaInfo],
     seed: int,
     workers: Workers | None,
-    progress: Progress,
+    progress: ProgressFn,
     helps: bool = False,
 ) -> float:
     """Encode what is missing, with frames decoded ahead by ``workers`` (None: by this process, in turn).
@@ -164,7 +167,7 @@ def fill(
         return waited
 
 
-def dealt(todo: CacheItems, part: int, of: int) -> CacheItems:
+def shard_work(todo: CacheItems, part: int, of: int) -> CacheItems:
     """What one of several processes encodes of it: every so-manieth caption, and whole clips, nearly as many pixels each.
 
     Samples of one clip stay together, since they are decoded in one pass.
@@ -189,7 +192,11 @@ def _pixels(pairs: Iterable[tuple[Window, int]]) -> int:
 
 
 def _fill_captions(
-    family: Family, store: Store, keys: CacheKeys, captions: Sequence[str], progress: Progress
+    family: Family,
+    store: LatentCache,
+    keys: CacheKeys,
+    captions: Sequence[str],
+    progress: ProgressFn,
 ) -> None:
     """Encode those that no other process has made since ``missing`` looked."""
     left = [(text, key) for text in captions if not store.has("text", key := keys.text(text))]
@@ -213,8 +220,8 @@ def _fill_captions(
 
 
 def encode_sample(
-    family: Family, keys: CacheKeys, sample: Take, media: Mapping[str, MediaInfo]
-) -> Moments:
+    family: Family, keys: CacheKeys, sample: FrameSample, media: Mapping[str, MediaInfo]
+) -> LatentDistribution:
     """A sample's latents, decoded in this process and encoded now.
 
     Raises VideotuneError that names the clip.
@@ -224,8 +231,8 @@ def encode_sample(
 
 
 def _encoded(
-    family: Family, keys: CacheKeys, sample: Take, frames: np.ndarray, clip: MediaInfo
-) -> Moments:
+    family: Family, keys: CacheKeys, sample: FrameSample, frames: np.ndarray, clip: MediaInfo
+) -> LatentDistribution:
     noise = keys.noise(sample)
     with _named(
         f"{clip.path}: window {sample.window.id}",
@@ -239,7 +246,7 @@ def _encoded(
     return moments
 
 
-def tensors_of(moments: Moments) -> dict[str, Tensor]:
+def tensors_of(moments: LatentDistribution) -> dict[str, Tensor]:
     """What an entry of the cache holds of a sample: its moments, and beside them what else its pixels tell."""
     own = {"mean": moments.mean} | (
         {} if moments.logvar is None else {"logvar": moments.logvar}
@@ -278,7 +285,7 @@ def _finite(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def cut_captions(store: Store, keys: CacheKeys, captions: Sequence[str]) -> list[str]:
+def cut_captions(store: LatentCache, keys: CacheKeys, captions: Sequence[str]) -> list[str]:
     """The captions that are longer than the model reads."""
     found = ((text, store.entry("text", keys.text(text))) for text in captions)
     return [text for text, entry in found if entry is not None and entry.about.get("cut")]
@@ -289,7 +296,7 @@ def to_model(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(frames).permute(3, 0, 1, 2).float().div_(127.5).sub_(1.0)
 
 
-def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
+def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str, Any]:
     """Arguments of a worker's task "decode" for samples that share a picture."""
     first = group[0]
     times = tuple(time for sample in group for time in sample.times)
@@ -304,14 +311,14 @@ def decode_arguments(group: Sequence[Take], media: MediaInfo) -> dict[str, Any]:
 
 
 def _decoded(
-    samples: Iterable[Take], media: Mapping[str, MediaInfo], workers: Workers | None
-) -> Iterator[tuple[Take, np.ndarray, float]]:
+    samples: Iterable[FrameSample], media: Mapping[str, MediaInfo], workers: Workers | None
+) -> Iterator[tuple[FrameSample, np.ndarray, float]]:
     """Each take, in order, its frames, and the seconds waited for them; workers decode ahead, within AHEAD_BYTES.
 
     Samples of one clip are decoded together, in one pass over the file: clips of a few seconds mostly have one keyframe, and
     each window by itself would decode all that comes before it.
     """
-    ahead: deque[tuple[list[Take], MediaInfo, Future[Any] | None]] = deque()
+    ahead: deque[tuple[list[FrameSample], MediaInfo, Future[Any] | None]] = deque()
     most = 4 * workers.count if workers else 1
     held = 0
     try:
@@ -350,9 +357,9 @@ def _decoded(
                 future.cancel()
 
 
-def _groups(samples: Iterable[Take]) -> Iterator[list[Take]]:
+def _groups(samples: Iterable[FrameSample]) -> Iterator[list[FrameSample]]:
     """Neighbouring samples of one clip that are cropped alike, together within GROUP_BYTES; one take may always."""
-    group: list[Take] = []
+    group: list[FrameSample] = []
     for sample in samples:
         if group and (
             _picture(group[0]) != _picture(sample)
@@ -365,14 +372,14 @@ def _groups(samples: Iterable[Take]) -> Iterator[list[Take]]:
         yield group
 
 
-def _picture(sample: Take) -> tuple[Any, ...]:
+def _picture(sample: FrameSample) -> tuple[Any, ...]:
     """What the frames of two samples must share to be decoded together."""
     window = sample.window
     return window.clip_id, window.shape.height, window.shape.width, window.resize, sample.place
 
 
 def _frames_of(
-    group: Sequence[Take], clip: MediaInfo, future: Future[Any] | None
+    group: Sequence[FrameSample], clip: MediaInfo, future: Future[Any] | None
 ) -> np.ndarray:
     """The frames of all samples of a group, uint8 (T,H,W,3), one take after the other; None: decoded now, here.
 
@@ -389,5 +396,5 @@ def _frames_of(
         ) from problem
 
 
-def _frame_bytes(group: Sequence[Take]) -> int:
+def _frame_bytes(group: Sequence[FrameSample]) -> int:
     return 3 * _pixels((sample.window, sample.variant) for sample in group)

@@ -11,8 +11,8 @@ import numpy as np
 
 from videotune.data.frame_sampling import sample_window
 from videotune.files import digest
-from videotune.rng import draws
-from videotune.types import PLAIN, Family, Take, Window
+from videotune.rng import generator_for
+from videotune.types import DETERMINISTIC_VARIANT, Family, FrameSample, Window
 
 SCHEMA = 2
 """Raised when the meaning of an entry changes, so that older entries are made anew."""
@@ -40,7 +40,7 @@ class CacheKeys:
             prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise
         )
 
-    def sample(self, window: Window, variant: int) -> Take:
+    def sample(self, window: Window, variant: int) -> FrameSample:
         """Variant ``variant`` of a window; with image noise its number decides the noise too."""
         sample = sample_window(window, variant, self.seed)
         return replace(sample, variant=variant) if self.image_noise else sample
@@ -56,7 +56,7 @@ class CacheKeys:
             }
         )
 
-    def latents(self, sample: Take) -> str:
+    def latents(self, sample: FrameSample) -> str:
         """Names a sample's latents: the clip's bytes, the frames sampled and how they get their size, the VAE, the noise.
 
         A random crop at the centre is the centre crop, whatever it is called.
@@ -74,13 +74,13 @@ class CacheKeys:
         what = [window.clip_id, times, shape.height, shape.width, resize]
         return digest({"schema": SCHEMA, "decode": DECODE, "take": what, "vae": vae})
 
-    def noise(self, sample: Take) -> np.random.Generator | None:
+    def noise(self, sample: FrameSample) -> np.random.Generator | None:
         """The draws of a sample's image noise; None where there are none: the family's, or the plain sample's."""
         return (
-            draws(self.seed, "image noise", sample.window.id, sample.variant)
+            generator_for(self.seed, "image noise", sample.window.id, sample.variant)
             if self._has_noise(sample)
             else None
         )
 
-    def _has_noise(self, sample: Take) -> bool:
-        return self.image_noise and sample.variant != PLAIN
+    def _has_noise(self, sample: FrameSample) -> bool:
+        return self.image_noise and sample.variant != DETERMINISTIC_VARIANT

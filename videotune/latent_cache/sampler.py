@@ -16,7 +16,7 @@ from math import floor, lcm
 import numpy as np
 
 from videotune.errors import VideotuneError
-from videotune.rng import draws
+from videotune.rng import generator_for
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def steps_per_epoch(schedule: Schedule) -> Fraction:
 
 
 @lru_cache(maxsize=256)
-def turns(schedule: Schedule, steps: int) -> tuple[int, ...]:
+def steps_per_bucket(schedule: Schedule, steps: int) -> tuple[int, ...]:
     """How many of the steps 1 … ``steps`` are each bucket's: those with the earliest due times, ties by bucket."""
     spacing, epoch = _spacing(schedule)
     # due times as integers: the t-th step of bucket j is due at (2t + 1)·spacing_j, of bucket 0 at 2t·spacing_0
@@ -81,17 +81,17 @@ def turns(schedule: Schedule, steps: int) -> tuple[int, ...]:
 def bucket_of(schedule: Schedule, step: int) -> int:
     """The bucket of a step; steps count from 1."""
     assert step >= 1, "steps count from 1"
-    before = turns(schedule, step - 1)
-    after = turns(schedule, step)
+    before = steps_per_bucket(schedule, step - 1)
+    after = steps_per_bucket(schedule, step)
     return next(j for j, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
 
 
-def picks(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+def sample_indices(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """(bucket, (window of that bucket, epoch of the bucket from 0) for each of the step's samples, in order)."""
     bucket = bucket_of(schedule, step)
     num = schedule.sizes[bucket]
     batch = schedule.batches[bucket]
-    first = turns(schedule, step - 1)[bucket] * batch
+    first = steps_per_bucket(schedule, step - 1)[bucket] * batch
     samples = (divmod(sample, num) for sample in range(first, first + batch))
     return bucket, tuple(
         (int(order(schedule, bucket, epoch)[place]), epoch) for epoch, place in samples
@@ -101,7 +101,7 @@ def picks(schedule: Schedule, step: int) -> tuple[int, tuple[tuple[int, int], ..
 def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
     """How often each window of each bucket has been sampled after ``steps`` steps, without going through them."""
     counts = []
-    for bucket, done in enumerate(turns(schedule, steps)):
+    for bucket, done in enumerate(steps_per_bucket(schedule, steps)):
         num = schedule.sizes[bucket]
         full, rest = divmod(done * schedule.batches[bucket], num)
         counts.append(
@@ -114,7 +114,7 @@ def times_seen(schedule: Schedule, steps: int) -> list[list[int]]:
 def order(schedule: Schedule, bucket: int, epoch: int) -> np.ndarray:
     """The windows of a bucket in the order of one of its epochs (from 0): a permutation drawn for (seed, bucket, epoch)."""
     num = schedule.sizes[bucket]
-    shuffled = draws(schedule.seed, "stream", bucket, epoch)
+    shuffled = generator_for(schedule.seed, "stream", bucket, epoch)
     return shuffled.random(num).argsort(kind="stable") if schedule.shuffle else np.arange(num)
 
 

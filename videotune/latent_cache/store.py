@@ -33,7 +33,7 @@ from videotune._version import __version__
 from videotune.data.file_checks import refuse_links
 from videotune.errors import VideotuneError
 from videotune.files import Count, checked, system_errors, write_whole
-from videotune.types import PLAIN, ClipShape
+from videotune.types import DETERMINISTIC_VARIANT, ClipShape
 
 KINDS = ("latents", "text")
 SUFFIX = ".safetensors"
@@ -51,7 +51,7 @@ UNREADABLE = (
 )
 """What reading a damaged file can raise: safetensors and torch each have their own; deep JSON is a RuntimeError."""
 
-Name = tuple[str, str]
+EntryName = tuple[str, str]
 """(kind, key)."""
 
 
@@ -68,7 +68,7 @@ class About(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One encoded thing. ``tensors`` maps its names to (dtype, shape); ``bytes`` counts their data, ``hash`` names it.
 
     ``about`` says what it was made of, ``versions`` by what.
@@ -84,7 +84,7 @@ class Entry:
     versions: Mapping[str, str]
 
     @property
-    def name(self) -> Name:
+    def name(self) -> EntryName:
         """(kind, key)."""
         return self.kind, self.key
 
@@ -99,7 +99,13 @@ class Entry:
         if self.kind == "text":
             return str(self.about.get("caption", ""))
         variant = self.about.get("variant", 0)
-        drawn = "" if variant == 0 else " plain" if variant == PLAIN else f" variant {variant}"
+        drawn = (
+            ""
+            if variant == 0
+            else " plain"
+            if variant == DETERMINISTIC_VARIANT
+            else f" variant {variant}"
+        )
         clip = str(self.about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
         return f"{clip} {self.about.get('window', '')}{drawn}".strip()
 
@@ -111,11 +117,11 @@ def file_of(kind: str, key: str) -> str:
 
 def describe(
     kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
-) -> Entry:
+) -> CacheEntry:
     """The entry of these tensors (on the CPU, contiguous), not yet in a file."""
     size = sum(x.nbytes for x in tensors.values())
     made = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Entry(
+    return CacheEntry(
         kind,
         key,
         form_of(tensors),
@@ -153,19 +159,19 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_entry(folder: Path, kind: str, key: str) -> Entry:
+def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
     """What a file of the cache says that it holds, without its data.
 
     Raises one of UNREADABLE where it is missing, cut short or none of ours. A dataset may bring a cache that others made.
     """
     with safe_open(folder / file_of(kind, key), framework="np") as file:
-        entry: Entry = checked(Entry, (file.metadata() or {})[LABEL])
+        entry: CacheEntry = checked(CacheEntry, (file.metadata() or {})[LABEL])
     if entry.name != (kind, key):
         raise ValueError(f"it says that it is {entry.file}")
     return entry
 
 
-def read_tensors(folder: Path, entry: Entry, *, check: bool = True) -> dict[str, Tensor]:
+def read_tensors(folder: Path, entry: CacheEntry, *, check: bool = True) -> dict[str, Tensor]:
     """An entry's tensors by plain reading, since a memory map of a bad disk would kill the process.
 
     Raises one of UNREADABLE; with ``check`` also where they are not those that were written. Of what somebody else wrote
@@ -199,7 +205,7 @@ EARLIER = "manifest.jsonl"
 """A file of caches that an earlier version wrote."""
 
 
-class Store:
+class LatentCache:
     """A cache folder. ``kind`` is "latents" or "text".
 
     Up to ``keep_bytes`` of what was read last stay in memory: a small dataset is then read from the disk once. Opening
@@ -212,14 +218,14 @@ class Store:
         self.notes: list[str] = []
         self._keep = keep_bytes
         self._kept_bytes = 0
-        self._kept: OrderedDict[Name, dict[str, Tensor]] = OrderedDict()
-        self._entries: dict[Name, Entry] = {}
-        self._checked: set[Name] = set()
-        self._damaged: set[Name] = set()
+        self._kept: OrderedDict[EntryName, dict[str, Tensor]] = OrderedDict()
+        self._entries: dict[EntryName, CacheEntry] = {}
+        self._checked: set[EntryName] = set()
+        self._damaged: set[EntryName] = set()
         self._lock = RLock()
         try:
             refuse_links(folder)
-            strays = self.strays()
+            strays = self.unknown_files()
         except OSError as error:
             raise VideotuneError(
                 f"the cache {folder} cannot be read: {error}. Set cache_dir elsewhere."
@@ -237,7 +243,7 @@ class Store:
         """Names of the files of a kind."""
         return sorted(os.listdir(self.folder / kind)) if (self.folder / kind).is_dir() else []
 
-    def names(self) -> list[Name]:
+    def names(self) -> list[EntryName]:
         """The names of all files that look like entries."""
         found = [(kind, name) for kind in KINDS for name in self._files(kind)]
         whole = [
@@ -247,11 +253,11 @@ class Store:
         ]
         return [(kind, name.removesuffix(SUFFIX)) for kind, name in whole]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """All entries that can be read."""
         return [entry for name in self.names() if (entry := self.entry(*name)) is not None]
 
-    def strays(self) -> set[str]:
+    def unknown_files(self) -> set[str]:
         """Files below the folders of entries that are none and are not being written, and those of an earlier version."""
         found = {
             f"{kind}/{name}"
@@ -278,7 +284,7 @@ class Store:
         """The file in which the entry lies, or would lie."""
         return self.folder / file_of(kind, key)
 
-    def entry(self, kind: str, key: str) -> Entry | None:
+    def entry(self, kind: str, key: str) -> CacheEntry | None:
         """What an entry's file says of itself; None where there is none that can be read."""
         name = kind, key
         if name not in self._entries:
@@ -358,7 +364,7 @@ class Store:
         finally:
             lock.release()
 
-    def drop(self, names: Iterable[Name], files: Iterable[str] = ()) -> None:
+    def drop(self, names: Iterable[EntryName], files: Iterable[str] = ()) -> None:
         """Under the lock: delete entries and other files."""
         with self._lock, self._writing():
             for name in names:
@@ -374,8 +380,8 @@ class Store:
 
     def examine(
         self,
-        asked: Mapping[Name, ClipShape | None],
-        fits: Callable[[Entry, ClipShape | None], bool],
+        asked: Mapping[EntryName, ClipShape | None],
+        fits: Callable[[CacheEntry, ClipShape | None], bool],
     ) -> None:
         """Entries that are damaged, or not ``fits`` their shape, count as missing from now on.
 
@@ -428,10 +434,10 @@ class Store:
                 self._discard(next(iter(self._kept)))
         return tensors
 
-    def _discard(self, name: Name) -> None:
+    def _discard(self, name: EntryName) -> None:
         self._kept_bytes -= _bytes(self._kept.pop(name, {}))
 
-    def _forget(self, name: Name) -> None:
+    def _forget(self, name: EntryName) -> None:
         """Nothing is known of an entry any more."""
         with self._lock:
             self._discard(name)
@@ -444,7 +450,7 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-Progress = Callable[[int, int, str], None]
+FileProgressFn = Callable[[int, int, str], None]
 """Called with how many are done, how many there are, and which is next."""
 
 
@@ -463,14 +469,14 @@ class Damaged:
 class Pruned:
     """What a pruning removes, or would: entries with their bytes, and files that are none; ``kept`` entries stay."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CacheEntry, ...]
     entry_bytes: int
     files: tuple[str, ...]
     file_bytes: int
     kept: int
 
 
-def verify(store: Store, progress: Progress) -> list[Damaged]:
+def verify(store: LatentCache, progress: FileProgressFn) -> list[Damaged]:
     """Read every entry, compare it with its hash, and drop those that are damaged, so that they are made anew.
 
     Raises VideotuneError where another process is filling the cache.
@@ -496,25 +502,25 @@ def verify(store: Store, progress: Progress) -> list[Damaged]:
     return found
 
 
-def prune(store: Store, wanted: Set[Name], *, yes: bool) -> Pruned:
+def prune(store: LatentCache, wanted: Set[EntryName], *, yes: bool) -> Pruned:
     """What of the cache is not ``wanted``; with ``yes`` it is removed.
 
     Raises VideotuneError where another process is filling the cache.
     """
     entries = store.entries()
     gone = tuple(entry for entry in entries if entry.name not in wanted)
-    others = {file: store.folder / file for file in store.strays() | store.parts()}
+    others = {file: store.folder / file for file in store.unknown_files() | store.parts()}
     sizes = {file: path.stat().st_size for file, path in others.items() if path.is_file()}
     if yes:
         with store.filling():
-            store.drop((entry.name for entry in gone), store.strays())
+            store.drop((entry.name for entry in gone), store.unknown_files())
         sizes = {file: size for file, size in sizes.items() if not others[file].exists()}
     kept = len(entries) - len(gone)
     files = tuple(sorted(sizes))
     return Pruned(gone, sum(entry.bytes for entry in gone), files, sum(sizes.values()), kept)
 
 
-def listing(store: Store) -> list[dict[str, Any]]:
+def listing(store: LatentCache) -> list[dict[str, Any]]:
     """Every entry, latents first, by what it was made of (``of``: the caption or the window), ``made`` when and by what."""
     rows = []
     for entry in store.entries():

@@ -5,7 +5,7 @@ from typing import Any
 OFF = "OFF"
 ON = "ON"
 CPU_OFFLOADED = "CPU_OFFLOADED"
-"""Keep all activations; each block's input alone; and that on the host (``videotune/memory/weight_streaming.py``)."""
+"""Keep all activations; each block's input alone; and that on the host (``videotune/memory/block_offload.py``)."""
 
 
 def checkpoint_blocks(net: Any, mode: str) -> None:

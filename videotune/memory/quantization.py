@@ -31,11 +31,11 @@ _KEPT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 Codes = dict[torch.device, Tensor]
 """The 256 numbers that NFLOAT_4's scales are rounded to, one tensor for all layers of a network, by its first device."""
 
-Form = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+QuantizedLayout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor that is kept of a weight."""
 
 
-def form(kind: str, shape: tuple[int, int]) -> Form:
+def form(kind: str, shape: tuple[int, int]) -> QuantizedLayout:
     """What is kept of a weight of this shape. The last block is filled up with zeros."""
     count = shape[0] * shape[1]
     if kind in _PLAIN:

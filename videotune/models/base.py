@@ -30,13 +30,28 @@ from videotune.models.pipelines import (
 from videotune.models.registry import facts, register
 from videotune.models.single_file import Names, renamed
 from videotune.models.tiny import tiny_pipeline
-from videotune.types import PLAIN_WEIGHTS, Condition, Family, ModelSpec, Moments, TextPart
+from videotune.types import (
+    PLAIN_WEIGHTS,
+    Conditioning,
+    Family,
+    LatentDistribution,
+    ModelSpec,
+    TextPart,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from videotune.types import Batch, ClipShape, Fill, Nets, SampleRequest, Say, WeightDtypes
+    from videotune.types import (
+        Batch,
+        ClipShape,
+        FillFn,
+        LogFn,
+        Networks,
+        SampleRequest,
+        WeightDtypes,
+    )
 
 OLDER_END = 2
 """What CLIP's configs once named as the number of the end mark, which is another."""
@@ -101,7 +116,7 @@ class DiffusersModel(Family):
         self.dtype = dtype
         self.weights = weights
         self.config = read_config(folder / "transformer" / "config.json")
-        self.stream_text: Say | None = None
+        self.stream_text: LogFn | None = None
         self.vae_lock = RLock()
         self._loaded: dict[str, Any] = {}
 
@@ -143,7 +158,7 @@ class DiffusersModel(Family):
         if self.device.type != "cpu":
             empty_cache()  # libraries' hooks, and blocks that are streamed, refer to their networks
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """The network of "text_encoder" or "vae", loaded for this call."""
         if name == "text_encoder":
             encoders = {part: self._text_encoder(part, fill) for part in self.text_encoders}
@@ -160,7 +175,7 @@ class DiffusersModel(Family):
         return self._part("vae", lambda: self.part("vae"))
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
     ) -> nn.Module:
         """The transformer, frozen; modules that diffusers keeps in float32 stay so."""
         cls = getattr(diffusers, self.transformer_class)
@@ -190,7 +205,7 @@ class DiffusersModel(Family):
 
     # text
 
-    def _text_encoder(self, part: str, fill: Fill = None) -> nn.Module:
+    def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
         cls = getattr(transformers, self.text_encoders[part])
         packed = self.weights.text_encoder
         stream = self.stream_text
@@ -287,12 +302,12 @@ class DiffusersModel(Family):
                 for states in found
             ]
 
-    def encode_in_loop(self, captions: Sequence[str]) -> Condition:
+    def encode_in_loop(self, captions: Sequence[str]) -> Conditioning:
         """``condition`` of captions encoded now, each by itself and once, so that no neighbour moves a bit."""
         states = {caption: self.encode(caption) for caption in dict.fromkeys(captions)}
         return self.condition([states[caption] for caption in captions])
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Text (B,L,D), zeros after what was kept of it; "mask" (B,L) is the text's, and all else is stacked in extras."""
         tokens = self.spec.text_tokens
         pad = torch.nn.functional.pad
@@ -304,7 +319,7 @@ class DiffusersModel(Family):
             for name in states[0]
             if name != "text"
         }
-        return Condition(text, extras.pop("mask", None), extras)
+        return Conditioning(text, extras.pop("mask", None), extras)
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """Zeros in the form of what ``condition`` is given; of the caption alone, unless a family adds more."""
@@ -363,7 +378,7 @@ class DiffusersModel(Family):
 
     def encode_video(
         self, frames: Tensor, random: np.random.Generator | None = None
-    ) -> Moments:
+    ) -> LatentDistribution:
         """Frames (3,T,H,W) in [-1,1] -> normalised moments, the mean alone where the authors train on it.
 
         ``random`` gives the draws that this view of it needs (``spec.image_noise``); None: the plain view, without any.
@@ -373,7 +388,7 @@ class DiffusersModel(Family):
             latent = self.vae().encode(frames[None].to(self.device)).latent_dist
             mean, logvar = self._normalised(latent.mean[0], latent.logvar[0])
             extras = self.image_states(frames, random)
-        return Moments(
+        return LatentDistribution(
             mean.float().cpu(),
             logvar.float().cpu() if self.spec.keeps_variance else None,
             extras,
@@ -388,17 +403,19 @@ class DiffusersModel(Family):
 
     # the denoiser in training, and in the pipeline
 
-    def told_times(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+    def model_timesteps(self, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """1000 t in float32, (B,); where frames are given clean one for each token, (B,S), and 0 for theirs.
 
         One a sample says the same as one a token where nothing is given, and is lighter.
         """
         times = t.float() * 1000
-        if self.spec.given != "replace" or not batch.any_given:
+        if self.spec.image_conditioning != "replace" or not batch.has_conditioning:
             return times
         _, rows, columns = self.spec.patch
         tokens = (x_t.shape[3] // rows) * (x_t.shape[4] // columns)  # of a frame
-        return (times[:, None] * ~batch.given[:, 0, :, 0, 0]).repeat_interleave(tokens, dim=1)
+        return (times[:, None] * ~batch.conditioning_mask[:, 0, :, 0, 0]).repeat_interleave(
+            tokens, dim=1
+        )
 
     def isolate_frames(self, net: nn.Module, on: bool) -> None:
         """Let video tokens attend to their own latent frame and to text alone, until switched off."""
@@ -419,14 +436,14 @@ class DiffusersModel(Family):
 
     def pipeline_class(self) -> Any:
         """The diffusers pipeline that samples from this checkpoint, and whose ``load_lora_weights`` reads our files."""
-        return getattr(diffusers, self.pipelines[self.spec.given == "concat"])
+        return getattr(diffusers, self.pipelines[self.spec.image_conditioning == "concat"])
 
     def scheduler(self, shift: float | None) -> Any:
         """The checkpoint's own scheduler, at its own shift or at another one."""
         return own_scheduler(self.folder, shift)
 
     def pipeline(
-        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
         """The checkpoint's pipeline over ``nets``, without VAE and text encoders; ``nets`` is asked at each of its steps.
 
@@ -447,37 +464,41 @@ class DiffusersModel(Family):
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
-    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """A condition by the pipeline's names."""
-        words = {"prompt_embeds": cond.text.to(self.device, self.dtype)}
-        if cond.text_mask is not None:
-            words["prompt_attention_mask"] = cond.text_mask.to(self.device)
+        words = {"prompt_embeds": conditioning.text.to(self.device, self.dtype)}
+        if conditioning.text_mask is not None:
+            words["prompt_attention_mask"] = conditioning.text_mask.to(self.device)
         return words
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """Normalised latents (B,C,F,H,W), float32, on the run's device; noise is drawn on the CPU, by a seed each.
 
-        Where the image is told on channels of its own, it is in ``cond.extras``, and ``uncond`` has the same.
+        Where the image is told on channels of its own, it is in ``conditioning.extras``, and ``unconditional`` has the same.
         """
         return self.run_pipeline(
-            self.pipeline(nets, request.shift), cond, uncond, request
+            self.pipeline(nets, request.shift), conditioning, unconditional, request
         ).float()
 
     def run_pipeline(
         self,
         pipe: Any,
-        cond: Condition,
-        uncond: Condition | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
         **words: Any,
     ) -> Tensor:
         """The latents that a pipeline gives; ``words`` are what its call takes beside what pipelines usually do."""
         negative = (
             {}
-            if uncond is None
-            else {f"negative_{name}": x for name, x in self.prompt(uncond).items()}
+            if unconditional is None
+            else {f"negative_{name}": x for name, x in self.prompt(unconditional).items()}
         )
         shape = request.shape
         asked = signature(pipe.__call__).parameters
@@ -493,7 +514,7 @@ class DiffusersModel(Family):
             "output_type": "latent",
             "return_dict": False,
         }
-        return pipe(**self.prompt(cond), **(known | negative | words))[0]
+        return pipe(**self.prompt(conditioning), **(known | negative | words))[0]
 
     # names elsewhere
 
@@ -501,7 +522,7 @@ class DiffusersModel(Family):
         """The formats in which a LoRA is written, sorted."""
         return ("comfyui", "diffusers")
 
-    def native(self, path: str) -> str:
+    def to_comfyui_name(self, path: str) -> str:
         """A block module's path in diffusers -> its name in ComfyUI's model."""
         return renamed(path, self.comfyui_names)
 

@@ -28,7 +28,7 @@ from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
 from videotune.models.registry import FAMILIES, find, names
 from videotune.models.single_file import kind_of
-from videotune.types import BasePlace, Family, ModelSpec, Say
+from videotune.types import BasePlace, Family, LogFn, ModelSpec
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -50,7 +50,7 @@ def place(
     *,
     weights: bool = True,
     files: Mapping[str, Path] | None = None,
-    echo: Say = note,
+    echo: LogFn = note,
 ) -> BasePlace:
     """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
 
@@ -134,7 +134,7 @@ def check_base(folder: Path) -> None:
             check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
-def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: Say) -> Path:
+def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) -> Path:
     if name.startswith("asset:"):
         folder = Path(
             str(resources.files("videotune") / "assets" / name.removeprefix("asset:"))
@@ -287,7 +287,7 @@ def offline() -> bool:
     )
 
 
-def fetch(name: str, *, weights: bool, own: Collection[str], echo: Say) -> Path:
+def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
     """The folder in the Hub's cache with what videotune needs of the model ``name``; what is not there is downloaded.
 
     That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
@@ -382,7 +382,7 @@ def _bars(shown: bool) -> Iterator[None]:
             hub.utils.enable_progress_bars()
 
 
-def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: Say) -> bool:
+def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: LogFn) -> bool:
     """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
     files = hub.snapshot_download(
         name, revision=info.sha, allow_patterns=list(patterns), dry_run=True
@@ -475,7 +475,7 @@ def _no_layout(name: str, listed: Collection[str]) -> str:
     return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
 
 
-def verify(files: Iterable[Path], echo: Say) -> None:
+def verify(files: Iterable[Path], echo: LogFn) -> None:
     """Read files of the Hub's cache once and compare their bytes with their names; others have nothing to compare with.
 
     A file that is as it was (place, size, time, inode) is not read again. Of several processes the first one reads. Raises

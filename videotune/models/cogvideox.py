@@ -21,9 +21,9 @@ from videotune.models.model_files import read_config
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -112,7 +112,7 @@ class CogVideoX(DiffusersModel):
             patch=(patch_t or 1, net["patch_size"], net["patch_size"]),
             text_tokens=net["max_text_seq_length"],
             text_width=net["text_embed_dim"],
-            given="concat" if image else "none",
+            image_conditioning="concat" if image else "none",
             default_resolution=f"{size[0]}x{size[1]}"
             if learned
             else round(math.sqrt(shape[1] * shape[2])),
@@ -180,11 +180,11 @@ class CogVideoX(DiffusersModel):
         states = x_t.to(self.dtype)
         if self.spec.first_frame is not None:
             states = torch.cat(
-                [states, self._image(batch.cond, frames + front).to(states)], dim=1
+                [states, self._image(batch.conditioning, frames + front).to(states)], dim=1
             )
         out = net(
             hidden_states=states.transpose(1, 2),
-            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             timestep=timestep_index(t, int(self.spec.path_constants["num_train_timesteps"])),
             ofs=None if self._net.ofs_embed_dim is None else states.new_full((1,), OFS),
             image_rotary_emb=self._rotary(height, width, frames + front, x_t.device),
@@ -201,9 +201,9 @@ class CogVideoX(DiffusersModel):
     def _path(self) -> Any:
         """The noising path."""
         from videotune.diffusion.loss import objective  # imports torch
-        from videotune.diffusion.timesteps import Timesteps
+        from videotune.diffusion.timesteps import TimestepSampler
 
-        return objective("v", self.spec.path_constants, Timesteps()).path
+        return objective("v", self.spec.path_constants, TimestepSampler()).path
 
     def _front(self, frames: int) -> int:
         """How many latent frames must stand in front of so many, for tokens to cover them all."""
@@ -220,14 +220,14 @@ class CogVideoX(DiffusersModel):
             part, height, width, frames, device
         )
 
-    def _image(self, cond: Condition, frames: int) -> Tensor:
+    def _image(self, conditioning: Conditioning, frames: int) -> Tensor:
         """An image's latents at the first of so many frames, zeros after it, (B,C,F,H,W).
 
         Where a frame stands in front of the clip's own, the image is there, as in the pipeline.
         """
-        if "image" not in cond.extras:
+        if "image" not in conditioning.extras:
             raise VideotuneError(f"{self.spec.title} continues an image, and none was given")
-        image = cond.extras["image"]
+        image = conditioning.extras["image"]
         return torch.cat(
             [image, image.new_zeros(*image.shape[:2], frames - 1, *image.shape[3:])], dim=2
         )
@@ -260,22 +260,28 @@ class CogVideoX(DiffusersModel):
         return super().scheduler(shift)
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
-        """``cond.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
+        """``conditioning.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
         words = {}
         if self.spec.first_frame is not None:
-            pipe.prepare_latents = self._prepare_latents(pipe, cond)  # it has the true image
-            words["image"] = torch.zeros(len(cond.text), 3, shape.height, shape.width)
-        latents = self.run_pipeline(pipe, cond, uncond, request, **words)
+            pipe.prepare_latents = self._prepare_latents(
+                pipe, conditioning
+            )  # it has the true image
+            words["image"] = torch.zeros(len(conditioning.text), 3, shape.height, shape.width)
+        latents = self.run_pipeline(pipe, conditioning, unconditional, request, **words)
         front = self._front(self.spec.rules.latent_size(shape)[0])
         return latents.transpose(1, 2)[:, :, front:].float()
 
     def _prepare_latents(
-        self, pipe: Any, cond: Condition
+        self, pipe: Any, conditioning: Conditioning
     ) -> Callable[..., tuple[Tensor, Tensor]]:
         """What stands in for the image pipeline's ``prepare_latents``: the same noise, and an image encoded before."""
 
@@ -294,7 +300,9 @@ class CogVideoX(DiffusersModel):
             noise = diffusers.CogVideoXPipeline.prepare_latents(
                 pipe, num, channels, frames, height, width, dtype, device, generators, latents
             )
-            return noise, self._image(cond, noise.shape[1]).transpose(1, 2).to(device, dtype)
+            return noise, self._image(conditioning, noise.shape[1]).transpose(1, 2).to(
+                device, dtype
+            )
 
         return prepare
 

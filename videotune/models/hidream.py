@@ -22,10 +22,10 @@ from videotune.models.model_files import model_parts, read_config
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
-    Fill,
+    Conditioning,
+    FillFn,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -162,13 +162,13 @@ class HiDream(DiffusersModel):
         pooled = torch.zeros(self.config["text_emb_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"llama": llama, "pooled": pooled}
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """The VAE takes clips of one frame."""
         net = super().part(name, fill)
         return _of_frames(net) if name == "vae" else net
 
     def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: Fill = None
+        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
     ) -> nn.Module:
         """Its routed experts carry gradients."""
         return _trainable(super().denoiser(expert, device, fill))
@@ -177,12 +177,12 @@ class HiDream(DiffusersModel):
         """v = noise - x0, which is the network's answer turned about; it is told 1000 t, in float32."""
         _, _, frames, rows, columns = x_t.shape
         stride = self.spec.rules.spatial_stride
-        extras = batch.cond.extras
+        extras = batch.conditioning.extras
         self.check_shape(frames, rows * stride, columns * stride)
         out = net(
             hidden_states=x_t[:, :, 0].to(self.dtype),
             timesteps=t.float() * 1000,
-            encoder_hidden_states_t5=batch.cond.text.to(self.dtype),
+            encoder_hidden_states_t5=batch.conditioning.text.to(self.dtype),
             encoder_hidden_states_llama3=extras["llama"].to(self.dtype).transpose(0, 1),
             pooled_embeds=extras["pooled"].to(self.dtype),
             return_dict=False,
@@ -208,24 +208,28 @@ class HiDream(DiffusersModel):
             )
 
     def pipeline(
-        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
         """The pipeline asks the network for its places."""
         pipe = super().pipeline(nets, shift, cls, **parts)
         pipe.transformer.max_seq = self.spec.padded_tokens
         return pipe
 
-    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """Of three readers."""
         words = {
-            "prompt_embeds_t5": cond.text,
-            "prompt_embeds_llama3": cond.extras["llama"].transpose(0, 1),
-            "pooled_prompt_embeds": cond.extras["pooled"],
+            "prompt_embeds_t5": conditioning.text,
+            "prompt_embeds_llama3": conditioning.extras["llama"].transpose(0, 1),
+            "pooled_prompt_embeds": conditioning.extras["pooled"],
         }
         return {word: value.to(self.device, self.dtype) for word, value in words.items()}
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """The pipeline samples every request at one area, 1024² pixels of a published model.
 
@@ -241,7 +245,9 @@ class HiDream(DiffusersModel):
         pipe.default_sample_size = (
             math.sqrt(shape.height * shape.width) / pipe.vae_scale_factor * NEARLY
         )
-        latents = self.run_pipeline(pipe, cond, uncond, request, generator=generators)
+        latents = self.run_pipeline(
+            pipe, conditioning, unconditional, request, generator=generators
+        )
         assert latents.shape[2:] == self.spec.rules.latent_size(shape)[1:], (
             "the pipeline has changed the size"
         )

@@ -15,9 +15,9 @@ from videotune.models.registry import facts
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -136,14 +136,15 @@ class HunyuanVideo(DiffusersModel):
         """Less the padding, which is on the right."""
         return {"text": states["text"][: int(states["mask"].sum())], "pooled": states["pooled"]}
 
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Condition:
+    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """With the mask that follows from the length."""
-        cond = super().condition(states)
+        conditioning = super().condition(states)
         places = torch.arange(self.spec.text_tokens)
-        if cond.text_mask is not None:
-            return cond
+        if conditioning.text_mask is not None:
+            return conditioning
         return replace(
-            cond, text_mask=torch.stack([places < len(state["text"]) for state in states])
+            conditioning,
+            text_mask=torch.stack([places < len(state["text"]) for state in states]),
         )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
@@ -156,38 +157,42 @@ class HunyuanVideo(DiffusersModel):
 
         As the pipeline does, guidance is told to a checkpoint that has no embedding for it too: it does not listen.
         """
-        cond = batch.cond
-        assert cond.text_mask is not None
+        conditioning = batch.conditioning
+        assert conditioning.text_mask is not None
         out = net(
             hidden_states=x_t.to(self.dtype),
             timestep=t.float() * 1000,
-            encoder_hidden_states=cond.text.to(self.dtype),
-            encoder_attention_mask=cond.text_mask.to(self.dtype),
-            pooled_projections=cond.extras["pooled"].to(self.dtype),
+            encoder_hidden_states=conditioning.text.to(self.dtype),
+            encoder_attention_mask=conditioning.text_mask.to(self.dtype),
+            pooled_projections=conditioning.extras["pooled"].to(self.dtype),
             guidance=torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device)
             * 1000.0,
             return_dict=False,
         )
         return out[0].float()
 
-    def prompt(self, cond: Condition) -> dict[str, Tensor]:
+    def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
         """With CLIP's."""
-        return super().prompt(cond) | {
-            "pooled_prompt_embeds": cond.extras["pooled"].to(self.device, self.dtype)
+        return super().prompt(conditioning) | {
+            "pooled_prompt_embeds": conditioning.extras["pooled"].to(self.device, self.dtype)
         }
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """Guidance is told to the network, once a step.
 
-        ``uncond`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
+        ``unconditional`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
         """
         if self.spec.guidance_embedded:
-            return super().sample(nets, cond, None, request)
+            return super().sample(nets, conditioning, None, request)
         words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
         return self.run_pipeline(
-            self.pipeline(nets, request.shift), cond, uncond, request, **words
+            self.pipeline(nets, request.shift), conditioning, unconditional, request, **words
         ).float()
 
     def lora_formats(self) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ from videotune.models.model_files import (
     read_config,
     weight_files,
 )
-from videotune.models.single_file import DTYPES, FP8, Source
-from videotune.types import Fill, Say
+from videotune.models.single_file import DTYPES, FP8, WeightSource
+from videotune.types import FillFn, LogFn
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,8 +134,8 @@ def load_model(
     blocks: Sequence[str] = (),
     *,
     stay: torch.device | None = None,
-    fill: Fill = None,
-    stream: Say | None = None,
+    fill: FillFn = None,
+    stream: LogFn | None = None,
 ) -> nn.Module:
     """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
 
@@ -198,10 +198,10 @@ def _pack(
     )
 
 
-def _streamed(net: nn.Module, device: torch.device, echo: Say) -> nn.Module:
+def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
     """Move a network to the device, but for the weights of its longest list of blocks."""
+    from videotune.memory.block_offload import stream_blocks  # imports torch
     from videotune.memory.quantization import longest_list
-    from videotune.memory.weight_streaming import stream_blocks  # imports torch
 
     streams = stream_blocks(net, [longest_list(net)], device, 1.0, echo=echo)
     net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
@@ -312,7 +312,7 @@ def refuse_dtypes(
 
 
 def read_states(
-    cls: Any, folder: Path, net: nn.Module, echo: Say | None = None
+    cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
 ) -> Iterator[dict[str, Tensor]]:
     """The weights of a part by diffusers' names, file by file as the files' own pages; of a file in another layout tensor
     by tensor. ``net`` is the part's network, of which the shapes count. Raises VideotuneError as ``check_part`` does.
@@ -326,8 +326,8 @@ def read_states(
 
 
 def check_part(
-    cls: Any, folder: Path, net: nn.Module, echo: Say | None = None
-) -> dict[str, Source]:
+    cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
+) -> dict[str, WeightSource]:
     """Compare the heads of a part's files with its config's model.
 
     Returns where each tensor of the model lies. ``echo`` is told of weights in 8 bits, and of those that are left out.

@@ -19,8 +19,16 @@ from videotune.lazy import diffusers, torch
 from videotune.models.base import DiffusersModel, key_names, spec_of
 from videotune.models.model_files import read_config
 from videotune.models.pipelines import known_latents, own_scheduler
-from videotune.rng import draws, seed32
-from videotune.types import Batch, ClipShape, Condition, Fill, ModelSpec, Nets, SampleRequest
+from videotune.rng import generator_for, seed32
+from videotune.types import (
+    Batch,
+    ClipShape,
+    Conditioning,
+    FillFn,
+    ModelSpec,
+    Networks,
+    SampleRequest,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +108,7 @@ class LTXVideo(DiffusersModel):
             "mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)
         }
 
-    def part(self, name: str, fill: Fill = None) -> nn.Module:
+    def part(self, name: str, fill: FillFn = None) -> nn.Module:
         """A VAE that is told a timestep is told the usual one."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
@@ -117,7 +125,7 @@ class LTXVideo(DiffusersModel):
         raw = super().raw_latents(latents)
         if self.vae().config.timestep_conditioning:
             noise = torch.from_numpy(
-                draws(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
+                generator_for(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
             )
             raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
         return raw
@@ -133,13 +141,13 @@ class LTXVideo(DiffusersModel):
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
-        times = self.told_times(x_t, t, batch)
-        assert batch.cond.text_mask is not None
+        times = self.model_timesteps(x_t, t, batch)
+        assert batch.conditioning.text_mask is not None
         out = net(
             hidden_states=_tokens(x_t.to(self.dtype)),
-            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             timestep=times[:, None] if self.newer and times.ndim == 1 else times,
-            encoder_attention_mask=batch.cond.text_mask,
+            encoder_attention_mask=batch.conditioning.text_mask,
             return_dict=False,
             **self._positions(batch.fps, *x_t.shape[2:]),
         )
@@ -205,14 +213,18 @@ class LTXVideo(DiffusersModel):
         return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
     def pipeline(
-        self, nets: Nets, shift: float | None = None, cls: Any = None, **parts: Any
+        self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
         """With a VAE, which the pipeline asks for its strides."""
         vae = known_latents(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
         """``request.first`` goes on from clean first frames.
 
@@ -236,7 +248,7 @@ class LTXVideo(DiffusersModel):
             nets, request.shift, cls, vae=known_latents(self.spec, first, self.device)
         )
         with _quiet_schedule(pipe.scheduler):
-            latents = self.run_pipeline(pipe, cond, uncond, request, **words)
+            latents = self.run_pipeline(pipe, conditioning, unconditional, request, **words)
         if not self.newer:  # tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
         if first is not None:

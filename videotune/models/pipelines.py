@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
 from videotune.models import loading, model_files
-from videotune.types import ModelSpec, Nets
+from videotune.types import ModelSpec, Networks
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,7 +34,11 @@ def bare_pipeline(cls: Any, **parts: Any) -> Any:
 
 
 def stand_in(
-    nets: Nets, name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    nets: Networks,
+    name: str,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Any:
     """What a pipeline holds in place of a network: its facts, and its answers from ``nets[name]``.
 

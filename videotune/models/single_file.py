@@ -44,7 +44,7 @@ _BESIDE = re.compile(
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """Where the numbers of a network's tensor lie: in which of how many equal parts of the rows of a tensor in a file."""
 
     file: Path
@@ -70,7 +70,9 @@ def renamed(name: str, table: Names) -> str:
     return name
 
 
-def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[str, Source]:
+def find_sources(
+    network: str, wanted: Collection[str], stored: Stored
+) -> dict[str, WeightSource]:
     """Where each tensor of a network of this class lies in files; those left out that no layout has.
 
     The layout is the one that has most of them: a family's table of names behind one of ComfyUI's prefixes. In a table,
@@ -85,7 +87,7 @@ def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[
         *(table for one in families for table in (*one.file_names, one.original_names or ())),
     ]
     files = {name: path for path, headers in stored.items() for name in headers}
-    best: dict[str, Source] = {}
+    best: dict[str, WeightSource] = {}
     for table in tables:
         places = {name: renamed(name, table).partition("#") for name in wanted}
         for prefix in PREFIXES:
@@ -102,7 +104,7 @@ def find_sources(network: str, wanted: Collection[str], stored: Stored) -> dict[
     return best
 
 
-def _source(path: Path, name: str, rows: str, stored: Stored) -> Source:
+def _source(path: Path, name: str, rows: str, stored: Stored) -> WeightSource:
     header = stored[path][name]
     module = name.removesuffix(".weight")
     scale = next(
@@ -120,10 +122,10 @@ def _source(path: Path, name: str, rows: str, stored: Stored) -> Source:
             f"{path} has {fault}: take a file with one scale a tensor, or in bfloat16"
         )
     parts, _, of = (rows or "0/1").partition("/")
-    return Source(path, name, header, tuple(map(int, parts.split(","))), int(of), scale)
+    return WeightSource(path, name, header, tuple(map(int, parts.split(","))), int(of), scale)
 
 
-def in_diffusers_layout(sources: Mapping[str, Source]) -> bool:
+def in_diffusers_layout(sources: Mapping[str, WeightSource]) -> bool:
     """Whether each tensor of a network is a file's of its name, as it is."""
     return all(
         one.name == name and not one.scale and one.stored.dtype in DTYPES
@@ -131,7 +133,7 @@ def in_diffusers_layout(sources: Mapping[str, Source]) -> bool:
     )
 
 
-def left_over(sources: Mapping[str, Source], stored: Collection[str]) -> list[str]:
+def left_over(sources: Mapping[str, WeightSource], stored: Collection[str]) -> list[str]:
     """The tensors of which nothing is made, but for scales; of a file with a prefix those alone that have it."""
     used = {source.name for source in sources.values()}
     prefix = next(
@@ -164,7 +166,7 @@ def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
         )
 
 
-def tensors(sources: Mapping[str, Source]) -> Iterator[tuple[str, Tensor]]:
+def tensors(sources: Mapping[str, WeightSource]) -> Iterator[tuple[str, Tensor]]:
     """The network's tensors by name; each tensor of a file is read once, and let go before the next.
 
     What stands in fp8 is given in float32: the number times its scale, where there is one. Others may be pages of the file,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,10 @@ from videotune.models.pipelines import known_latents
 from videotune.types import (
     Batch,
     ClipShape,
-    Condition,
+    Conditioning,
     Expert,
     ModelSpec,
-    Nets,
+    Networks,
     SampleRequest,
     VideoRules,
 )
@@ -91,7 +92,7 @@ class Wan(DiffusersModel):
             latent_channels=latent,
             patch=patch,
             text_width=net["text_dim"],
-            given="concat" if from_image else "replace" if from_both else "none",
+            image_conditioning="concat" if from_image else "replace" if from_both else "none",
             first_frame=1.0 if from_image else 0.0 if from_both else None,
             experts=experts,
             timestep_shift=5.0 if newer else cls.spec.timestep_shift,
@@ -140,7 +141,7 @@ class Wan(DiffusersModel):
 
         "image" (4+C,F,H,W), the mask and the latents of that frame before grey ones; 2.1's "clip" (257, 1280).
         """
-        if self.spec.given != "concat":
+        if self.spec.image_conditioning != "concat":
             return {}
         from PIL import Image  # light to start
 
@@ -173,7 +174,7 @@ class Wan(DiffusersModel):
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
         """With what image-to-video is told."""
         states = super().blank_states(shape)
-        if self.spec.given == "concat":
+        if self.spec.image_conditioning == "concat":
             size = self.spec.image_channels[0], *self.spec.rules.latent_size(shape)
             states["image"] = torch.zeros(size, dtype=self.dtype)
             if self._reads_clip:
@@ -187,14 +188,14 @@ class Wan(DiffusersModel):
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
-        extras = batch.cond.extras
+        extras = batch.conditioning.extras
         states = x_t.to(self.dtype)
-        if self.spec.given == "concat":
+        if self.spec.image_conditioning == "concat":
             states = torch.cat([states, extras["image"].to(self.dtype)], dim=1)
         out = net(
             hidden_states=states,
-            timestep=self.told_times(x_t, t, batch),
-            encoder_hidden_states=batch.cond.text.to(self.dtype),
+            timestep=self.model_timesteps(x_t, t, batch),
+            encoder_hidden_states=batch.conditioning.text.to(self.dtype),
             encoder_hidden_states_image=extras["clip"].to(self.dtype)
             if "clip" in extras
             else None,
@@ -203,19 +204,23 @@ class Wan(DiffusersModel):
         return out[0].float()
 
     def sample(
-        self, nets: Nets, cond: Condition, uncond: Condition | None, request: SampleRequest
+        self,
+        nets: Networks,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
+        request: SampleRequest,
     ) -> Tensor:
-        """An image is in ``cond.extras`` (image-to-video) or ``request.first`` (TI2V).
+        """An image is in ``conditioning.extras`` (image-to-video) or ``request.first`` (TI2V).
 
         Samples with one are drawn one by one: the pipeline takes a single image for all.
         """
-        if self.spec.given != "concat" and request.first is None:
-            return super().sample(nets, cond, uncond, request)
+        if self.spec.image_conditioning != "concat" and request.first is None:
+            return super().sample(nets, conditioning, unconditional, request)
         drawn = []
         for i, seed in enumerate(request.seeds):
-            row = slice(i, i + 1)
-            one = cond.map(lambda x, row=row: x[row])  # type: ignore[misc]
-            other = None if uncond is None else uncond.map(lambda x, row=row: x[row])  # type: ignore[misc]
+            pick = itemgetter(slice(i, i + 1))
+            one = conditioning.map(pick)
+            other = None if unconditional is None else unconditional.map(pick)
             channels = self.spec.latent_channels
             first = (
                 one.extras["image"][:, -channels:]
@@ -233,8 +238,8 @@ class Wan(DiffusersModel):
     def run_pipeline(
         self,
         pipe: Any,
-        cond: Condition,
-        uncond: Condition | None,
+        conditioning: Conditioning,
+        unconditional: Conditioning | None,
         request: SampleRequest,
         **words: Any,
     ) -> Tensor:
@@ -245,12 +250,12 @@ class Wan(DiffusersModel):
             words["guidance_scale_2"] = (
                 request.guidance if request.guidance_2 is None else request.guidance_2
             )
-        return super().run_pipeline(pipe, cond, uncond, request, **words)
+        return super().run_pipeline(pipe, conditioning, unconditional, request, **words)
 
     def fingerprints(self) -> dict[str, str]:
         """Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name."""
         prints = super().fingerprints()
-        if self.spec.given == "concat":
+        if self.spec.image_conditioning == "concat":
             looks = ("image_encoder", "image_processor") if self._reads_clip else ()
             own = [fingerprint(self.folder / part) for part in looks]
             prints["vae"] = "-".join([prints["vae"], "image", *own, str(self.dtype)])

@@ -9,23 +9,23 @@ import torch
 from torch import nn
 
 from videotune.config.resolve import Resolved
-from videotune.config.rules import cannot_compile, cannot_wait
 from videotune.config.schema import Config
+from videotune.config.validators import cannot_compile, cannot_wait
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit
+from videotune.job.job import Job
 from videotune.memory.accelerator import local_device, overlaps
+from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import OFF, ON
 from videotune.memory.compiling import no_compiler
 from videotune.memory.quantization import bytes_a_number
-from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.cards import USUAL, Card, known_card
-from videotune.planner.cards import card as card_of
-from videotune.planner.measure import Parts
+from videotune.planner.gpus import USUAL, Card, known_card
+from videotune.planner.gpus import card as card_of
+from videotune.planner.measure import CountsByPart
 from videotune.planner.memory import Fixed, Need, StepSpec
-from videotune.trainer.components import DTYPES, dtype_name, weights_of
-from videotune.trainer.run_spec import Job
+from videotune.trainer.build import DTYPES, dtype_name, weights_of
 from videotune.validation.overhead import overhead, planned, share_of_all
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
@@ -44,7 +44,7 @@ class Fit:
 
     fraction: float
     training: Need
-    phases: Mapping[str, tuple[str, Parts]]
+    phases: Mapping[str, tuple[str, CountsByPart]]
     vram: int | None
     card: Card | None
     fits: bool | None
@@ -159,8 +159,8 @@ def fit(
     if vram is not None and "preview" in away and memory.room(away["preview"][1]) > vram:
         away = memory.others(own_share(job, memory.with_tiles(job, dtype)), training, vram)
     streamed = training.choice.streamed
-    way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.PLAIN
-    phases: dict[str, tuple[str, Parts]] = {
+    way = f"{streamed} of {len(spec.blocks)} blocks streamed" if streamed else memory.UNCHANGED
+    phases: dict[str, tuple[str, CountsByPart]] = {
         "training": (way, training.device[training.worst]),
         **away,
     }
@@ -297,7 +297,7 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
     }
 
 
-def bytes_of(parts: Parts) -> dict[str, int]:
+def bytes_of(parts: CountsByPart) -> dict[str, int]:
     """What a card must have for these parts, and what they are."""
     return {"need_bytes": memory.room(parts), "allocated_bytes": sum(parts.values())}
 

@@ -26,18 +26,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
 from videotune.files import Count, Number
+from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.trainer import components, denoisers, optimizers
-from videotune.trainer.experts import trained
-from videotune.trainer.step import Clock, StepSettings, Trainable, train_step
+from videotune.trainer import build, optimizers
+from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
 
-Parts = Mapping[str, Count]
+CountsByPart = Mapping[str, Count]
 """Bytes by part."""
 
 
@@ -45,7 +46,7 @@ Parts = Mapping[str, Count]
 class Reading:
     """Of each phase the bytes of each part at the moment when most were held; and the floating-point operations done."""
 
-    phases: Mapping[str, Parts]
+    phases: Mapping[str, CountsByPart]
     flops: Number
 
     def extrapolated(self, one: Reading, other: Reading, times: float) -> Reading:
@@ -58,7 +59,7 @@ class Reading:
         return Reading(phases, self.flops + (other.flops - one.flops) * times)
 
 
-def plus(parts: Parts, more: Parts, times: float = 1) -> dict[str, int]:
+def plus(parts: CountsByPart, more: CountsByPart, times: float = 1) -> dict[str, int]:
     """``times`` the bytes of ``more`` added to the bytes of ``parts``, part by part, in alphabetical order."""
     return {
         part: parts.get(part, 0) + round(more.get(part, 0) * times)
@@ -224,7 +225,7 @@ class FakeNetwork:
 
     net: nn.Module
     held: Mapping[str, nn.Parameter]
-    trainable: Trainable
+    trainable: TrainableState
     warm: bool = False
 
 
@@ -239,7 +240,7 @@ class FakeRun:
         self.config = config
         self.mode = fake_mode()
         self.piece = piece
-        self.objective: Objective = components.make_objective(
+        self.objective: Objective = build.make_objective(
             family.spec, config
         )  # with real tables
         self._nets: dict[Depths, FakeNetwork] = {}
@@ -276,7 +277,7 @@ class FakeRun:
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
                 setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(denoisers.attach(net, self.family.spec, self.config))
+            held = dict(attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
             for (
@@ -330,7 +331,11 @@ class FakeRun:
             ]
             ledger.name((x for state in states for x in _tensors(state)), "optimizer")
             ledger.name(
-                [prepared.batch.x0, prepared.noise, *_tensors(vars(prepared.batch.cond))],
+                [
+                    prepared.batch.x0,
+                    prepared.noise,
+                    *_tensors(vars(prepared.batch.conditioning)),
+                ],
                 "batch",
             )
             hooks: list[Any] = [
@@ -357,17 +362,15 @@ class FakeRun:
         for hook in hooks:
             hook.remove()
 
-    def trainable(self, held: Mapping[str, nn.Parameter]) -> Trainable:
+    def trainable(self, held: Mapping[str, nn.Parameter]) -> TrainableState:
         """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
         if not held:  # the new rows of a text encoder's table, which are next to nothing
             held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(
-            name for name, dtype in components.DTYPES.items() if dtype == self.family.dtype
-        )
+        dtype = next(name for name, dtype in build.DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = denoisers.make_trainable(held, {}, self.family, planned, name, 1)
+        trainable = make_trainable(held, {}, self.family, planned, name, 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
@@ -375,11 +378,15 @@ class FakeRun:
         spec = self.family.spec
         frames, rows, columns = spec.rules.latent_size(shape)
         x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
-        cond = self.family.condition([self.family.blank_states(shape)] * samples)
+        conditioning = self.family.condition([self.family.blank_states(shape)] * samples)
         if self.config.text_in_step:
-            cond.text.requires_grad_()  # gradients go into it
-        given = spec.given == "replace" and bool(self.config.first_frame_probability)
-        batch = Batch.of(x0, cond, fps=torch.full((samples,), shape.fps), any_given=given)
+            conditioning.text.requires_grad_()  # gradients go into it
+        given = spec.image_conditioning == "replace" and bool(
+            self.config.first_frame_probability
+        )
+        batch = Batch.of(
+            x0, conditioning, fps=torch.full((samples,), shape.fps), has_conditioning=given
+        )
         return StepBatch(
             1,
             batch.window_ids,
@@ -390,7 +397,7 @@ class FakeRun:
             torch.zeros_like(x0),
         )
 
-    def read_text(self) -> tuple[Parts, float, list[list[int]]]:
+    def read_text(self) -> tuple[CountsByPart, float, list[list[int]]]:
         """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
 
         A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
@@ -416,13 +423,13 @@ class FakeRun:
             blocks.append([weight_bytes(block) for block in max(lists, key=len)])
         return ledger.phases["text_encoder"], ledger.flops, blocks
 
-    def encode(self, shape: ClipShape) -> Parts:
+    def encode(self, shape: ClipShape) -> CountsByPart:
         """The VAE over one clip of this shape: bytes by part."""
         with self._part("vae", "autoencoder") as (net, ledger):
             net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
         return ledger.phases["vae"]
 
-    def decode(self, shape: ClipShape, tiled: bool = False) -> Parts:
+    def decode(self, shape: ClipShape, tiled: bool = False) -> CountsByPart:
         """The VAE that decodes one preview of this shape, whole or in tiles: bytes by part."""
         size = self.family.spec.rules.latent_size(shape)
         with self._part("vae", "autoencoder") as (net, ledger), in_tiles(net, tiled):

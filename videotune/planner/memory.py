@@ -16,27 +16,27 @@ import torch
 from videotune._version import __version__
 from videotune.config import optimizers, schema
 from videotune.files import Count, Number, checked, digest, write_json
+from videotune.job.experts import trained
+from videotune.job.job import Job
+from videotune.memory.block_offload import spread
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
-from videotune.memory.weight_streaming import spread
 from videotune.models.registry import find
-from videotune.planner.cards import Card
+from videotune.planner.gpus import Card
 from videotune.planner.measure import (
     FEW,
     FIRST,
     KEPT,
     MORE,
     PASSES,
+    CountsByPart,
     FakeRun,
-    Parts,
     Reading,
     plus,
     weight_bytes,
 )
-from videotune.trainer.components import DTYPES, weights_of
-from videotune.trainer.experts import trained
-from videotune.trainer.run_spec import Job
+from videotune.trainer.build import DTYPES, weights_of
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
 
@@ -77,7 +77,7 @@ class StepSpec:
     trained: tuple[Count, ...]
     kept: Mapping[str, tuple[Count, ...]]
     work: tuple[tuple[Count, Number], ...] = ()
-    elsewhere: Mapping[str, Mapping[str, Parts]] = field(default_factory=dict)
+    elsewhere: Mapping[str, Mapping[str, CountsByPart]] = field(default_factory=dict)
     moments: Number = 1.0
     experts: Count = 1
 
@@ -127,8 +127,8 @@ class Need:
     micro-batch."""
 
     choice: Choice
-    device: Mapping[str, Parts]
-    host: Parts
+    device: Mapping[str, CountsByPart]
+    host: CountsByPart
     flops: float
     moved: float
 
@@ -148,7 +148,7 @@ class Need:
         return room(self.device[self.worst])
 
 
-def room(parts: Parts) -> int:
+def room(parts: CountsByPart) -> int:
     """Bytes that a card must have for this: what stays as it is, activations with some to spare, and the context."""
     moving = parts.get("activations", 0)
     return sum(parts.values()) - moving + math.ceil(SPARE * moving) + ROOM
@@ -167,7 +167,7 @@ def need(spec: StepSpec, choice: Choice) -> Need:
     trained_bytes = sum(spec.trained[i] for i in streamed)
     stays = 1 - trained_bytes / max(1, sum(spec.trained))
 
-    def on_device(name: str, parts: Parts) -> dict[str, int]:
+    def on_device(name: str, parts: CountsByPart) -> dict[str, int]:
         here = dict(parts)
         here["weights"] = here.get("weights", 0) - (streamed_bytes - trained_bytes)
         here["optimizer"] = round(here.get("optimizer", 0) * spec.moments)
@@ -206,7 +206,7 @@ def need(spec: StepSpec, choice: Choice) -> Need:
 
 def moments(
     spec: StepSpec, choice: Choice, again: Collection[int]
-) -> Iterator[tuple[str, Parts]]:
+) -> Iterator[tuple[str, CountsByPart]]:
     """(phase, bytes by part) at each moment of a step that may be the worst of its phase; ``again`` as in ``need``.
 
     While a block computes, the blocks before it keep what they keep, and the gradients of those after it are there.
@@ -220,7 +220,7 @@ def moments(
     whole = max(last[name].get("gradients", 0) for name in PASSES if name in last)
     each = (whole - last["backward"].get("gradients", 0)) / max(1, len(modes) - 1)
 
-    def at(phase: str, i: int) -> tuple[str, Parts]:
+    def at(phase: str, i: int) -> tuple[str, CountsByPart]:
         parts = readings[modes[i]][phase]
         mode = modes[i]
         more = sum(kept[modes[j]][j] for j in range(max(0, i - ahead), i))
@@ -249,20 +249,22 @@ HOST_A_BYTE = 8.0
 """Bytes on the host a byte of bfloat16 weights that train and are streamed: float32 master, gradient and two moments."""
 
 
-def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[str, Parts]]:
+def others(
+    spec: StepSpec, training: Need, vram: int | None
+) -> dict[str, tuple[str, CountsByPart]]:
     """For each phase without a step, in which way it is done and what it then holds: the plainest way that fits.
 
     A preview is decoded beside the denoiser, with the denoiser set aside, or in tiles then.
     """
     resting = training.device.get("end", {})
-    found: dict[str, tuple[str, Parts]] = {}
+    found: dict[str, tuple[str, CountsByPart]] = {}
     for phase, ways in spec.elsewhere.items():
         for way, own in ways.items():
-            parts: Parts = own
+            parts: CountsByPart = own
             if phase == "preview":
                 left = (
                     resting
-                    if way == PLAIN
+                    if way == UNCHANGED
                     else {k: v for k, v in resting.items() if k not in ("weights", "ring")}
                 )
                 parts = plus(own, left)
@@ -272,7 +274,7 @@ def others(spec: StepSpec, training: Need, vram: int | None) -> dict[str, tuple[
     return found
 
 
-PLAIN = "unchanged"
+UNCHANGED = "unchanged"
 STREAMED = "blocks streamed from the host"
 ASIDE = "the denoiser offloaded"
 TILED = "the denoiser offloaded, decoded in tiles"
@@ -556,16 +558,16 @@ def kept_by_blocks(run: FakeRun, shape: ClipShape, mode: str) -> tuple[int, ...]
     return tuple(found)
 
 
-def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, Parts]]:
+def elsewhere(run: FakeRun, inputs: PlanInputs) -> dict[str, Mapping[str, CountsByPart]]:
     """What is held when no step runs: text encoder, autoencoder over the dearest clips, and over a preview; in each way."""
     text, _, encoders = run.read_text()
     streamed = text["text encoder"] - sum(
         sum(blocks) - SLOTS * max(blocks) for blocks in encoders
     )
-    phases: dict[str, Mapping[str, Parts]] = {
-        "encoding text": {PLAIN: text, STREAMED: {**text, "text encoder": streamed}},
-        "encoding clips": {PLAIN: run.encode(inputs.shapes[0])},
+    phases: dict[str, Mapping[str, CountsByPart]] = {
+        "encoding text": {UNCHANGED: text, STREAMED: {**text, "text encoder": streamed}},
+        "encoding clips": {UNCHANGED: run.encode(inputs.shapes[0])},
     }
     if inputs.preview is not None:
-        phases["preview"] = dict.fromkeys((PLAIN, ASIDE), run.decode(inputs.preview))
+        phases["preview"] = dict.fromkeys((UNCHANGED, ASIDE), run.decode(inputs.preview))
     return phases

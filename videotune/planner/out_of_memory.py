@@ -1,6 +1,6 @@
 """What to do where a step does not fit into memory, in words, the cheapest first."""
 
-from videotune.config import fields, rules, schema
+from videotune.config import fields, schema, validators
 from videotune.errors import DoesNotFit
 from videotune.memory.accelerator import overlaps
 from videotune.trainer.saving import rescue_message, save_what_is_good
@@ -71,7 +71,7 @@ def unchanging(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
             ("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory")
         )
     fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and gpu and config.sharding == "OFF" and not rules.cannot_wait(config):
+    if fraction < 1 and gpu and config.sharding == "OFF" and not validators.cannot_wait(config):
         setting = f"layer_offload_fraction={min(1.0, fraction + 0.5):g}"
         found.append((setting, "the weights of that share of the blocks wait in host memory"))
     return found

@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
-from videotune.adapters import kinds, layers
+from videotune.adapters import adapter_types, layers
 from videotune.config import optimizers, schema
 from videotune.data.dataset import totals
 from videotune.exporter.formats import check_formats
+from videotune.job.experts import trained
+from videotune.job.job import Job
 from videotune.latent_cache import exposure, sampler
 from videotune.models.registry import find
-from videotune.trainer.components import make_objective, what_trains
-from videotune.trainer.denoisers import make_expert_schedule
-from videotune.trainer.experts import trained
-from videotune.trainer.run_spec import Job
+from videotune.trainer.build import make_objective, what_trains
+from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.text_encoders import text_size
 from videotune.validation.callbacks import reads_of_run
 from videotune.validation.overhead import overhead
@@ -90,7 +90,7 @@ def adapter_size(job: Job) -> dict[str, Any] | None:
     net = family.skeleton()
     experts = len(trained(job.spec, job.config))
     own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
-    paths = list(kinds.by_module(own)) or list(
+    paths = list(adapter_types.by_module(own)) or list(
         dict.fromkeys(name.rpartition(".")[0] for name in own)
     )
     count = experts * sum(value.numel() for value in own.values())

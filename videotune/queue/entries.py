@@ -21,9 +21,9 @@ from typing_extensions import TypedDict
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import checked, read_json, write_json
 from videotune.queue import jobs
-from videotune.queue.jobs import Job
+from videotune.queue.jobs import QueuedJob
 
-State = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
+EntryState = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
 
 CONFIGS = (".json", ".yaml", ".yml")
 LISTED = "queue.json"
@@ -34,7 +34,7 @@ CARD = "CUDA_VISIBLE_DEVICES"
 NAME = re.compile(r"[\w][\w.,=+-]{0,149}")
 
 
-class Row(TypedDict, total=False):
+class EntryRecord(TypedDict, total=False):
     """What ``queue.json`` says of an entry beside its config."""
 
     run: str | None
@@ -47,7 +47,7 @@ class Row(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueueEntry:
     """A training, or another command, of the queue: its config file, its run folder, and how it stands.
 
     The highest ``priority`` runs first, then the one that was added first. ``tries``: how often it failed in a row;
@@ -61,9 +61,9 @@ class Entry:
     priority: int
     added: float
     skips: str | None
-    state: State
+    state: EntryState
     tries: int
-    job: Job | None
+    job: QueuedJob | None
     words: tuple[str, ...] = ()
     fresh: bool = True
     held: bool = False
@@ -94,7 +94,7 @@ class Entry:
         }
 
 
-def entries(queue: Path) -> list[Entry]:
+def entries(queue: Path) -> list[QueueEntry]:
     """The trainings of a queue in the order in which they run; none where there is no such folder.
 
     Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
@@ -120,7 +120,9 @@ def entries(queue: Path) -> list[Entry]:
     return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
 
 
-def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) -> Entry:
+def _entry(
+    queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[QueuedJob]
+) -> QueueEntry:
     run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
     words = tuple(row.get("words") or ())
     since = row.get("since") or 0.0
@@ -136,7 +138,7 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
     again = not words or (
         "--resume" not in words and (run / "config.json").is_file()
     )  # it got as far as to begin
-    state = cast(State, "waiting" if tries < (TRIES if again else 1) else "failed")
+    state = cast(EntryState, "waiting" if tries < (TRIES if again else 1) else "failed")
     if now and now[0].state in ("running", "paused", "done", "stopped"):
         state = now[0].state
     if row.get("held") and state == "waiting":
@@ -144,7 +146,7 @@ def _entry(queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[Job]) 
     added = float(row.get("added") or path.stat().st_mtime)
     last = ran[0] if ran else None
     asked = run, row.get("priority") or 0, added, row.get("skips")
-    return Entry(
+    return QueueEntry(
         path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held"))
     )
 
@@ -153,7 +155,9 @@ def _rows(queue: Path) -> dict[str, Any]:
     """What ``queue.json`` says of each; VideotuneError where it is damaged."""
     listed = queue / LISTED
     try:
-        return dict(checked(dict[str, Row], read_json(listed) if listed.is_file() else {}))
+        return dict(
+            checked(dict[str, EntryRecord], read_json(listed) if listed.is_file() else {})
+        )
     except ValueError as error:
         raise VideotuneError(
             f"{listed} is damaged ({error}): mend it, or delete it to queue all anew"
@@ -193,7 +197,7 @@ def add(
             raise VideotuneError(
                 f"{own} is the folder of another run: give another --out, or delete that run"
             )
-        row: Row = {
+        row: EntryRecord = {
             "run": str(run.absolute()) if run else None,
             "priority": priority,
             "added": time.time(),
@@ -205,7 +209,7 @@ def add(
     return queue / f"{name}.json"
 
 
-def named(queue: Path, name: str) -> Entry:
+def named(queue: Path, name: str) -> QueueEntry:
     """An entry by its name; VideotuneError that lists them where there is none."""
     found = {entry.name: entry for entry in entries(queue)}
     if name not in found:
@@ -274,7 +278,7 @@ def reorder(queue: Path, names: Sequence[str]) -> None:
     _change(queue, dict(zip([entry.name for entry in own], rows, strict=True)))
 
 
-def start(queue: Path, entry: Entry, card: str | None) -> None:
+def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
     """Run an entry in a process of its own, on the card of this number; a training that began before is resumed."""
     begun = (entry.run / "config.json").is_file()
     how = ["--resume"] if begun else ["--config", str(entry.config.absolute())]
@@ -289,7 +293,7 @@ def work(
     queue: Path,
     cards: Sequence[str | None] = (None,),
     watch: bool = False,
-    tell: Callable[[Entry], Any] = print,
+    tell: Callable[[QueueEntry], Any] = print,
 ) -> int:
     """Train what waits, one training a card, until nothing waits (``watch``: and then wait for more); the exit code.
 
@@ -300,9 +304,9 @@ def work(
     if not queue.is_dir():
         raise VideotuneError(f"{queue} is no queue: `videotune queue add` makes one")
     begun = time.time()
-    told = dict[str, State]()
+    told = dict[str, EntryState]()
 
-    def news(entry: Entry) -> None:
+    def news(entry: QueueEntry) -> None:
         if told.get(entry.name) != entry.state:
             told[entry.name] = entry.state
             tell(entry)
@@ -321,7 +325,7 @@ def work(
 
 
 def _turn(
-    queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[Entry], None]
+    queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[QueueEntry], None]
 ) -> bool:
     """Start what there is a free card for; whether anything runs or waits."""
     found = entries(queue)
@@ -336,7 +340,7 @@ def _turn(
     return bool(running or ready)
 
 
-def _ended_before(entry: Entry, begun: float) -> bool:
+def _ended_before(entry: QueueEntry, begun: float) -> bool:
     """Whether it was stopped before the worker began, and not by a person who wants it to stay so."""
     job = entry.job
     return (

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from videotune.errors import DONE, INTERRUPTED, SKIPPED, VideotuneError
 from videotune.files import checked, read_json, write_json
 
-State = Literal["running", "paused", "done", "failed", "stopped", "dead"]
+JobState = Literal["running", "paused", "done", "failed", "stopped", "dead"]
 
 _started: list[subprocess.Popen[bytes]] = []
 """Runners that this process has begun and that are to be waited for once they end."""
@@ -68,7 +68,7 @@ class End(TypedDict):
 
 
 @dataclass(frozen=True)
-class Job:
+class QueuedJob:
     """A command that was started: its kind (check, plan, train …), what it is about, and how it stands.
 
     ``code`` is the exit code, None while it runs and where it died without one; times are seconds since 1970; ``env``:
@@ -79,7 +79,7 @@ class Job:
     kind: str
     about: str
     words: tuple[str, ...]
-    state: State
+    state: JobState
     code: int | None
     started: float
     ended: float | None
@@ -97,7 +97,7 @@ def start(
     words: Sequence[str],
     about: str = "",
     env: Mapping[str, str] | None = None,
-) -> Job:
+) -> QueuedJob:
     """Start ``videotune WORDS`` apart from this process.
 
     ``env``: environment variables beside this process's own. Raises VideotuneError for a word that no process can be given.
@@ -139,7 +139,7 @@ def start(
     return read(folder)
 
 
-def read(folder: Path) -> Job:
+def read(folder: Path) -> QueuedJob:
     """A job as its folder and the table of processes say that it stands; ValueError where its folder is damaged."""
     try:
         return _read(folder, (folder / "rc.json").stat().st_mtime_ns)
@@ -148,7 +148,7 @@ def read(folder: Path) -> Job:
 
 
 @lru_cache(maxsize=4096)
-def _read(folder: Path, ended_at: int) -> Job:
+def _read(folder: Path, ended_at: int) -> QueuedJob:
     """A job; one that ended is read once, since its folder does not change any more."""
     facts: Facts = checked(Facts, read_json(folder / "job.json"))
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
@@ -158,7 +158,7 @@ def _read(folder: Path, ended_at: int) -> Job:
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
     state = ("paused" if _paused(folder) else "running") if alive else _how(code, facts["kind"])
     times = facts["started"], ended
-    return Job(
+    return QueuedJob(
         folder,
         facts["kind"],
         facts["about"],
@@ -170,7 +170,7 @@ def _read(folder: Path, ended_at: int) -> Job:
     )
 
 
-def _how(code: int | None, kind: str) -> State:
+def _how(code: int | None, kind: str) -> JobState:
     if code == DONE or (code == SKIPPED and kind not in WHOLE):
         return "done"
     if code in (INTERRUPTED, -15, -2):
@@ -220,7 +220,7 @@ def _json(path: Path, kind: Any) -> Any:
     return None
 
 
-def _each(project: Path, kind: str | None) -> Iterator[Job]:
+def _each(project: Path, kind: str | None) -> Iterator[QueuedJob]:
     for folder in sorted((project / "jobs").glob(f"*-{kind or '*'}"), reverse=True):
         with suppress(
             OSError, ValueError
@@ -228,28 +228,28 @@ def _each(project: Path, kind: str | None) -> Iterator[Job]:
             yield read(folder)
 
 
-def all_jobs(project: Path, kind: str | None = None) -> list[Job]:
+def all_jobs(project: Path, kind: str | None = None) -> list[QueuedJob]:
     """The project's jobs, the last one first."""
     return list(_each(project, kind))
 
 
-def latest(project: Path, kind: str, about: str | None = None) -> Job | None:
+def latest(project: Path, kind: str, about: str | None = None) -> QueuedJob | None:
     """The last job of a kind, and of what it is about where that is named; None where there was none."""
     return next((job for job in _each(project, kind) if about in (None, job.about)), None)
 
 
-def stop(job: Job) -> bool:
+def stop(job: QueuedJob) -> bool:
     """Ask a job's command to end (SIGTERM), a paused one too; whether there was one to ask."""
     unpause(job)
     return _signal(_command(job.folder), psutil.Process.terminate)
 
 
-def pause(job: Job) -> bool:
+def pause(job: QueuedJob) -> bool:
     """Suspend a job's command and its children, which keep their memory; whether there was one."""
     return _signal(_command(job.folder, family=True), psutil.Process.suspend)
 
 
-def unpause(job: Job) -> bool:
+def unpause(job: QueuedJob) -> bool:
     """Let a suspended command go on, its children first; whether there was one."""
     return _signal(_command(job.folder, family=True)[::-1], psutil.Process.resume)
 
@@ -261,7 +261,7 @@ def _signal(processes: Sequence[psutil.Process], act: Callable[[psutil.Process],
     return bool(processes)
 
 
-def log_tail(job: Job, lines: int = 30) -> list[str]:
+def log_tail(job: QueuedJob, lines: int = 30) -> list[str]:
     """The last lines that the command printed for the user, of 64 kB at most, without the codes of colours and bars."""
     try:
         with (job.folder / "log").open("rb") as file:
@@ -273,14 +273,14 @@ def log_tail(job: Job, lines: int = 30) -> list[str]:
     return [line.rpartition("\r")[2] for line in plain.split("\n") if line.strip()][-lines:]
 
 
-def result(job: Job) -> Any:
+def result(job: QueuedJob) -> Any:
     """The JSON that the command printed, or None where it printed none."""
     with suppress(OSError, ValueError):
         return json.loads((job.folder / "out").read_bytes())
     return None
 
 
-def why(job: Job) -> str:
+def why(job: QueuedJob) -> str:
     """How a job ended, in words; an error as the command told it, which may be several lines."""
     known = {
         "running": "at work",

@@ -12,9 +12,9 @@ from typing import Any
 
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
-from videotune.queue.entries import CONFIGS, Entry, add, entries, work
+from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
+from videotune.queue.entries import CONFIGS, QueueEntry, add, entries, work
 from videotune.reporter.build import write_comparison
-from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
 
 MOST_RUNS = 256
 LONGEST = 100
@@ -71,12 +71,12 @@ def plan_sweep(
 
 
 def run_sweep(
-    out: Path, cards: Sequence[str | None], tell: Callable[[Entry], None]
+    out: Path, cards: Sequence[str | None], tell: Callable[[QueueEntry], None]
 ) -> tuple[int, Path]:
     """Train what waits of a sweep; the exit code, and the page, which is written anew whenever a run ends."""
     page = out / "sweep.html"
 
-    def heard(entry: Entry) -> None:
+    def heard(entry: QueueEntry) -> None:
         tell(entry)
         if entry.state not in ("waiting", "running"):
             write_comparison([one.run for one in entries(out)], page)

@@ -13,7 +13,7 @@ from videotune.files import write_text
 from videotune.reporter import curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points, read_run
-from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.runs.step_sums import Steps, regularization
 
 LONG = 120
 """Letters from which a caption's end on the contact sheet opens on a click."""

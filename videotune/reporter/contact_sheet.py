@@ -18,10 +18,10 @@ from videotune.data import file_checks, frame_sampling, video_writer
 from videotune.data.workers import default_workers
 from videotune.errors import VideotuneError
 from videotune.files import write_text, write_whole
+from videotune.job.job import Job
 from videotune.reporter.build import contact_sheet_page
 from videotune.text import counted, shape_words, short_path, state_words
-from videotune.trainer.run_spec import Job
-from videotune.types import PLAIN, Clip, Window
+from videotune.types import DETERMINISTIC_VARIANT, Clip, Window
 
 THUMB = 160
 """Height of a picture on the page and on a sheet, in pixels."""
@@ -106,7 +106,7 @@ def shots(
         middle = own[len(own) // 2]
         last = own[-1]
         times = [
-            frame_sampling.sample_window(w, PLAIN, job.config.seed).times
+            frame_sampling.sample_window(w, DETERMINISTIC_VARIANT, job.config.seed).times
             for w in (first, middle, last)
         ]
         chosen = [times[0][0], times[1][len(times[1]) // 2], times[2][-1]]

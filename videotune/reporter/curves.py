@@ -14,8 +14,8 @@ from typing import Any
 from videotune.latent_cache.exposure import BANDS
 from videotune.latent_cache.exposure import band as band_of
 from videotune.reporter.read import Point, Record, Run, at, items, mapping, number, points
+from videotune.runs.step_sums import NINTHS, clip_of, regularization
 from videotune.text import counted, plain
-from videotune.trainer.logging.step_sums import NINTHS, clip_of, regularization
 
 SIZE = 1000
 """Side of the drawing's own coordinates, which stand for the plot's full width and height."""

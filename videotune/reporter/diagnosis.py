@@ -11,11 +11,11 @@ from typing import Any
 from videotune.config.load import flatten
 from videotune.config.resolve import parse
 from videotune.files import read_json
-from videotune.records import read_record
 from videotune.reporter.read import Run, points, read_run
+from videotune.runs import checkpoint, journal, run_dir
+from videotune.runs.schemas import read_record
 from videotune.text import value_text
-from videotune.trainer import checkpoint, run_dir
-from videotune.trainer.logging import journal, speed
+from videotune.trainer import throughput
 from videotune.validation.overfitting import OVERFITTING, judge
 
 
@@ -157,7 +157,7 @@ def _slow(run: Run) -> Iterator[Finding]:
     now = settings(run)
     if whole <= 0:
         return
-    if (waiting := spent.get("data", 0.0) / whole) > speed.WAITING:
+    if (waiting := spent.get("data", 0.0) / whole) > throughput.WAITING:
         anew = (
             "; variants 0 encodes each view anew"
             if now.get("video_config.variants") == 0
@@ -166,7 +166,7 @@ def _slow(run: Run) -> Iterator[Finding]:
         yield _finding(
             "data", share=waiting, whole=whole, threads=now.get("dataloader_threads"), anew=anew
         )
-    if (loading := spent.get("experts", 0.0) / whole) > speed.WAITING:
+    if (loading := spent.get("experts", 0.0) / whole) > throughput.WAITING:
         yield _finding("experts", share=loading, period=now.get("expert_period"))
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.records import parse_line, read_record
-from videotune.trainer.logging.journal import readings_of
-from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.runs.journal import readings_of
+from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.step_sums import Steps, regularization
 
 Record = Mapping[str, Any]
 Point = tuple[float, float]

@@ -15,7 +15,7 @@ from weakref import ref
 import torch
 
 from videotune.files import digest
-from videotune.types import ClipShape, Family, Moments, SampleRequest
+from videotune.types import ClipShape, Family, LatentDistribution, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def draw(
     text: Callable[[str], Mapping[str, Tensor]],
     samples: Sequence[tuple[str, int]],
     on_done: Callable[[int], object] | None = None,
-    first: Sequence[Moments] | None = None,
+    first: Sequence[LatentDistribution] | None = None,
     isolated: bool = False,
 ) -> list[Tensor]:
     """Latents (C,F,H,W) of each (prompt, seed).
@@ -64,11 +64,11 @@ def draw(
             extras = {} if image is None else image.extras
             latent = (
                 image.mean[None, :, :1]
-                if image is not None and family.spec.given == "replace"
+                if image is not None and family.spec.image_conditioning == "replace"
                 else None
             )
-            cond = family.condition([{**text(prompt), **extras}])
-            uncond = (
+            conditioning = family.condition([{**text(prompt), **extras}])
+            unconditional = (
                 family.condition([{**text(settings.negative), **extras}])
                 if settings.guidance > 1
                 else None
@@ -82,7 +82,7 @@ def draw(
                 settings.guidance_2,
                 latent,
             )
-            out += family.sample(ready, cond, uncond, request).unbind(0)
+            out += family.sample(ready, conditioning, unconditional, request).unbind(0)
             if on_done:
                 on_done(len(out))
     return out

@@ -28,7 +28,7 @@ from videotune.studio import (
 )
 from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
 from videotune.studio.uploads import UPLOADS
-from videotune.studio.web import STATIC, Asked, Changes, Form, In, html, page, say
+from videotune.studio.web import STATIC, Changes, In, PageContext, PostedForm, html, page, say
 
 PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
@@ -120,7 +120,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
         return HTMLResponse(html("login", wrong=False))
 
     @app.post("/login")
-    def log_in(request: Request, form: Form) -> Response:
+    def log_in(request: Request, form: PostedForm) -> Response:
         address = request.client.host if request.client else ""
         if not wrong.begin(address):
             return PlainTextResponse(
@@ -172,5 +172,5 @@ def refused(request: Request, error: Exception) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return PlainTextResponse(told, 400)
     state = request.app.state
-    nothing = Asked(state.root, state.local, None, {}, state.locked)
+    nothing = PageContext(state.root, state.local, None, {}, state.locked)
     return page(nothing, "error", header.REGIONS, "Not found", 404, words=told)

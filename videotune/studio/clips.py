@@ -15,8 +15,8 @@ from videotune.data.captions import lint, read_caption
 from videotune.data.file_checks import ClipProblem
 from videotune.data.layouts import ClipFile, read_folder
 from videotune.errors import VideotuneError
-from videotune.queue.jobs import Job, all_jobs, latest, restart, result
-from videotune.studio import bin, projects
+from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
+from videotune.studio import projects, trash
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
 
 LONG = 20.0
@@ -28,8 +28,8 @@ ORDINARY = re.compile(
 )
 """Warnings of a check about which a person need not do anything: they are shown as notes."""
 
-Row = dict[str, Any]
-UNKNOWN: Row = dict.fromkeys(
+ClipRow = dict[str, Any]
+UNKNOWN: ClipRow = dict.fromkeys(
     (
         "reason",
         "source_seconds",
@@ -61,7 +61,7 @@ class Table:
     ``changed``: when a clip or a caption changed last; ``version`` differs where anything of a clip does.
     """
 
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ClipRow]
     folders: Mapping[Path, int]
     basis: tuple[Any, ...]
     changed: float
@@ -113,7 +113,7 @@ def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Tab
     ]
     folders = {path: _changed(path) for path in places}
     checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
-    rows: dict[str, Row] = {}
+    rows: dict[str, ClipRow] = {}
     for part, clip in _files(project):
         row = _row(
             project,
@@ -150,7 +150,7 @@ def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Tab
     )
 
 
-def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
+def last_account(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
     """The newest check that gave an account of the clips, with that; None where there was none yet."""
     ended = (job for job in all_jobs(project.folder, "check") if not job.running)
     return next(
@@ -159,7 +159,7 @@ def last_account(project: Project) -> tuple[Job, Mapping[str, Any]] | None:
 
 
 @lru_cache(maxsize=16)
-def _account(job: Job) -> Mapping[str, Any] | None:
+def _account(job: QueuedJob) -> Mapping[str, Any] | None:
     """What an ended check printed, which does not change."""
     value = result(job)
     return value if isinstance(value, dict) and "clips" in value else None
@@ -184,7 +184,7 @@ def _files(project: Project) -> Iterator[tuple[str, ClipFile]]:
                 yield from ((part, clip) for clip in read_folder(folder)[0])
 
 
-def found(rows: Mapping[str, Row], path: str) -> Row:
+def found(rows: Mapping[str, ClipRow], path: str) -> ClipRow:
     """The clip of that path; VideotuneError where there is none."""
     if path not in rows:
         raise VideotuneError(f"{path[:200]} is not there any more")
@@ -193,7 +193,7 @@ def found(rows: Mapping[str, Row], path: str) -> Row:
 
 def _row(
     project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
-) -> Row:
+) -> ClipRow:
     changed = _changed(clip.path, clip.caption)
     caption = caption_of(clip)
     row = _of_account(str(clip.path), checked) if checked else UNKNOWN
@@ -234,7 +234,7 @@ def _caption(path: Path, changed: int) -> str:
         )
 
 
-def _of_account(path: str, row: Mapping[str, Any]) -> Row:
+def _of_account(path: str, row: Mapping[str, Any]) -> ClipRow:
     warned = [line for line in row["warnings"] if not ORDINARY.match(line)]
     named = texts()["reasons"].get(row["reason"], row["reason"])
     return {
@@ -251,7 +251,7 @@ def _of_account(path: str, row: Mapping[str, Any]) -> Row:
     }
 
 
-def select(project: Project, words: Mapping[str, str]) -> list[Row]:
+def select(project: Project, words: Mapping[str, str]) -> list[ClipRow]:
     """The clips in a state (``state``) whose name or caption holds a text (``q``)."""
     state = words.get("state", "")
     text = words.get("q", "").strip().casefold()
@@ -280,8 +280,8 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
             path for row in rows for path in (row["clip"].path, row["clip"].caption) if path
         )
     )
-    if to == bin.BIN:
-        bin.throw(
+    if to == trash.BIN:
+        trash.throw(
             project.folder,
             "clip",
             rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips",
@@ -290,7 +290,7 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         return
     if to not in (CLIPS, HELD_OUT):
         raise VideotuneError(
-            f"clips are moved to {CLIPS}, {HELD_OUT} or {bin.BIN}, not to {to[:40]!r}"
+            f"clips are moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
     home = project.folder
     pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]

@@ -14,17 +14,27 @@ from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping
 from videotune.studio import (
-    bin,
     captions_edit,
     clips,
     downloads,
     header,
     media,
     projects,
+    trash,
     uploads,
 )
 from videotune.studio.projects import CLIPS, inside
-from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
+from videotune.studio.web import (
+    FormData,
+    In,
+    PageContext,
+    PostedForm,
+    Regions,
+    fragment,
+    html,
+    page,
+    say,
+)
 
 CHUNK = 60
 """Tiles that are sent at once."""
@@ -38,7 +48,7 @@ KINDS = ("check", "caption", "split", "sheet")
 routes = APIRouter(prefix="/p/{project}")
 
 
-def state(asked: Asked) -> str:
+def state(asked: PageContext) -> str:
     """What the last check counted, what runs, and what a person should do."""
     project = asked.home
     captions_edit.settle(project)
@@ -60,12 +70,12 @@ def state(asked: Asked) -> str:
     return html("data_state", asked=asked, **data)
 
 
-def version(asked: Asked) -> str:
+def version(asked: PageContext) -> str:
     """What tells the page's script to ask for the tiles anew."""
     return html("data_version", version=clips.table(asked.home).version)
 
 
-def scenes(asked: Asked) -> str:
+def scenes(asked: PageContext) -> str:
     """The scenes that were cut out of films, each film's apart."""
     found = [
         (film, _scenes(film)) for film in sorted((asked.home.folder / SCENES).glob("[!.]*"))
@@ -75,10 +85,10 @@ def scenes(asked: Asked) -> str:
     )
 
 
-def removed(asked: Asked) -> str:
+def removed(asked: PageContext) -> str:
     """What was removed from the project."""
     return html(
-        "bin_items", items=bin.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
+        "bin_items", items=trash.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
     )
 
 
@@ -91,7 +101,7 @@ def show(asked: In) -> Response:
     return page(asked, "data", header.REGIONS | REGIONS, "Data", **_tiles(asked))
 
 
-def _tiles(asked: Asked, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
+def _tiles(asked: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
     rows = clips.select(asked.home, asked.query)
     more = first + count if first + count < len(rows) else 0
     return {
@@ -142,7 +152,7 @@ def poster(asked: In, path: str) -> Response:
     )
 
 
-def _media(asked: Asked, path: str) -> Path:
+def _media(asked: PageContext, path: str) -> Path:
     """A clip or a sample of the project; 404 where it is none."""
     try:
         found = inside(asked.home.folder, path)
@@ -158,7 +168,7 @@ def _media(asked: Asked, path: str) -> Path:
 
 
 @routes.post("/data/caption")
-def caption(asked: In, form: Form) -> Response:
+def caption(asked: In, form: PostedForm) -> Response:
     """Save a caption; 409 with the caption on the disk where that is not the one that was loaded (``was``)."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
     there = clips.caption_of(row["clip"]) if not row["fixed"] else ""
@@ -170,7 +180,7 @@ def caption(asked: In, form: Form) -> Response:
     return say(saved=form["path"])
 
 
-def _chosen(asked: Asked, form: Words) -> list[str]:
+def _chosen(asked: PageContext, form: FormData) -> list[str]:
     """The clips that were selected, or all that the filter chooses."""
     return (
         [row["path"] for row in clips.select(asked.home, form)]
@@ -182,13 +192,13 @@ def _chosen(asked: Asked, form: Words) -> list[str]:
 @routes.get("/data/captions")
 def preview(asked: In) -> Response:
     """What a change of all captions would alter."""
-    words = Words({key: [value] for key, value in asked.query.items()})
+    words = FormData({key: [value] for key, value in asked.query.items()})
     texts = captions_edit.planned(asked.home, words, _chosen(asked, words))
     return fragment(html("data_preview", texts=texts, rows=clips.table(asked.home).rows))
 
 
 @routes.post("/data/captions")
-def change_captions(asked: In, form: Form) -> Response:
+def change_captions(asked: In, form: PostedForm) -> Response:
     """Change all captions that the filter chooses."""
     texts = captions_edit.planned(asked.home, form, _chosen(asked, form))
     count = captions_edit.change(
@@ -204,7 +214,7 @@ def undo(asked: In) -> Response:
 
 
 @routes.post("/data/auto-caption")
-def auto_caption(asked: In, form: Form) -> Response:
+def auto_caption(asked: In, form: PostedForm) -> Response:
     """Let a vision-language model write captions."""
     asks = {
         key: form[key].strip()
@@ -238,7 +248,7 @@ def stop(asked: In, kind: str) -> Response:
 
 
 @routes.post("/data/move")
-def move(asked: In, form: Form) -> Response:
+def move(asked: In, form: PostedForm) -> Response:
     """Use clips for validation, or for training, or move them to the bin."""
     paths = _chosen(asked, form)
     clips.move(asked.home, paths, form["to"])
@@ -279,7 +289,7 @@ async def upload(asked: In, name: str, request: Request) -> list[uploads.Taken]:
 
 
 @routes.post("/data/source")
-def source(asked: In, form: Form) -> Response:
+def source(asked: In, form: PostedForm) -> Response:
     """Train on another folder of this computer, or a dataset of the Hub, too; or no longer."""
     path = form["path"].strip()
     kind = form["kind"] or "train"
@@ -309,7 +319,7 @@ def source(asked: In, form: Form) -> Response:
 
 
 @routes.post("/data/cut")
-def cut(asked: In, form: Form) -> Response:
+def cut(asked: In, form: PostedForm) -> Response:
     """Cut a film into its scenes; the film stays until that has succeeded."""
     row = clips.found(clips.table(asked.home).rows, form["path"])
     if row["fixed"]:
@@ -336,7 +346,7 @@ def _scenes(film: Path) -> list[str]:
 
 
 @routes.post("/data/scene")
-def scene(asked: In, form: Form) -> Response:
+def scene(asked: In, form: PostedForm) -> Response:
     """Keep scenes as clips, or move them to the bin; without a name all of the film."""
     folder = inside(asked.home.folder / SCENES, form["film"])
     paths = [
@@ -344,7 +354,9 @@ def scene(asked: In, form: Form) -> Response:
     ]
     files = [one for path in paths for one in (path, path.with_suffix(".txt")) if one.is_file()]
     if not form["keep"]:
-        bin.throw(asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files)
+        trash.throw(
+            asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files
+        )
         return say("In the bin")
     targets = [asked.home.folder / CLIPS / path.name for path in files]
     if there := [target.name for target in targets if target.exists()]:
@@ -355,7 +367,7 @@ def scene(asked: In, form: Form) -> Response:
 
 
 @routes.post("/data/bin/{act}")
-def from_bin(asked: In, act: Literal["restore", "destroy"], form: Form) -> Response:
+def from_bin(asked: In, act: Literal["restore", "destroy"], form: PostedForm) -> Response:
     """Bring back what was removed, or delete it for good."""
-    (bin.restore if act == "restore" else bin.destroy)(asked.home.folder, form["id"])
+    (trash.restore if act == "restore" else trash.destroy)(asked.home.folder, form["id"])
     return say("Restored" if act == "restore" else "Deleted")

@@ -16,7 +16,7 @@ from videotune.data.captions import variants
 from videotune.errors import VideotuneError
 from videotune.studio.projects import ELSEWHERE
 
-Kind = Literal["choice", "switch", "whole", "number", "text", "json"]
+WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Field:
 
     key: str
     section: str
-    kind: Kind
+    kind: WidgetKind
     choices: tuple[str, ...]
     low: float | None
     high: float | None
@@ -89,7 +89,7 @@ def _metadata(field: Any) -> list[Any]:
     return [part for item in own for part in getattr(item, "metadata", [item])]
 
 
-def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
+def _kind(annotation: Any) -> tuple[WidgetKind, tuple[str, ...]]:
     """The control for a value of this type."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -98,7 +98,7 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
         return _kind(inner[0]) if len(inner) == 1 else ("json", ())
     if get_origin(annotation) is Literal:
         return "choice", tuple(str(value) for value in get_args(annotation))
-    plain: dict[Any, Kind] = {bool: "switch", int: "whole", float: "number", str: "text"}
+    plain: dict[Any, WidgetKind] = {bool: "switch", int: "whole", float: "number", str: "text"}
     return plain.get(annotation, "json"), ()
 
 

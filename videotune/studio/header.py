@@ -7,7 +7,7 @@ from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
 from videotune.studio.projects import named, projects
 from videotune.studio.status import progress, read_live
-from videotune.studio.web import Asked, Regions, html
+from videotune.studio.web import PageContext, Regions, html
 from videotune.text import duration
 
 QUEUE = ".queue"
@@ -30,7 +30,7 @@ def running(root: Path, name: str = "") -> list[dict[str, Any]]:
     return [row for row in found if name in ("", row["project"])]
 
 
-def _of_queue(entry: queued.Entry) -> dict[str, Any]:
+def _of_queue(entry: queued.QueueEntry) -> dict[str, Any]:
     row = _row(entry.kind, entry.run.parent.parent.name, entry.run.name)
     if entry.kind == "train":
         far = progress(read_live(entry.run))
@@ -50,7 +50,7 @@ def _row(kind: str, project: str, about: str) -> dict[str, Any]:
     }
 
 
-def status(asked: Asked) -> str:
+def status(asked: PageContext) -> str:
     """What runs now, the open project's first."""
     own = asked.project.name if asked.project else None
     return html(

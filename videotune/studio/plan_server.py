@@ -12,7 +12,7 @@ from typing import Any
 from videotune.files import read_json, write_json
 from videotune.studio.web import tag
 
-ANSWERS = "videotune.answers"
+ANSWERS = "videotune.studio.plan_worker"
 """The module that answers; this process does not import it, since it brings torch."""
 
 LONGEST = 120.0

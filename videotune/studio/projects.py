@@ -16,7 +16,7 @@ from typing import Any
 from videotune.data.archives import unpack
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
-from videotune.records import load_json
+from videotune.runs.schemas import load_json
 
 BOOK = "project.json"
 """What a folder must hold to be a project."""

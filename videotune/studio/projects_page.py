@@ -7,11 +7,11 @@ from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
-from videotune.studio import bin, header, projects, queue_page
+from videotune.studio import header, projects, queue_page, trash
 from videotune.studio.downloads import send_zip
 from videotune.studio.projects import CLIPS, Project, seen_files
 from videotune.studio.uploads import incoming, receive
-from videotune.studio.web import Asked, Form, In, Regions, html, page, say
+from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
 
 routes = APIRouter()
 TEXTS = (".txt", ".csv", ".jsonl")
@@ -19,7 +19,7 @@ COVER = 4
 """Pictures of a project on its card."""
 
 
-def cards(asked: Asked) -> str:
+def cards(asked: PageContext) -> str:
     """The list of projects, each with its first clips."""
     return html("projects_cards", cards=[_card(one) for one in projects.projects(asked.root)])
 
@@ -38,9 +38,9 @@ def _card(project: Project) -> dict[str, object]:
     }
 
 
-def removed(asked: Asked) -> str:
+def removed(asked: PageContext) -> str:
     """The projects in the bin."""
-    return html("bin_items", items=bin.items(asked.root), at="/bin")
+    return html("bin_items", items=trash.items(asked.root), at="/bin")
 
 
 REGIONS: Regions = {"cards": cards, "bin": removed}
@@ -53,13 +53,13 @@ def show(asked: In) -> Response:
 
 
 @routes.post("/create")
-def create(asked: In, form: Form) -> Response:
+def create(asked: In, form: PostedForm) -> Response:
     """A new project, and on to its data."""
     return say(go=f"/p/{quote(projects.create(asked.root, form['title']).name)}/data")
 
 
 @routes.post("/p/{project}/rename")
-def rename(asked: In, form: Form) -> Response:
+def rename(asked: In, form: PostedForm) -> Response:
     """Another title."""
     title = projects.change(asked.home, title=projects.clean_title(form["title"])).title
     return say(f"Renamed to {title}")
@@ -97,19 +97,19 @@ def remove(asked: In) -> Response:
         raise VideotuneError(f"{asked.home.title} has a running job: stop it first")
     for entry in queue_page.of(asked.root, asked.home):
         queued.remove(asked.root / header.QUEUE, entry.name)
-    bin.throw(asked.root, "project", asked.home.title, [asked.home.folder])
+    trash.throw(asked.root, "project", asked.home.title, [asked.home.folder])
     return say(f"{asked.home.title} is in the bin")
 
 
 @routes.post("/bin/restore")
-def restore(asked: In, form: Form) -> Response:
+def restore(asked: In, form: PostedForm) -> Response:
     """Bring a project back."""
-    bin.restore(asked.root, form["id"])
+    trash.restore(asked.root, form["id"])
     return say("Restored")
 
 
 @routes.post("/bin/destroy")
-def destroy(asked: In, form: Form) -> Response:
+def destroy(asked: In, form: PostedForm) -> Response:
     """Delete for good."""
-    bin.destroy(asked.root, form["id"])
+    trash.destroy(asked.root, form["id"])
     return say("Deleted")

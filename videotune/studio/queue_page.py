@@ -17,14 +17,14 @@ from videotune.errors import VideotuneError
 from videotune.files import life, read_json, write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
-from videotune.queue.entries import Entry
-from videotune.queue.jobs import Job
+from videotune.queue.entries import QueueEntry
+from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
 from videotune.reporter.read import points
 from videotune.studio import form, gpu, header, projects
 from videotune.studio.projects import Project, inside
 from videotune.studio.status import progress, read_live
-from videotune.studio.web import Asked, Form, In, Regions, html, page, say
+from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
 from videotune.text import duration
 
 routes = APIRouter()
@@ -51,7 +51,7 @@ def entry_name(project: Project, run: str) -> str:
     return f"{project.name}--{run}"
 
 
-def of(root: Path, project: Project, run: str = "") -> list[Entry]:
+def of(root: Path, project: Project, run: str = "") -> list[QueueEntry]:
     """What the queue holds of a project, or of one run of it: the training and all else."""
     stem = entry_name(project, run)
     found = queued.entries(home(root))
@@ -62,20 +62,20 @@ def of(root: Path, project: Project, run: str = "") -> list[Entry]:
     ]
 
 
-def entry_of(root: Path, project: Project, run: str) -> Entry | None:
+def entry_of(root: Path, project: Project, run: str) -> QueueEntry | None:
     """The entry that trains a run; None where it was never queued."""
     return next(
         (one for one in of(root, project, run) if one.name == entry_name(project, run)), None
     )
 
 
-def run_job(root: Path, project: Project, run: str) -> Job | None:
+def run_job(root: Path, project: Project, run: str) -> QueuedJob | None:
     """The last training process of a run: the queue's, or one that an earlier version started in the project."""
     entry = entry_of(root, project, run)
     return entry.job if entry and entry.job else jobs.latest(project.folder, "train", run)
 
 
-def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[Job]:
+def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[QueuedJob]:
     """The processes of a kind (sample, export …) about a run, the last one first."""
     stem = f"{entry_name(project, run)}--{kind}-"
     return [job for job in jobs.all_jobs(home(root), kind) if job.about.startswith(stem)]
@@ -205,7 +205,7 @@ def sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
     return name
 
 
-def board(asked: Asked) -> str:
+def board(asked: PageContext) -> str:
     """What runs, waits and has ended, in all projects; sweeps as tables of their runs."""
     ensure_worker(asked.root)
     titles = {one.name: one.title for one in projects.projects(asked.root)}
@@ -251,7 +251,7 @@ def show(asked: In) -> Response:
     return page(asked, "queue", {**header.REGIONS, **REGIONS}, "Queue")
 
 
-def _job(act: Callable[[Job], bool]) -> Callable[[Path, str], object]:
+def _job(act: Callable[[QueuedJob], bool]) -> Callable[[Path, str], object]:
     def of_entry(queue: Path, name: str) -> None:
         if (job := queued.named(queue, name).job) is None or not act(job):
             raise VideotuneError(f"{name} is not running")
@@ -275,7 +275,7 @@ ACTS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
 
 
 @routes.post("/queue/{act}")
-def change(act: str, asked: In, words: Form) -> Response:
+def change(act: str, asked: In, words: PostedForm) -> Response:
     """Stop, pause, continue, retry or remove an entry; or put those that wait in the order of their names."""
     if act == "order":
         queued.reorder(home(asked.root), words.all("name"))
@@ -288,7 +288,7 @@ def change(act: str, asked: In, words: Form) -> Response:
 
 
 @routes.post("/p/{project}/sweep")
-def start_sweep(asked: In, words: Form) -> Response:
+def start_sweep(asked: In, words: PostedForm) -> Response:
     """Queue a run for every combination of the values."""
     pairs = zip(words.all("key"), words.all("values"), strict=False)
     name = sweep(

@@ -11,17 +11,17 @@ from fastapi.responses import RedirectResponse
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
-from videotune.records import load_json
 from videotune.reporter.build import write_comparison
 from videotune.reporter.inventory import use
 from videotune.reporter.outcome import grounds
 from videotune.reporter.read import Run, items, mapping, points
-from videotune.studio import bin, header, queue_page, train_page
+from videotune.runs.schemas import load_json
+from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
 from videotune.studio.status import remembered
 from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
-from videotune.studio.web import Asked, In, Regions, Words, html, page
+from videotune.studio.web import FormData, In, PageContext, Regions, html, page
 
 routes = APIRouter()
 TRIES = 24
@@ -31,7 +31,7 @@ FILES = ("report.html", "export/README.md")
 """What is linked where a run has it: the report and the model card."""
 
 
-def summary(asked: Asked) -> str:
+def summary(asked: PageContext) -> str:
     """The recommended checkpoint and why it is that one, the checkpoints, the written files, and what is being written."""
     if not chosen(asked):
         return html("train_none", asked=asked, project=asked.home)
@@ -100,7 +100,7 @@ def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
             )
 
 
-def tries(asked: Asked) -> str:
+def tries(asked: PageContext) -> str:
     """What was tried, the last one first, each with what became of it."""
     name = chosen(asked)
     home = asked.home.folder
@@ -142,7 +142,7 @@ def compare(asked: In, run: Annotated[list[str], Query()]) -> Response:
     return RedirectResponse(f"/p/{asked.home.name}/file/runs/comparison.html", 303)
 
 
-def draw(asked: Asked, run: Path, words: Words) -> str:
+def draw(asked: PageContext, run: Path, words: FormData) -> str:
     """Try a prompt with a checkpoint, when its turn in the queue comes."""
     if not (prompt := words["prompt"].strip()):
         raise VideotuneError("type what the video should show")
@@ -160,17 +160,17 @@ def draw(asked: Asked, run: Path, words: Words) -> str:
     return ""
 
 
-def dismiss(asked: Asked, run: Path, words: Words) -> str:
+def dismiss(asked: PageContext, run: Path, words: FormData) -> str:
     """Move a try to the bin, and take it out of the queue."""
     folder = inside(asked.home.folder / "tries" / run.name, words["try"])
     for entry in queue_page.of(asked.root, asked.home, run.name):
         if str(folder) in entry.words:
             queue_page.ACTS["remove"][0](queue_page.home(asked.root), entry.name)
-    bin.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
+    trash.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
     return ""
 
 
-def export(asked: Asked, run: Path, words: Words) -> str:
+def export(asked: PageContext, run: Path, words: FormData) -> str:
     """Write a checkpoint for other programs, when its turn in the queue comes."""
     if not (formats := words.all("format")) and not words["merge"]:
         raise VideotuneError("choose at least one format")
@@ -184,15 +184,15 @@ def export(asked: Asked, run: Path, words: Words) -> str:
     return ""
 
 
-def delete(asked: Asked, run: Path, words: Words) -> str:
+def delete(asked: PageContext, run: Path, words: FormData) -> str:
     """Move a checkpoint to the bin."""
     refuse_running(asked, run)
     folder = checkpoint(run, words)
-    bin.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
+    trash.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
     return f"The checkpoint of step {words['step']} is in the bin"
 
 
-def write(asked: Asked, run: Path, words: Words) -> str:
+def write(asked: PageContext, run: Path, words: FormData) -> str:
     """Run a command that needs no card and about this run alone: report, model card, publishing, doctor."""
     repo = ["--repo", words["repo"].strip()] if words["repo"].strip() else []
     more = {

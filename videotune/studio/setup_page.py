@@ -15,10 +15,10 @@ from videotune.config.load import flatten, preset_about, preset_named, preset_na
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.reporter.curves import COLOURS
-from videotune.studio import bin, form, gpu, header, plan_server, projects, queue_page
+from videotune.studio import form, gpu, header, plan_server, projects, queue_page, trash
 from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
-from videotune.studio.web import Asked, Form, In, Regions, html, page, say
+from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
 from videotune.text import duration
 
 routes = APIRouter()
@@ -46,7 +46,7 @@ def question(project: Project, what: str, **other: Any) -> dict[str, Any]:
             "seen": seen, **other}  # fmt: skip
 
 
-def plan(asked: Asked) -> str:
+def plan(asked: PageContext) -> str:
     """What the plan says; asked for anew wherever its settings are others."""
     project = asked.home
     answer = dict[str, Any]()
@@ -67,7 +67,7 @@ def plan(asked: Asked) -> str:
     )
 
 
-def settings(asked: Asked) -> str:
+def settings(asked: PageContext) -> str:
     """Every setting with its value."""
     project = asked.home
     own = flatten(draft(project))
@@ -78,7 +78,7 @@ def settings(asked: Asked) -> str:
     )
 
 
-def gallery(asked: Asked) -> str:
+def gallery(asked: PageContext) -> str:
     """The presets, the person's own first, and for which card the plan is made."""
     project = asked.home
     device = (plan_server.read(_place(project, "plan")).get("plan") or {}).get("device") or {}
@@ -111,7 +111,7 @@ def presets() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def imported(asked: Asked) -> str:
+def imported(asked: PageContext) -> str:
     """What another trainer's config becomes, before it is applied."""
     files = sorted(_place(asked.home, "theirs").with_suffix("").glob("*"))
     if not files:
@@ -149,7 +149,7 @@ def show(asked: In) -> Response:
 
 
 @routes.post("/p/{project}/setup/set")
-def put(asked: In, words: Form) -> Response:
+def put(asked: In, words: PostedForm) -> Response:
     """Save one setting, unless it is another by now than ``was``."""
     with _one_at_a_time:
         key = words["key"]
@@ -164,7 +164,7 @@ def put(asked: In, words: Form) -> Response:
 
 
 @routes.post("/p/{project}/setup/fact")
-def fact(asked: In, words: Form) -> Response:
+def fact(asked: In, words: PostedForm) -> Response:
     """Save what belongs to the project and not to the config: preset, card, whether skipped clips may be left out."""
     key = words["key"]
     value = words["value"].strip()
@@ -191,7 +191,7 @@ def _gb(value: str) -> float | None:
 
 
 @routes.post("/p/{project}/setup/preset/{act}")
-def own_preset(act: str, asked: In, words: Form) -> Response:
+def own_preset(act: str, asked: In, words: PostedForm) -> Response:
     """Save the settings as a preset, use one, or move one to the bin."""
     name = safe_name(words["name"].strip() + ".json")
     project = asked.home
@@ -205,7 +205,7 @@ def own_preset(act: str, asked: In, words: Form) -> Response:
         found = read_json(path)
         _use(project, str(found["preset"]), found["keys"])
     else:
-        bin.throw(asked.root, "preset", path.stem, [path])
+        trash.throw(asked.root, "preset", path.stem, [path])
     return say(
         {"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin")
     )
@@ -237,7 +237,7 @@ async def take(asked: In, name: str, request: Request) -> Response:
 
 
 @routes.post("/p/{project}/setup/{act}")
-def change(act: str, asked: In, words: Form) -> Response:
+def change(act: str, asked: In, words: PostedForm) -> Response:
     """Apply or forget another trainer's config, calculate the presets' hours, reset all settings, or start a run."""
     project = asked.home
     theirs = _place(asked.home, "theirs").with_suffix("")

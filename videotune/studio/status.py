@@ -13,9 +13,9 @@ from typing import Any
 
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.records import parse_line, read_record
 from videotune.reporter.read import FILES, Run
-from videotune.trainer.logging.step_sums import Curve, Steps, regularization
+from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.step_sums import Curve, Steps, regularization
 
 MOST_OPEN = 8
 """Runs whose journals are kept in memory."""
@@ -120,7 +120,7 @@ def read_live(folder: Path) -> Run:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is: steps done of all, seconds left at the pace of the last steps (None: not known), the last error."""
 
     done: int
@@ -130,17 +130,17 @@ class Progress:
     loss: float | None
 
 
-def progress(run: Run) -> Progress:
+def progress(run: Run) -> RunProgress:
     """How far the run is and how long it will take on."""
     last = run.steps.recent
     total = (run.config or {}).get("steps") or (run.plan or {}).get("steps")
     if not last:
-        return Progress(0, total, None, None, None)
+        return RunProgress(0, total, None, None, None)
     done = run.steps.last
     spent = [sum(one["seconds"].values()) for one in last]
     throughput = sum(spent) / len(spent) if any(spent) else None
     left = throughput * (total - done) if throughput and total else None
     losses = [one["mse"] for one in last if one["mse"] is not None]
-    return Progress(
+    return RunProgress(
         done, total, left, throughput, sum(losses) / len(losses) if losses else None
     )

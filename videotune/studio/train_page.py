@@ -15,19 +15,29 @@ from videotune.errors import VideotuneError
 from videotune.files import life, write_json
 from videotune.queue import entries as queued
 from videotune.queue import jobs
-from videotune.queue.entries import Entry
-from videotune.queue.jobs import Job
+from videotune.queue.entries import QueueEntry
+from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping
-from videotune.studio import bin, form, gpu, header, projects, queue_page
+from videotune.studio import form, gpu, header, projects, queue_page, trash
 from videotune.studio.projects import Project
 from videotune.studio.queue_page import entry_of, run_folder, run_job
 from videotune.studio.series import checkpoints
 from videotune.studio.status import progress, read_live, remembered
-from videotune.studio.web import Asked, Form, In, Regions, Words, fragment, html, page, say
+from videotune.studio.web import (
+    FormData,
+    In,
+    PageContext,
+    PostedForm,
+    Regions,
+    fragment,
+    html,
+    page,
+    say,
+)
 
 routes = APIRouter()
 BUSY = ("running", "paused")
@@ -37,7 +47,7 @@ LINES = 400
 """Lines of a log that the page shows."""
 
 
-def names(asked: Asked) -> list[str]:
+def names(asked: PageContext) -> list[str]:
     """The project's runs, the one begun last first; those too that wait, or that ended before they wrote anything."""
     folders = (
         path.parent
@@ -53,13 +63,13 @@ def names(asked: Asked) -> list[str]:
     return sorted(found, key=lambda name: -found[name])
 
 
-def chosen(asked: Asked) -> str:
+def chosen(asked: PageContext) -> str:
     """The run that the address names, or the last one; empty where there is none."""
     there = names(asked)
     return asked.query["run"] if asked.query.get("run") in there else there[0] if there else ""
 
 
-def how(run: Run, entry: Entry | None, job: Job | None) -> str:
+def how(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
     """How a run stands, as a code of texts.json; a process that is gone is never called running."""
     beat = mapping(run.life)
     far = progress(run)
@@ -83,7 +93,7 @@ def how(run: Run, entry: Entry | None, job: Job | None) -> str:
     return "dead" if word == "no end" or (state == "dead" and not ended) else word
 
 
-def waits_for(root: Path, entry: Entry) -> list[str]:
+def waits_for(root: Path, entry: QueueEntry) -> list[str]:
     """The entries of the queue that run, or where none does those that run before this one, in words."""
     found = queued.entries(queue_page.home(root))
     titles = {one.name: one.title for one in projects.projects(root)}
@@ -94,7 +104,9 @@ def waits_for(root: Path, entry: Entry) -> list[str]:
     return [f"{one.run.name} of {titles.get(one.run.parent.parent.name, '')}" for one in first]
 
 
-def stands(asked: Asked, name: str) -> tuple[Run, Entry | None, Job | None, str]:
+def stands(
+    asked: PageContext, name: str
+) -> tuple[Run, QueueEntry | None, QueuedJob | None, str]:
     """A run, its entry of the queue, its last process, and how it stands."""
     run = read_live(run_folder(asked.home, name))
     entry = entry_of(asked.root, asked.home, name)
@@ -102,7 +114,7 @@ def stands(asked: Asked, name: str) -> tuple[Run, Entry | None, Job | None, str]
     return run, entry, job, how(run, entry, job)
 
 
-def facts(asked: Asked) -> dict[str, Any]:
+def facts(asked: PageContext) -> dict[str, Any]:
     """What the pages of a run say of it."""
     name = chosen(asked)
     run, entry, job, code = stands(asked, name)
@@ -122,7 +134,7 @@ def facts(asked: Asked) -> dict[str, Any]:
     # fmt: on
 
 
-def run_part(asked: Asked) -> str:
+def run_part(asked: PageContext) -> str:
     """How the run stands, its figures and its buttons."""
     queue_page.ensure_worker(asked.root)
     if not chosen(asked):
@@ -153,7 +165,7 @@ def run_part(asked: Asked) -> str:
     )
 
 
-def runs_part(asked: Asked) -> str:
+def runs_part(asked: PageContext) -> str:
     """The list of runs."""
     rows = [(name, *stands(asked, name)) for name in names(asked)]
     return html("train_runs", runs=rows, chosen=chosen(asked))
@@ -167,7 +179,7 @@ def branches(run: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def previews_part(asked: Asked) -> str:
+def previews_part(asked: PageContext) -> str:
     """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
     rows = list[dict[str, Any]]()
     home = asked.home.folder
@@ -261,7 +273,7 @@ def log(asked: In, run: str, lines: bool = False) -> Response:
     )
 
 
-def ask(asked: Asked, run: Path, words: Words) -> str:
+def ask(asked: PageContext, run: Path, words: FormData) -> str:
     """Ask the process of a run to save, to draw previews, or to stop, after its step."""
     if words["word"] not in ("save", "sample", "stop") or not (life(run) or {}).get("alive"):
         raise VideotuneError(f"{run.name} is not running")
@@ -269,7 +281,7 @@ def ask(asked: Asked, run: Path, words: Words) -> str:
     return ""
 
 
-def resume(asked: Asked, run: Path, words: Words) -> str:
+def resume(asked: PageContext, run: Path, words: FormData) -> str:
     """Queue the run again, from its newest checkpoint or an earlier one; with more steps where they are named."""
     refuse_running(asked, run)
     step = words.number("step")
@@ -284,14 +296,14 @@ def resume(asked: Asked, run: Path, words: Words) -> str:
     return ""
 
 
-def refuse_running(asked: Asked, run: Path) -> None:
+def refuse_running(asked: PageContext, run: Path) -> None:
     """VideotuneError while a process is at the run."""
     job = run_job(asked.root, asked.home, run.name)
     if (job is not None and job.running) or (life(run) or {}).get("alive"):
         raise VideotuneError(f"{run.name} is running: stop it first")
 
 
-def start_now(asked: Asked, run: Path, words: Words) -> str:
+def start_now(asked: PageContext, run: Path, words: FormData) -> str:
     """Start a run that waits, beside what runs already."""
     if (
         entry := entry_of(asked.root, asked.home, run.name)
@@ -321,13 +333,13 @@ def own_keys(project: Project, run: Path) -> dict[str, Any]:
     )
 
 
-def use_settings(asked: Asked, run: Path, words: Words) -> str:
+def use_settings(asked: PageContext, run: Path, words: FormData) -> str:
     """Write the run's settings into the form of the page Setup."""
     projects.save_draft(asked.home, own_keys(asked.home, run))
     return f"Setup has the settings of {run.name}"
 
 
-def checkpoint(run: Path, words: Words) -> Path:
+def checkpoint(run: Path, words: FormData) -> Path:
     """The folder of the checkpoint that a form names; VideotuneError where there is none."""
     step = int(words.number("step") or -1)
     there = dict(checkpoints(run))
@@ -336,7 +348,7 @@ def checkpoint(run: Path, words: Words) -> Path:
     return there[step]
 
 
-def remove(asked: Asked, run: Path, words: Words) -> str:
+def remove(asked: PageContext, run: Path, words: FormData) -> str:
     """Move a run, with what was tried of it, into the bin, and take it out of the queue."""
     refuse_running(asked, run)
     for entry in queue_page.of(asked.root, asked.home, run.name):
@@ -344,18 +356,18 @@ def remove(asked: Asked, run: Path, words: Words) -> str:
     if paths := [
         path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()
     ]:
-        bin.throw(asked.home.folder, "run", run.name, paths)
+        trash.throw(asked.home.folder, "run", run.name, paths)
     return f"{run.name} is in the bin"
 
 
-ACTS: dict[str, Callable[[Asked, Path, Words], str]] = {
+ACTS: dict[str, Callable[[PageContext, Path, FormData], str]] = {
     "ask": ask, "resume": resume, "now": start_now, "use": use_settings, "remove": remove,
 }  # fmt: skip
 """What can be asked of a run; each answers in a sentence. The queue stops, pauses and continues it."""
 
 
 @routes.post("/p/{project}/run/{act}")
-def act(act: str, asked: In, words: Form) -> Response:
+def act(act: str, asked: In, words: PostedForm) -> Response:
     """Ask for something about a run."""
     if act not in ACTS:
         raise VideotuneError(f"a run cannot {act[:40]}")
@@ -364,7 +376,7 @@ def act(act: str, asked: In, words: Form) -> Response:
 
 
 @routes.post("/p/{project}/start")
-def start(asked: In, words: Form) -> Response:
+def start(asked: In, words: PostedForm) -> Response:
     """Queue a new run: of the project's settings, or of a run's, beginning with one of its checkpoints."""
     keys = None
     if words["run"]:

@@ -26,7 +26,7 @@ LONGEST_FORM = 4_000_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageContext:
     """A request as pages see it: the studio's folder of projects, the open project, and the words of the address.
 
     ``local``: only this computer reaches the studio, so a request may name its folders.
@@ -46,17 +46,17 @@ class Asked:
         return self.project
 
 
-def asked(request: Request) -> Asked:
+def asked(request: Request) -> PageContext:
     """The request as pages see it; VideotuneError where it names a project that is not there."""
     state = request.app.state
     query = dict(request.query_params)
     name = request.path_params.get("project") or query.get("project")
-    return Asked(
+    return PageContext(
         state.root, state.local, named(state.root, name) if name else None, query, state.locked
     )
 
 
-class Words(dict[str, str]):
+class FormData(dict[str, str]):
     """The fields of a form; one that is missing is an empty text."""
 
     lists: Mapping[str, list[str]]
@@ -82,21 +82,21 @@ class Words(dict[str, str]):
         return value
 
 
-async def words(request: Request) -> Words:
+async def words(request: Request) -> FormData:
     """The body of a form; 413 where it is too long."""
     body = b""
     async for part in request.stream():
         body += part
         if len(body) > LONGEST_FORM:
             raise HTTPException(413, "too long")
-    return Words(
+    return FormData(
         parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
     )
 
 
-In = Annotated[Asked, Depends(asked)]
-Form = Annotated[Words, Depends(words)]
-Regions = dict[str, Callable[[Asked], str]]
+In = Annotated[PageContext, Depends(asked)]
+PostedForm = Annotated[FormData, Depends(words)]
+Regions = dict[str, Callable[[PageContext], str]]
 """Parts of a page that stay up to date, by name: each is HTML, made anew about once a second while the page is open."""
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
@@ -127,7 +127,7 @@ def tag(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
-def made(regions: Regions, name: str, asked: Asked) -> str:
+def made(regions: Regions, name: str, asked: PageContext) -> str:
     """A region; one that cannot be made says why, and the others stay."""
     try:
         return regions[name](asked)
@@ -136,7 +136,7 @@ def made(regions: Regions, name: str, asked: Asked) -> str:
 
 
 def page(
-    asked: Asked, name: str, regions: Regions, title: str, status: int = 200, **data: Any
+    asked: PageContext, name: str, regions: Regions, title: str, status: int = 200, **data: Any
 ) -> Response:
     """A whole page; its template places each region by ``{{ region("name") }}``."""
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.files import write_text
-from videotune.rng import draws
+from videotune.rng import generator_for
 from videotune.toy.shapes import DIRECTIONS, FPS, KNOWN, draw_clip, phrase
 
 CONCEPT = ("orange", "diamond")
@@ -66,7 +66,9 @@ def write_dataset(
         frames, fps = (34, 2 * FPS) if i % 6 == 5 else (20, FPS) if i % 7 == 3 else (17, FPS)
         thing = trigger if part == "concept" else f"{look[0]} {look[1]}"
         encode_clip(
-            video, draw_clip(draws(seed, "toy", name), *look, frames=frames, fps=fps), fps
+            video,
+            draw_clip(generator_for(seed, "toy", name), *look, frames=frames, fps=fps),
+            fps,
         )
         write_text(caption, phrase(thing, look[2]) + "\n", durable=False)
     return videos

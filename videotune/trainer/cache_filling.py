@@ -9,24 +9,24 @@ from pathlib import Path
 
 from videotune.console import bar, clock, echo
 from videotune.data.workers import Workers
+from videotune.distributed import DistributedContext
 from videotune.errors import DoesNotFit, VideotuneError
+from videotune.job.job import Job
 from videotune.latent_cache.encode import (
     CacheItems,
     cut_captions,
-    dealt,
     fill,
     fits_of,
     missing,
+    shard_work,
 )
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import Store
-from videotune.trainer.distributed import DistributedContext
-from videotune.trainer.run_spec import Job
-from videotune.trainer.step import of_memory
+from videotune.latent_cache.store import LatentCache
+from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.text_encoders import live_text
-from videotune.types import PLAIN, Family, Window
+from videotune.types import DETERMINISTIC_VARIANT, Family, Window
 
-Tell = Callable[[str, int, int], None]
+ProgressFn = Callable[[str, int, int], None]
 """Called with what is encoded, how many are done, and how many there are."""
 
 
@@ -43,7 +43,7 @@ def reads_of(
     for window in job.library.windows:
         varies = window.varies or job.spec.image_noise
         samples += [(window, variant) for variant in (range(variants) if varies else (0,))]
-    samples += [(window, PLAIN) for window in windows]
+    samples += [(window, DETERMINISTIC_VARIANT) for window in windows]
     return CacheItems(() if job.config.text_in_step else texts_of(job, prompts), tuple(samples))
 
 
@@ -66,44 +66,44 @@ def fill_distributed(
     reads: CacheItems,
     dist: DistributedContext,
     keep_bytes: int = 0,
-    tell: Tell | None = None,
-) -> Store:
+    tell: ProgressFn | None = None,
+) -> LatentCache:
     """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
 
     One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
     theirs.
     """
-    store = Store(job.cache, keep_bytes)
+    store = LatentCache(job.cache, keep_bytes)
     work = partial(fill_cache, job, family, reads=reads, tell=tell)
-    todo = lacks(job, family, store, reads) if dist.size > 1 else None
+    todo = missing_entries(job, family, store, reads) if dist.size > 1 else None
     if todo is None or not dist.all_agree(bool(todo))[0]:
         if dist.is_main:
             work(store)  # it prints what there is to say
         return store
     begun = time.monotonic()
     members = neighbours(job.cache, dist)
-    own = dealt(todo, members.index(dist.rank), len(members))
+    own = shard_work(todo, members.index(dist.rank), len(members))
     leads = dist.rank == members[0]
     with store.filling() if leads else nullcontext():
         dist.barrier()
         work(store, own=own)
         dist.barrier()
     if leads:
-        store = Store(job.cache, keep_bytes)
+        store = LatentCache(job.cache, keep_bytes)
         what = f"{len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache}"
         echo(f"encoded {what} by {len(members)} processes in {clock(time.monotonic() - begun)}")
         work(store)
     dist.barrier()
-    return store if leads else Store(job.cache, keep_bytes)
+    return store if leads else LatentCache(job.cache, keep_bytes)
 
 
 def fill_cache(
     job: Job,
     family: Family,
-    store: Store,
+    store: LatentCache,
     reads: CacheItems,
     own: CacheItems | None = None,
-    tell: Tell | None = None,
+    tell: ProgressFn | None = None,
 ) -> None:
     """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
 
@@ -115,7 +115,7 @@ def fill_cache(
         seed = job.config.seed
         threads = job.config.dataloader_threads
         begun = time.monotonic()
-        todo = lacks(job, family, store, reads) if own is None else own
+        todo = missing_entries(job, family, store, reads) if own is None else own
         if todo:
 
             def report_progress(what: str, done: int, total: int) -> None:
@@ -154,7 +154,7 @@ def fill_cache(
     try:
         fill_once()
     except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
+        if not is_out_of_memory(error):
             raise
         echo(
             "note: the device has no room for an encoder; the blocks of the text encoder now come from host memory"
@@ -165,7 +165,7 @@ def fill_cache(
         try:
             fill_once()
         except (MemoryError, RuntimeError) as again:
-            if not of_memory(again):
+            if not is_out_of_memory(again):
                 raise
             raise DoesNotFit(
                 f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
@@ -175,7 +175,9 @@ def fill_cache(
             family.stream_text = None
 
 
-def lacks(job: Job, family: Family, store: Store, reads: CacheItems) -> CacheItems:
+def missing_entries(
+    job: Job, family: Family, store: LatentCache, reads: CacheItems
+) -> CacheItems:
     """What the cache does not have of what a run reads."""
     return missing(
         store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0])

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from videotune.trainer.distributed import portions
+from videotune.distributed import portions
 
 
-class Ema:
+class EmaWeights:
     """e ← d·e + (1 - d)·w after each step that was applied, with d = min(decay, (1 + k)/(10 + k)) at step k.
 
     The ramp keeps the first average from being the untrained weights. Source: Polyak & Juditsky 1992; the ramp of

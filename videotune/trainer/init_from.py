@@ -6,22 +6,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from videotune.adapters.kinds import ZERO, by_module, kind_of
+from videotune.adapters.adapter_types import ZERO, by_module, kind_of
 from videotune.adapters.layers import load_weights
 from videotune.adapters.lora import of_module
 from videotune.config.schema import Config, Lora
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
-from videotune.trainer.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.experts import of_expert, prefix
-from videotune.trainer.step import Trainable
+from videotune.job.experts import of_expert, prefix
+from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
+from videotune.trainer.expert_pool import ExpertPool
+from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
 from videotune.types import Family
 
 
-def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) -> None:
+def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) -> None:
     """Put the weights of a LoRA or embedding file, or of a checkpoint's folder, into what trains, and say what was taken.
 
     Raises VideotuneError where they do not fit.
@@ -38,7 +38,7 @@ def init_from(source: Path, family: Family, pool: DenoiserPool, config: Config) 
 
 
 def _begin_one(
-    source: Path, family: Family, name: str, trainable: Trainable, config: Config
+    source: Path, family: Family, name: str, trainable: TrainableState, config: Config
 ) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
@@ -57,7 +57,7 @@ def _begin_one(
             f"init_from: {source} is a file; FINE_TUNE begins from a checkpoint's folder"
         )
     if trainable.masters:
-        trainable.masters.spread()
+        trainable.masters.masters_to_model()
     if trainable.ema:
         trainable.ema.load(
             {name: parameter.detach() for name, parameter in trainable.parameters.items()}
@@ -93,12 +93,12 @@ def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter
     return f"{sum(len(rows) for rows in found.values())} rows"
 
 
-Adapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
+LoadedAdapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
 """An adapter to begin with: the tensors of each module by PEFT's names, and what its update is scaled by."""
 
 
 def put_adapter(
-    source: Path, found: Adapter, parameters: Mapping[str, nn.Parameter], settings: Lora
+    source: Path, found: LoadedAdapter, parameters: Mapping[str, nn.Parameter], settings: Lora
 ) -> str:
     """Copy the tensors of each module into ours, so that ΔW is theirs; says how much was taken.
 
@@ -206,7 +206,7 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def read_adapter(source: Path, family: Family, begin: str) -> Adapter:
+def read_adapter(source: Path, family: Family, begin: str) -> LoadedAdapter:
     """The adapter in a run's checkpoint, of names that ``begin`` so, or in an adapter file or folder of any program.
 
     Its alpha may be another than ours. Raises VideotuneError where the source is missing, or no LoRA of this family.

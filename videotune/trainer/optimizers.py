@@ -14,7 +14,7 @@ from videotune.config.optimizers import OPTIMIZERS, Optimizer
 
 
 @dataclass(frozen=True)
-class RateSettings:
+class LRSchedule:
     """The peak rate, what it does after the warm-up, all of it down to 0 but CONSTANT, and the run's length in steps.
 
     COSINE_RESTARTS goes down ``cycles`` times; POLYNOMIAL as the power ``power`` of the share of the steps that is left.
@@ -28,12 +28,7 @@ class RateSettings:
     power: float = 1.0
 
 
-def default_warmup(steps: int) -> int:
-    """5 % of the steps, at most 100."""
-    return min(100, steps // 20)
-
-
-def rate(settings: RateSettings, step: int) -> float:
+def lr_at(settings: LRSchedule, step: int) -> float:
     """The learning rate of step ``step`` (from 1): linear warm-up, then as the scheduler says."""
     done = step - 1
     if done < settings.warmup_steps:
@@ -49,7 +44,7 @@ def rate(settings: RateSettings, step: int) -> float:
     return settings.learning_rate * factors[settings.scheduler]
 
 
-class Several:
+class OptimizerList:
     """Optimizers that step as one; each parameter belongs to one of them."""
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
@@ -66,12 +61,12 @@ class Several:
             part.zero_grad(set_to_none)
 
 
-AnyOptimizer = torch.optim.Optimizer | Several
+AnyOptimizer = torch.optim.Optimizer | OptimizerList
 
 
 def parts_of(optimizer: AnyOptimizer) -> tuple[torch.optim.Optimizer, ...]:
     """The library's own optimizers that an optimizer is made of."""
-    return optimizer.parts if isinstance(optimizer, Several) else (optimizer,)
+    return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def make_optimizer(
@@ -87,17 +82,17 @@ def make_optimizer(
         {"params": list(parameters), "name": name} for name, parameters in groups.items()
     ]
     if apart:
-        return Several(
+        return OptimizerList(
             p
             for row in rows
             for one in row["params"]
             for p in build([row | {"params": [one]}], settings)
         )
     parts = build(rows, settings)
-    return parts[0] if len(parts) == 1 else Several(parts)
+    return parts[0] if len(parts) == 1 else OptimizerList(parts)
 
 
-def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
+def step_if_finite(optimizer: AnyOptimizer, good: Tensor) -> None:
     """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
 
     A fused kernel looks on the device (that of MPS does not). For the others, and for parameters on the host beside a
@@ -117,7 +112,9 @@ def apply(optimizer: AnyOptimizer, good: Tensor) -> None:
         part.step()
 
 
-def clip(parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = None) -> Tensor:
+def clip_grad_norm(
+    parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = None
+) -> Tensor:
     """The gradient's norm (), float32, with the gradient scaled down to ``most`` where it is longer.
 
     On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.

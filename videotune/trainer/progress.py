@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from math import isfinite, prod
 from typing import Any
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import parse_param_name
 from videotune.console import echo
 from videotune.data.dataset import totals
 from videotune.files import digest
-from videotune.latent_cache.sampler import bucket_of, turns
-from videotune.trainer.denoisers import shares
-from videotune.trainer.logging.speed import time_left
-from videotune.trainer.logging.trackers import TrackedRun, Trackers, without_paths
-from videotune.trainer.run_dir import read_run_config, versions
-from videotune.trainer.run_spec import Job
+from videotune.job.job import Job
+from videotune.latent_cache.sampler import bucket_of, steps_per_bucket
+from videotune.runs.run_dir import read_run_config, versions
+from videotune.runs.trackers import TrackedRun, Trackers, without_paths
+from videotune.trainer.expert_pool import shares
 from videotune.trainer.saving import flush_or_wait
 from videotune.trainer.step import StepRecord
+from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer
 
 WAITS = "the steps wait for data"
@@ -76,9 +76,10 @@ def announce(trainer: Trainer, changes: list[str] | None) -> None:
     device = next(trainer.net.parameters()).device
     several = trainer.dist.size
     where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
-    where += ", which share its weights out" if trainer.together else ""
+    where += ", which share its weights out" if trainer.weights_sharded else ""
     modules = {
-        (split(name) or (name.rpartition(".")[0],))[0] for name in {*trainer.parameters, *rows}
+        (parse_param_name(name) or (name.rpartition(".")[0],))[0]
+        for name in {*trainer.parameters, *rows}
     }
     echo(
         f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}"
@@ -174,8 +175,8 @@ def seconds_left(trainer: Trainer, step: int) -> float | None:
 
 def steps_left(job: Job, step: int) -> dict[int, int]:
     """How many steps of each bucket come after a step, exactly."""
-    done = turns(job.schedule, step)
-    whole = turns(job.schedule, job.steps)
+    done = steps_per_bucket(job.schedule, step)
+    whole = steps_per_bucket(job.schedule, job.steps)
     return {bucket: whole[bucket] - done[bucket] for bucket in range(len(job.buckets))}
 
 

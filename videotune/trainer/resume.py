@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from videotune.adapters.layers import load_weights
-from videotune.config.drift import Change, drift, of_class
+from videotune.config.config_changes import Change, drift, of_class
 from videotune.config.load import merge
 from videotune.config.resolve import Resolved, parse, resolve
 from videotune.console import echo
 from videotune.data.dataset import buckets, to_json
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_bytes, write_json
+from videotune.job.experts import of_expert
+from videotune.job.job import Job, ViewHistory, make_schedule, open_job, with_views
+from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
 from videotune.models.base_model import place_of, spec_for
-from videotune.records import read_record
-from videotune.trainer import run_dir
-from videotune.trainer.checkpoint import (
+from videotune.runs import run_dir
+from videotune.runs.checkpoint import (
     Checkpoint,
     listed,
     newest_checkpoint,
@@ -25,13 +27,11 @@ from videotune.trainer.checkpoint import (
     sweep,
     why_not,
 )
-from videotune.trainer.experts import of_expert
-from videotune.trainer.logging.journal import History
-from videotune.trainer.logging.step_sums import regularization
+from videotune.runs.journal import History
+from videotune.runs.rollback import FACTS, archive_steps, changed_after, facts_at, kept_before
+from videotune.runs.schemas import read_record
+from videotune.runs.step_sums import regularization
 from videotune.trainer.optimizers import load_optimizer_state
-from videotune.trainer.resolve_config import Overrides, preset_keys, resolve_config, user_keys
-from videotune.trainer.rollback import FACTS, changed_after, facts_at, kept_before, set_aside
-from videotune.trainer.run_spec import Job, Past, make_schedule, open_job, with_views
 from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 
@@ -50,7 +50,7 @@ class Resume:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRun:
     """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words.
 
     ``history``: what its journal says.
@@ -62,13 +62,13 @@ class Opened:
     history: History | None = None
 
 
-Fit = Callable[[Job, bool], tuple[Job, Sequence[str]]]
+FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
 """(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
 
 
 def open_run(
-    words: Overrides, run: Path, resume: Resume | None, fit: Fit, processes: int = 1
-) -> Opened:
+    words: Overrides, run: Path, resume: Resume | None, fit: FitFn, processes: int = 1
+) -> OpenedRun:
     """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
 
     Raises VideotuneError where a resume would silently be another run.
@@ -77,7 +77,7 @@ def open_run(
         run_dir.refuse_run(run)
         resolved, spec, base = resolve_config(words)
         run_dir.refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
-        return Opened(fit(open_job(resolved, spec, base, processes=processes), False)[0])
+        return OpenedRun(fit(open_job(resolved, spec, base, processes=processes), False)[0])
     run_dir.read_run_config(run)  # a sentence where the folder holds no run
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
@@ -85,7 +85,7 @@ def open_run(
     facts = facts_at(run, resume.step)
     kept = read_facts(run, facts)
     resolved, spec, base, changes = with_overrides(words, kept)
-    judge(changes, run, resume.override)
+    check_changes(changes, run, resume.override)
     other = changed_around(run, kept, base, resume.override)
     for change in (*changes, *other):
         echo(f"changed: {change}")
@@ -94,26 +94,26 @@ def open_run(
     job = open_job(resolved, spec, base, processes=kept.get("processes", 1))
     refuse_fewer_steps(job, run, step)
     refuse_other_batches(job, kept["settings"], changes, run)
-    job = replace(job, past=Past(**kept.get("past", {})))
+    job = replace(job, past=ViewHistory(**kept.get("past", {})))
     told = [*map(str, changes), *other]
     job, replanned = fit(job, resume.replan)
     told += replanned
     if kept["data"] != job.data_digest():
         if not resume.data_change:
             raise VideotuneError(
-                f"the data of {run} has changed since it started: {told_change(facts['check'], job)}. "
+                f"the data of {run} has changed since it started: {describe_change(facts['check'], job)}. "
                 "Put it back as it was, start a new run, or continue with the changed data: --allow-data-change"
             )
-        what = told_change(facts["check"], job)
+        what = describe_change(facts["check"], job)
         views = Counter(
             name for line in history.read_steps(step) for name in line["window_ids"]
         )
-        job = replace(job, past=Past(step, dict(views)))
+        job = replace(job, past=ViewHistory(step, dict(views)))
         told.append(f"data: {what}")
         echo(
             f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own"
         )
-    return Opened(job, checkpoint, tuple(told), history)
+    return OpenedRun(job, checkpoint, tuple(told), history)
 
 
 def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
@@ -176,7 +176,7 @@ def with_overrides(
     return replace(resolved, origins=origins), spec, base, changes
 
 
-def judge(changes: Sequence[Change], run: Path, override: bool) -> None:
+def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:
     """Raise VideotuneError for changes under which the saved state means nothing, or which must be allowed."""
     fatal = of_class(changes, "fatal")
     if fatal:
@@ -250,7 +250,7 @@ def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint |
     return found
 
 
-def told_change(account: Path, job: Job) -> str:
+def describe_change(account: Path, job: Job) -> str:
     """What has changed in the data since an account of it (a check.json) was written, in words."""
     was = {
         clip["id"]: clip
@@ -292,7 +292,7 @@ def told_change(account: Path, job: Job) -> str:
     return "; ".join(said) or "clips, their windows or how they are shown differ"
 
 
-def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
+def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     """Put the checkpoint back, cut the journal to it, and set the trainer's first step after it.
 
     A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
@@ -301,13 +301,13 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
     checkpoint = opened.checkpoint
     step = checkpoint.step if checkpoint else 0
     if checkpoint is not None:
-        put_back(trainer, checkpoint)
+        restore_state(trainer, checkpoint)
     trainer.first = step + 1
     if not trainer.dist.is_main:
         return
     sweep(run)
     if branch:
-        kept = set_aside(run, step, trainer.journal.history.newest)
+        kept = archive_steps(run, step, trainer.journal.history.newest)
         if kept:
             echo(f"what came after step {step} is kept in {kept}")
     done = trainer.journal.history.last
@@ -332,7 +332,7 @@ def restore(trainer: Trainer, opened: Opened, branch: bool) -> None:
     trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
 
-def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Weights, optimizer and average as they were saved.
 
     Raises VideotuneError where a part is missing, damaged or does not fit.
@@ -349,7 +349,7 @@ def put_back(trainer: Trainer, checkpoint: Checkpoint) -> None:
             begin = trainer.prefix(name)
             load_weights(trainable.parameters, of_expert(weights, begin), where)
             if trainable.masters:
-                trainable.masters.spread()
+                trainable.masters.masters_to_model()
             none = [key for key in trainable.parameters if f"{begin}{key}" in without]
             load_optimizer_state(
                 trainable.optimizer, trainable.parameters, of_expert(moments, begin), none

@@ -12,15 +12,15 @@ import psutil
 import torch
 from torch import Tensor
 
-from videotune.adapters.kinds import split
+from videotune.adapters.adapter_types import parse_param_name
 from videotune.adapters.lora import of_module
 from videotune.console import echo, size
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import is_disk_full
-from videotune.latent_cache.batches import quiet_pool
+from videotune.latent_cache.read_ahead import single_threaded_pool
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import pinned
-from videotune.trainer.checkpoint import (
+from videotune.runs.checkpoint import (
     Checkpoint,
     complete_checkpoints,
     listed,
@@ -28,10 +28,10 @@ from videotune.trainer.checkpoint import (
     superfluous,
     sweep,
 )
-from videotune.trainer.checkpoint_writer import save_checkpoint
-from videotune.trainer.logging.journal import readings_of
+from videotune.runs.checkpoint_writer import save_checkpoint
+from videotune.runs.journal import readings_of
+from videotune.runs.run_dir import poll_control
 from videotune.trainer.optimizers import optimizer_state
-from videotune.trainer.run_dir import poll_control
 from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
         if config.lora.modules
         else []
     )
-    places = {place[0] for name in names if (place := split(name))}
+    places = {place[0] for name in names if (place := parse_param_name(name))}
     return {
         path: of_module(config.lora, path).scale for path in sorted(places)
     } or config.lora.scale
@@ -190,7 +190,7 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     if copied is None:
         settle(trainer)
         return
-    pool = quiet_pool(1)
+    pool = single_threaded_pool(1)
     trainer.saving.written = pool.submit(write)
     pool.shutdown(wait=False)
 

@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from videotune.console import echo
+from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
 from videotune.memory.host_memory import keep_freed_memory
+from videotune.runs.heartbeat import Heartbeat
+from videotune.runs.journal import Journal
+from videotune.runs.run_dir import begin, read_run_config
+from videotune.runs.trackers import refuse_missing
+from videotune.trainer.build import dtype_name, make_objective, make_source, open_models
 from videotune.trainer.cache_filling import echo_truncated_live, fill_distributed, reads_of
-from videotune.trainer.components import dtype_name, make_objective, make_source, open_models
-from videotune.trainer.denoisers import make_expert_schedule, open_pool
-from videotune.trainer.distributed import DistributedContext, sharded
+from videotune.trainer.expert_pool import make_expert_schedule, open_pool
 from videotune.trainer.init_from import check_source, init_from
-from videotune.trainer.logging.heartbeat import Heartbeat
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.trackers import refuse_missing
-from videotune.trainer.resume import Opened
-from videotune.trainer.run_dir import begin, read_run_config
+from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
 
@@ -25,7 +25,7 @@ KEPT_IN_MEMORY = 256 << 20
 
 
 def prepare(
-    opened: Opened,
+    opened: OpenedRun,
     run: Path,
     plan: Mapping[str, Any],
     callbacks: Sequence[Callback] = (),

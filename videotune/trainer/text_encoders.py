@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from videotune.adapters import layers
 from videotune.config.schema import Config, token_names
+from videotune.job.experts import of_expert
 from videotune.memory.checkpointing import checkpoint_text
-from videotune.trainer.experts import of_expert
 from videotune.types import Family
 
 ROWS = "embedding."

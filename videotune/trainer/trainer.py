@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from videotune.adapters.layers import LiveText
-from videotune.latent_cache.batches import Source
+from videotune.distributed import DistributedContext, sharded
+from videotune.job.experts import prefix
+from videotune.job.job import Job
+from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.exposure import band
 from videotune.memory.sharding import Shard
-from videotune.trainer.checkpoint import Checkpoint
-from videotune.trainer.denoisers import DenoiserPool
-from videotune.trainer.distributed import DistributedContext, sharded
-from videotune.trainer.experts import prefix
-from videotune.trainer.logging.heartbeat import Heartbeat
-from videotune.trainer.logging.journal import Journal
-from videotune.trainer.logging.speed import Throughput
-from videotune.trainer.logging.trackers import Trackers
-from videotune.trainer.run_dir import Signals
-from videotune.trainer.run_spec import Job
+from videotune.runs.checkpoint import Checkpoint
+from videotune.runs.heartbeat import Heartbeat
+from videotune.runs.journal import Journal
+from videotune.runs.run_dir import Signals
+from videotune.runs.trackers import Trackers
+from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
+from videotune.trainer.throughput import Throughput
 from videotune.types import Family, Window
 
 T = TypeVar("T")
@@ -55,8 +55,8 @@ class Trainer:
     run: Path
     job: Job
     family: Family
-    pool: DenoiserPool
-    source: Source
+    pool: ExpertPool
+    source: BatchSource
     plan: Mapping[str, Any]
     journal: Journal
     heartbeat: Heartbeat
@@ -130,22 +130,22 @@ class Trainer:
         return prefix(self.job.spec, expert)
 
     @property
-    def together(self) -> bool:
+    def weights_sharded(self) -> bool:
         """Whether all processes must run the network in step, since none has the whole of it."""
         return sharded(self.job.config, self.dist)
 
     @property
     def participates(self) -> bool:
         """Whether this process takes part in validation, previews and sample metrics."""
-        return self.dist.is_main or self.together
+        return self.dist.is_main or self.weights_sharded
 
     def in_step(self) -> AbstractContextManager[None]:
         """All processes run this block together where none has the whole network."""
-        return self.dist.together() if self.together else nullcontext()
+        return self.dist.together() if self.weights_sharded else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
         """This block raises Interrupted when the user asks to stop; not where other processes would wait for it."""
-        return nullcontext() if self.together else self.signals.breaking()
+        return nullcontext() if self.weights_sharded else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -155,10 +155,10 @@ class Trainer:
                 if trainable.ema is None:
                     continue
                 if trainable.masters:
-                    stack.callback(trainable.masters.spread)
+                    stack.callback(trainable.masters.masters_to_model)
                 stack.enter_context(trainable.ema.in_place())
                 if trainable.masters:
-                    trainable.masters.spread()
+                    trainable.masters.masters_to_model()
             yield
 
     def band_at(self, step: int) -> str:

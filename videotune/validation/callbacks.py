@@ -6,16 +6,16 @@ from typing import Any
 
 from videotune.console import echo
 from videotune.data.video_writer import write_video
+from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
+from videotune.runs.checkpoint import complete_checkpoints
+from videotune.runs.journal import readings_of
+from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import file_name
+from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
-from videotune.trainer.checkpoint import complete_checkpoints
-from videotune.trainer.components import plain_batch
-from videotune.trainer.logging.journal import readings_of
-from videotune.trainer.run_dir import Interrupted
-from videotune.trainer.run_spec import Job
 from videotune.trainer.saving import Saving, best_step, save
-from videotune.trainer.step import condition
+from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, Window
 from videotune.validation import selection
@@ -31,7 +31,7 @@ from videotune.validation.validation_loss import (
     related,
 )
 
-Reading = Mapping[str, Any]
+ValidationReading = Mapping[str, Any]
 """A validation's parts: "held_out" (None where nothing is) and "train"."""
 
 
@@ -130,7 +130,9 @@ class Validation(Callback):
         """{"held_out", "train"} of the weights as the network has them now."""
 
         def batch_of(window: Window) -> Batch:
-            return condition(trainer.family, trainer.text, plain_batch(trainer.source, window))
+            return encode_live_text(
+                trainer.family, trainer.text, plain_batch(trainer.source, window)
+            )
 
         return read_validation(
             self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of
@@ -141,8 +143,8 @@ class Validation(Callback):
         trainer: Trainer,
         step: int,
         name: str,
-        reading: Reading,
-        live: Reading | None,
+        reading: ValidationReading,
+        live: ValidationReading | None,
         begun: float,
     ) -> None:
         lines = trainer.journal.history.of_kind("validation")

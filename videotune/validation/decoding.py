@@ -9,22 +9,22 @@ import numpy as np
 from torch import Tensor
 
 from videotune.console import bar, echo
+from videotune.distributed import RankMismatch
+from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
-from videotune.trainer.distributed import RankMismatch
-from videotune.trainer.run_dir import Interrupted
-from videotune.trainer.step import of_memory
+from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
 T = TypeVar("T")
 
-Samples = Sequence[tuple[str, int]]
+PromptSeeds = Sequence[tuple[str, int]]
 """(prompt, seed) of each."""
 
 
 def of_main(trainer: Trainer, value: T) -> T:
     """The main process's value where all processes run the network in step; else this process's own."""
-    return trainer.dist.broadcast(value) if trainer.together else value
+    return trainer.dist.broadcast(value) if trainer.weights_sharded else value
 
 
 class SamplingCallback(Callback):
@@ -78,7 +78,7 @@ class SamplingCallback(Callback):
         trainer: Trainer,
         step: int,
         settings: SampleSettings,
-        samples: Samples,
+        samples: PromptSeeds,
         first: Sequence[Window],
     ) -> list[np.ndarray]:
         """Frames uint8 (T,H,W,3) of each sample, each conditioned on the ``first`` frame of its window, if any.
@@ -133,7 +133,7 @@ def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
             try:
                 return decode(trainer.family, latents, tiled)
             except (MemoryError, RuntimeError) as error:
-                if tiled or not of_memory(error):
+                if tiled or not is_out_of_memory(error):
                     raise
         raise AssertionError
     finally:

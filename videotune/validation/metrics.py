@@ -44,7 +44,7 @@ WHOLE: View = (0.0, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Embedding:
+class FrameEmbedding:
     """How frames become vectors.
 
     ``of_frames`` takes floats (N, 3, H, W) in [0, 1] and gives unit vectors (N, D); ``views`` are those in which a clip
@@ -56,13 +56,13 @@ class Embedding:
     views: tuple[View, ...] = (WHOLE,)
 
 
-def default_embedding() -> Embedding:
+def default_embedding() -> FrameEmbedding:
     """The heuristic: directions of edges, light and colour in 8 × 8 places; robust to crops, re-encoding and gain.
 
     Its views: the whole frame, 90 % of its sides in the middle, and 80 % of them in 9 places.
     """
     nine = [(y * 0.1, x * 0.1, 0.8) for y in range(3) for x in range(3)]
-    return Embedding(HEURISTIC, edges, (WHOLE, (0.05, 0.05, 0.9), *nine))
+    return FrameEmbedding(HEURISTIC, edges, (WHOLE, (0.05, 0.05, 0.9), *nine))
 
 
 def edges(pictures: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def cut_out(pictures: Tensor, view: View) -> Tensor:
     return pictures[:, :, y : y + round(side * height), x : x + round(side * width)]
 
 
-def in_views(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
+def in_views(embedding: FrameEmbedding, frames: NDArray[Any]) -> Tensor:
     """uint8 frames (T, H, W, 3) of a clip that may be copied -> (views, T, D)."""
     pictures = to_pictures(frames)
     return torch.stack(
@@ -139,13 +139,13 @@ def in_views(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
     )
 
 
-def both_ways(embedding: Embedding, frames: NDArray[Any]) -> Tensor:
+def both_ways(embedding: FrameEmbedding, frames: NDArray[Any]) -> Tensor:
     """uint8 frames (T, H, W, 3) of a clip that may be a copy -> (2, T, D): as it is, and mirrored."""
     pictures = to_pictures(frames)
     return torch.stack([embedding.of_frames(pictures), embedding.of_frames(pictures.flip(3))])
 
 
-def open_encoder(place: str) -> Embedding:
+def open_encoder(place: str) -> FrameEmbedding:
     """A person's own image encoder, a folder or a Hub id that transformers' AutoModel reads (CLIP, SigLIP, DINOv2 …).
 
     Its image features, else its pooled state, else the mean of its last states. Raises VideotuneError where transformers
@@ -178,7 +178,7 @@ def open_encoder(place: str) -> Embedding:
         [round(float(p.detach().float().sum()), 3) for p in list(model.parameters())[:8]]
     )[:8]
     name = digest([place.rstrip("/").rpartition("/")[2], weights])[:8]
-    return Embedding(f"{model.config.model_type}-{name}", of_frames)
+    return FrameEmbedding(f"{model.config.model_type}-{name}", of_frames)
 
 
 def _features(model: Any, pixels: Tensor, place: str) -> Tensor:

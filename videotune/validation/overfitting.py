@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import ceil, sqrt
 from typing import Any
 
-from videotune.trainer.logging.journal import readings_of
+from videotune.runs.journal import readings_of
 
 LEARNING = "LEARNING"
 PLATEAU = "PLATEAU"

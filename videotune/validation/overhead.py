@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from videotune.config.schema import SampleMetrics
-from videotune.trainer.run_spec import Job
+from videotune.job.job import Job
 from videotune.trainer.trainer import times
 from videotune.types import ModelSpec, Window
 from videotune.validation import selection

@@ -18,13 +18,13 @@ from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.video_writer import write_video
 from videotune.files import checked, digest, read_json, write_json, write_whole
+from videotune.job.job import Job
 from videotune.sampling.pipeline import file_name
-from videotune.trainer.run_spec import Job
 from videotune.trainer.trainer import Trainer, due
-from videotune.types import PLAIN, Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 from videotune.validation import metrics
 from videotune.validation.decoding import SamplingCallback, of_main
-from videotune.validation.metrics import Baselines, Embedding, Gallery, Known, Nearest
+from videotune.validation.metrics import Baselines, FrameEmbedding, Gallery, Known, Nearest
 from videotune.validation.overhead import metrics_spacing, share_of_run
 from videotune.validation.selection import SampleMetricsPlan, identity_of, spread
 
@@ -80,7 +80,7 @@ def compared_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
     return tuple(dict.fromkeys([*first, *spread(job.training_windows, most - len(first))]))
 
 
-def name_of(job: Job, plan: SampleMetricsPlan, embedding: Embedding) -> str:
+def name_of(job: Job, plan: SampleMetricsPlan, embedding: FrameEmbedding) -> str:
     """8 hex digits: readings of one name compare."""
     windows = [
         [window.id for window in part]
@@ -90,7 +90,7 @@ def name_of(job: Job, plan: SampleMetricsPlan, embedding: Embedding) -> str:
 
 
 def embed_clips(
-    job: Job, plan: SampleMetricsPlan, embedding: Embedding, with_baselines: bool
+    job: Job, plan: SampleMetricsPlan, embedding: FrameEmbedding, with_baselines: bool
 ) -> EmbeddedClips:
     """Decode and embed the clips; the baselines too where they are wanted."""
     clips = {clip.id: clip for clip in job.library.clips}
@@ -139,7 +139,7 @@ def small_frames(
     height = round(shape.height * scale)
     width = round(shape.width * scale)
     for window in windows:
-        times = sample_window(window, PLAIN, job.config.seed).times
+        times = sample_window(window, DETERMINISTIC_VARIANT, job.config.seed).times
         yield (
             window,
             decode(job.library.media[window.clip_id], times, height, width, window.resize),
@@ -174,7 +174,7 @@ class SampleMetricsCallback(SamplingCallback):
         self.plan = plan
         self._budget = job.config.sample_metrics.budget
         self.every = metrics_spacing(plan, job)
-        self.embedding: Embedding | None = None
+        self.embedding: FrameEmbedding | None = None
         self.clips: EmbeddedClips | None = None
 
     def prompts(self) -> Sequence[str]:
@@ -342,7 +342,10 @@ def keep_base(run: Path, plan: SampleMetricsPlan, films: Sequence[Frames]) -> No
 
 
 def measured(
-    plan: SampleMetricsPlan, embedding: Embedding, clips: EmbeddedClips, films: Sequence[Frames]
+    plan: SampleMetricsPlan,
+    embedding: FrameEmbedding,
+    clips: EmbeddedClips,
+    films: Sequence[Frames],
 ) -> Measured:
     """Each sample's nearest clip, the diversity of each prompt's samples, and how they move."""
     seen = [metrics.both_ways(embedding, frames[:: clips.every]) for frames in films]

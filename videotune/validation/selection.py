@@ -9,8 +9,8 @@ from videotune.config.schema import Config, Prompt
 from videotune.data.buckets import size_rule, suits
 from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
+from videotune.job.job import Job
 from videotune.sampling.pipeline import SampleSettings
-from videotune.trainer.run_spec import Job
 from videotune.types import ClipShape, ModelSpec, VideoRules, Window
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ..
 
 
 @dataclass(frozen=True)
-class Preview:
+class PreviewRequest:
     """A sample that a run shows again and again."""
 
     prompt: str
@@ -90,14 +90,14 @@ def prompts_of(job: Job) -> list[Prompt]:
     return [Prompt(prompt=one) if isinstance(one, str) else one for one in given]
 
 
-def previews_of(job: Job) -> list[Preview]:
+def previews_of(job: Job) -> list[PreviewRequest]:
     """The run's previews.
 
     Raises VideotuneError for a shape that the model cannot sample, and for the same prompt with the same seed.
     """
     sample = job.config.sample
     usual = usual_shape(job)
-    found = dict[tuple[str, int], Preview]()
+    found = dict[tuple[str, int], PreviewRequest]()
     for key, prompt in zip(names_of(job), prompts_of(job), strict=True):
         own = prompt.model_dump(exclude_none=True, exclude={"prompt"})
         config = job.config.model_copy(update={"sample": sample.model_copy(update=own)})
@@ -105,7 +105,7 @@ def previews_of(job: Job) -> list[Preview]:
             raise VideotuneError(
                 f"samples: {key[0]!r} is there twice with seed {key[1]}: give one another seed"
             )
-        found[key] = Preview(*key, sample_settings(config, job.spec, usual))
+        found[key] = PreviewRequest(*key, sample_settings(config, job.spec, usual))
     return list(found.values())
 
 
@@ -129,7 +129,7 @@ def captions_evenly(job: Job, most: int) -> list[str]:
     return list(spread(list(dict.fromkeys(captions)), most))
 
 
-def first_frames_of(job: Job) -> dict[Preview, Window]:
+def first_frames_of(job: Job) -> dict[PreviewRequest, Window]:
     """For each preview the window on whose first frame it is conditioned; empty where previews have text alone.
 
     That of a clip whose caption it is, else of the first windows, one prompt after the other; of the preview's own shape,
@@ -140,7 +140,7 @@ def first_frames_of(job: Job) -> dict[Preview, Window]:
     return {one: _first_window(job, one, place) for place, one in enumerate(previews_of(job))}
 
 
-def _first_window(job: Job, preview: Preview, place: int) -> Window:
+def _first_window(job: Job, preview: PreviewRequest, place: int) -> Window:
     """The window of a preview's shape with its caption, else the ``place``-th of that shape, counted in a circle."""
     wanted = preview.settings.shape
     alike = [window for window in job.training_windows if str(window.shape) == str(wanted)]
@@ -161,8 +161,11 @@ def _with_caption(job: Job, windows: Sequence[Window], prompt: str, place: int) 
 
 
 def conditions_on_first_frame(job: Job) -> bool:
-    """Whether a run is rather conditioned on first frames than not (``Source.conditions_on_first_frame``)."""
-    return job.spec.given != "none" and (job.config.first_frame_probability or 0.0) >= 0.5
+    """Whether a run is rather conditioned on first frames than not (``BatchSource.conditions_on_first_frame``)."""
+    return (
+        job.spec.image_conditioning != "none"
+        and (job.config.first_frame_probability or 0.0) >= 0.5
+    )
 
 
 def preview_settings(job: Job) -> SampleSettings:

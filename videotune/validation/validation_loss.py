@@ -18,9 +18,9 @@ from videotune.console import echo
 from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
-from videotune.rng import draws
-from videotune.trainer.components import plain_batch
-from videotune.trainer.step import tokens_of
+from videotune.rng import generator_for
+from videotune.trainer.build import plain_batch
+from videotune.trainer.step import tokens_per_sample
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch, Expert, Family, Window
 from videotune.validation.selection import QUANTILES, levels_of
@@ -73,7 +73,7 @@ def read_validation(
                     ):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
                         for some in _together(
-                            [i for i in its if i in own], tokens_of(family, batch)
+                            [i for i in its if i in own], tokens_per_sample(family, batch)
                         ):
                             found = _errors(
                                 validation.seed, window, some, family, net, objective, batch
@@ -89,7 +89,7 @@ def noise_of(seed: int, window: Window, number: int, shape: tuple[int, ...]) -> 
     """The fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed: with another word every run would be validated with other noise
     return torch.from_numpy(
-        draws(seed, "ruler", window.id, number).standard_normal(shape, "float32")
+        generator_for(seed, "ruler", window.id, number).standard_normal(shape, "float32")
     )
 
 
@@ -212,11 +212,14 @@ def contents_of(trainer: Trainer, validation: ValidationLoss) -> dict[str, Any]:
 
     def row(window: Window) -> dict[str, str]:
         batch = plain_batch(source, window)
-        latents = [batch.x0, *(batch.cond.extras[name] for name in sorted(batch.cond.extras))]
+        latents = [
+            batch.x0,
+            *(batch.conditioning.extras[name] for name in sorted(batch.conditioning.extras)),
+        ]
         return {
             "window": window.id,
             "latents": hashed(*latents),
-            "text": hashed(batch.cond.text, batch.captions[0]),
+            "text": hashed(batch.conditioning.text, batch.captions[0]),
         }
 
     first = next(iter((*validation.held_out, *validation.train)), None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.command_line import Patch
 from videotune.errors import VideotuneError
-from videotune.interop.theirs import options_of, read_theirs
+from videotune.interop.foreign_config import options_of, read_theirs
 
 CONFIGS = Path(__file__).parent / "configs"
 HELD: dict[str, tuple[list[str], dict[str, Any]]] = {

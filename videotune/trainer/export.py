@@ -15,11 +15,11 @@ from videotune.exporter.adapter_export import export_embedding, export_lora
 from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_formats
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
+from videotune.job.experts import of_expert, prefix, trained
 from videotune.models.base_model import own_files, place
-from videotune.records import read_record
-from videotune.trainer.components import DTYPES
-from videotune.trainer.experts import of_expert, prefix, trained
-from videotune.trainer.run_dir import read_run_config
+from videotune.runs.run_dir import read_run_config
+from videotune.runs.schemas import read_record
+from videotune.trainer.build import DTYPES
 from videotune.trainer.text_encoders import ROWS, by_part
 from videotune.types import Family, ModelSpec
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from videotune.files import write_bytes, write_json, write_whole
-from videotune.records import read_record
+from videotune.runs.schemas import read_record
 
 FACTS = ("config", "check", "plan")
 """The files that say what a run is. When a resume changes them, the old ones stay in ``before/``."""
@@ -36,7 +36,7 @@ def changed_after(run: Path, step: int) -> list[int]:
     return sorted(int(name[1]) for name in found if name and int(name[1]) > step)
 
 
-def set_aside(run: Path, step: int, newest: int) -> Path | None:
+def archive_steps(run: Path, step: int, newest: int) -> Path | None:
     """Going back to ``step``: what came after it goes into a folder of its own, whole; None where nothing came after.
 
     ``newest``: the last step that the journal names.

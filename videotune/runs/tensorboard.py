@@ -17,7 +17,7 @@ from PIL import Image
 
 from videotune.data.video_writer import read_video
 from videotune.files import append_whole
-from videotune.trainer.logging.scalars import scalars
+from videotune.runs.scalars import scalars
 
 FOLDER = "tensorboard"
 

@@ -11,17 +11,17 @@ from videotune.adapters.layers import add_full
 from videotune.adapters.lora import inject
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective, objective
-from videotune.diffusion.timesteps import Timesteps
+from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import Source, assemble
+from videotune.job.job import Job
+from videotune.latent_cache.batches import BatchSource, assemble
 from videotune.latent_cache.encode import encode_sample
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
-from videotune.latent_cache.store import Store
+from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
-from videotune.trainer.run_spec import Job
 from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
@@ -76,15 +76,15 @@ def make_objective(spec: ModelSpec, config: Config) -> Objective:
     return replace(made, loss=config.loss, delta=config.loss_delta)
 
 
-def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
+def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
     """The noise levels that the config and the family name.
 
-    Of a shift by resolution it is the family's fixed one, which validation keeps to: see ``Source.timesteps_of``.
+    Of a shift by resolution it is the family's fixed one, which validation keeps to: see ``BatchSource.timesteps_of``.
     """
     asked = config.timestep_shift
     fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
     name = config.timestep_distribution or spec.timestep_distribution
-    levels = Timesteps(name, fixed, config.timestep_min, config.timestep_max)
+    levels = TimestepSampler(name, fixed, config.timestep_min, config.timestep_max)
     given = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,
@@ -101,14 +101,14 @@ def make_timesteps(spec: ModelSpec, config: Config) -> Timesteps:
 def make_source(
     job: Job,
     family: Family,
-    store: Store,
+    store: LatentCache,
     loss: Objective,
     expert_schedule: ExpertSchedule | None = None,
-) -> Source:
+) -> BatchSource:
     """Where the run's batches come from."""
     library = job.library
     keys = CacheKeys.of(family, job.config.seed)
-    source = Source(
+    source = BatchSource(
         config=job.config,
         spec=job.spec,
         store=store,
@@ -129,7 +129,7 @@ def make_source(
     return source
 
 
-def plain_batch(source: Source, window: Window) -> Batch:
+def plain_batch(source: BatchSource, window: Window) -> Batch:
     """A window alone with its first caption, nothing drawn or dropped: what validation reads."""
     caption = source.clips[window.clip_id].captions[0]
     return assemble(

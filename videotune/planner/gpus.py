@@ -1,7 +1,7 @@
 """Cards by name: memory, dense bfloat16 rate with float32 sums and link to the host, as their makers state.
 
 Consumer cards sum in float32 at half the rate of their advertised one. What a step really reaches of a rate is
-``REACHED``, an assumption until measured on the card itself. ``cards.json`` is the table.
+``REACHED``, an assumption until measured on the card itself. ``gpus.json`` is the table.
 """
 
 import difflib
@@ -42,7 +42,7 @@ USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
 @lru_cache
 def cards() -> tuple[Card, ...]:
     """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
-    rows = read_json(Path(__file__).with_name("cards.json"))["cards"]
+    rows = read_json(Path(__file__).with_name("gpus.json"))["cards"]
     names = [row[0] for row in rows]
     found = []
     for name, gigabytes, rate, link in rows:

@@ -18,13 +18,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from videotune._version import __version__
+from videotune.config.optimizers import default_warmup
 from videotune.config.resolve import INTERVALS
 from videotune.data.dataset import to_json
 from videotune.errors import INTERRUPTED, VideotuneError
 from videotune.files import digest, hash_file, is_left_behind, write_json
-from videotune.records import read_record
-from videotune.trainer.optimizers import default_warmup
-from videotune.trainer.run_spec import Job, with_views
+from videotune.job.job import Job, with_views
+from videotune.runs.schemas import read_record
 from videotune.types import BasePlace
 
 CONTROL_WORDS = ("stop", "save", "sample")

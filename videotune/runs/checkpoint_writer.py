@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from safetensors.torch import save_file
 from torch import Tensor
 
+from videotune.distributed import DistributedContext
 from videotune.errors import VideotuneError
 from videotune.files import (
     hash_file,
@@ -20,13 +21,12 @@ from videotune.files import (
     write_json,
 )
 from videotune.memory.sharding import Shard
-from videotune.records import FileEntry
-from videotune.trainer.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
-from videotune.trainer.distributed import DistributedContext
+from videotune.runs.checkpoint import MARKER, Checkpoint, folder_of, read_checkpoint, remove
+from videotune.runs.schemas import FileEntry
 
 T = TypeVar("T")
 
-Written = dict[str, Any]
+WrittenPiece = dict[str, Any]
 """What a process says of the files that it has written, by part."""
 
 
@@ -132,7 +132,7 @@ def _write_own(
     parts: Mapping[str, Mapping[str, Tensor]],
     rows: Mapping[str, Shard],
     dist: DistributedContext,
-) -> Written:
+) -> WrittenPiece:
     """Write this process's tensors, a file a part; what the index must know of them."""
     if not aside.is_dir():
         raise VideotuneError(
@@ -140,7 +140,7 @@ def _write_own(
             "FINE_TUNE every process writes its part of a checkpoint into the run folder. Put --out on a disk that all "
             "machines share"
         )
-    written: Written = {}
+    written: WrittenPiece = {}
     for part, tensors in parts.items():
         own: dict[str, Tensor] = {}
         places: dict[str, tuple[list[int], int]] = {}
@@ -162,7 +162,7 @@ def _write_own(
 def _complete(
     aside: Path,
     folder: Path,
-    written: list[Written],
+    written: list[WrittenPiece],
     step: int,
     state: Mapping[str, Any],
     kind: str,

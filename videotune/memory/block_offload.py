@@ -26,7 +26,7 @@ from videotune.memory.host_memory import refuse_if_short
 from videotune.memory.host_weights import HostWeights, dense, pinned
 
 
-class Streams:
+class BlockOffload:
     """A network of which blocks wait on the host.
 
     ``streamed``: which blocks, by their number in the order of the paths. ``buffers``: their way to the device (None: no
@@ -99,13 +99,13 @@ def stream_blocks(
     resident: Collection[nn.Parameter] = (),
     host_weights: HostWeights | None = None,
     echo: Callable[[str], None] = print,
-) -> Streams:
+) -> BlockOffload:
     """Move a network to the device, but for the weights of this ``fraction`` of its blocks, which stay on the host.
 
     ``checkpointing`` (OFF, ON or CPU_OFFLOADED) is what the other blocks do; streamed ones are always computed again.
     ``net`` lies on the CPU, mapped from its files at best, with what trains in it; ``paths`` are module paths of lists of
     blocks. ``resident`` (an adapter's parameters) stay on the device, as does what stands in several places of the network.
-    Weights that train have gradients and updates on the host: see ``Streams.parameters``. ``host_weights``: of another
+    Weights that train have gradients and updates on the host: see ``BlockOffload.parameters``. ``host_weights``: of another
     network of this shape, in place of this one's. ``echo`` is told what could not be done as it should.
 
     Raises VideotuneError where the host has no room, or a block cannot be streamed.
@@ -116,7 +116,7 @@ def stream_blocks(
         for name, block in net.get_submodule(path).named_children()
     ]
     chosen = spread(len(blocks), fraction)
-    streams = Streams(net, device, chosen)
+    streams = BlockOffload(net, device, chosen)
     if checkpointing == CPU_OFFLOADED:
         streams.activation_offload = ActivationOffload(device)
     if chosen:
@@ -181,7 +181,7 @@ def _streamable(path: str, block: nn.Module, alone: Collection[int]) -> dict[str
 
 
 def _move_in(
-    streams: Streams, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]
+    streams: BlockOffload, host_weights: HostWeights, named: Sequence[Mapping[str, Tensor]]
 ) -> None:
     """Move the weights to the host, block by block, so that none is there twice, and make their device buffers."""
     found = [[(entry.name, entry.shape) for entry in entries] for entries in host_weights.slots]

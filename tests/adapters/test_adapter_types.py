@@ -10,15 +10,21 @@ import pytest
 import torch
 
 from tests.support.run_results import updates
+from videotune.adapters.adapter_types import (
+    PARTS,
+    by_module,
+    kind_of,
+    parse_param_name,
+    side_of,
+)
 from videotune.adapters.effect import change, new_weight, rotations
-from videotune.adapters.kinds import PARTS, by_module, kind_of, side_of, split
 from videotune.adapters.lora import (
     adapter_off,
     add_lora,
+    bind_parameters,
     inject,
     lora_parameters,
     matching,
-    share,
 )
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError
@@ -109,7 +115,7 @@ def test_off_it_is_the_base_and_on_again_as_before(kind: str, tiny_family: Open)
     assert all(parameter.requires_grad for parameter in state.values())
     other = family.denoiser()
     add_lora(other, family.spec, settings(kind), seed=9)
-    share(other, state)
+    bind_parameters(other, state)
     assert all(lora_parameters(other)[name] is parameter for name, parameter in state.items())
     assert torch.equal(forward(family, other), on), (
         "another network computes with the same parameters"
@@ -127,7 +133,9 @@ def test_the_start_belongs_to_the_names_and_the_seed(kind: str, tiny_family: Ope
     )
     assert set(one) < set(many)
     assert all(torch.equal(value, many[name]) for name, value in one.items())
-    differs = {split(name)[1] for name in many if not torch.equal(many[name], other[name])}  # type: ignore[index]
+    differs = {
+        parse_param_name(name)[1] for name in many if not torch.equal(many[name], other[name])
+    }  # type: ignore[index]
     drawn = {
         "LORA": {"lora_A"},
         "DORA": {"lora_A"},
@@ -153,7 +161,9 @@ def test_names_and_shapes_tell_the_kind_and_the_rank(kind: str, tiny_family: Ope
         state = add_lora(family.denoiser(), family.spec, settings(kind, rank), seed=0)
         assert kind_of(state) == kind
         assert not any("default" in name for name in state), "an adapter's name"
-        assert {place[0] for name in state if (place := split(name))} == set(by_module(state))
+        assert {place[0] for name in state if (place := parse_param_name(name))} == set(
+            by_module(state)
+        )
         assert set(updates(shaken(state), 1.0)) >= set(by_module(state))
         again = inject(family.denoiser(), family.spec, settings(kind, rank_of_settings(state)))
         assert {name: value.shape for name, value in again.items()} == {

@@ -15,8 +15,8 @@ from typing import Any
 from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, is_disk_full, read_lines, write_bytes, write_whole
-from videotune.records import parse_line, read_record
-from videotune.trainer.logging.step_sums import Steps, regularization
+from videotune.runs.schemas import parse_line, read_record
+from videotune.runs.step_sums import Steps, regularization
 
 NAME = "journal.jsonl"
 

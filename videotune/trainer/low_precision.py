@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from videotune.adapters.layers import Parameters
 from videotune.rng import seed32
-from videotune.trainer.optimizers import AnyOptimizer, Several, apply, clip, parts_of
+from videotune.trainer.optimizers import (
+    AnyOptimizer,
+    OptimizerList,
+    clip_grad_norm,
+    parts_of,
+    step_if_finite,
+)
 
 
 class MasterWeights:
@@ -42,7 +48,7 @@ class MasterWeights:
         """Whether any master is a copy."""
         return bool(self._pairs)
 
-    def gather(self) -> None:
+    def grads_to_masters(self) -> None:
         """The network's gradients go to their masters; each is freed as it goes."""
         for held, master in self._pairs:
             if held.grad is not None:
@@ -50,7 +56,7 @@ class MasterWeights:
                 held.grad = None
 
     @torch.no_grad()
-    def spread(self) -> None:
+    def masters_to_model(self) -> None:
         """The network holds its masters again, rounded to nearest."""
         for held, master in self._pairs:
             held.copy_(master)
@@ -60,7 +66,7 @@ DROPPED = 16
 """Bits of a float32 that a bf16 has not."""
 
 
-def round_by_chance(x: Tensor, seed: int, *name: str | int) -> Tensor:
+def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
     """bf16 neighbours of float32 numbers, the nearer the likelier: the mean is x; what bf16 holds exactly stays.
 
     The draw belongs to (seed, name) on one kind of device: a number below 2^16 is added to the bits of each float32, and
@@ -87,7 +93,7 @@ def update_rounded(
     if parameter.grad is None:
         return
     if parameter.dtype != torch.bfloat16:
-        apply(part, good)
+        step_if_finite(part, good)
         parameter.grad = None
         return
     held = parameter.data
@@ -96,8 +102,8 @@ def update_rounded(
     try:
         parameter.data = held.float()
         parameter.grad = gradient.float()
-        apply(part, good)
-        held.copy_(round_by_chance(parameter.data, seed, step, name))
+        step_if_finite(part, good)
+        held.copy_(stochastic_round(parameter.data, seed, step, name))
     finally:
         parameter.grad = None
         parameter.data = held
@@ -130,7 +136,7 @@ def update_each_rounded(
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
     """Each parameter's optimizer, by the parameter's id, where each has one of its own."""
-    assert isinstance(optimizer, Several), (
+    assert isinstance(optimizer, OptimizerList), (
         "one optimizer for all parameters cannot update one alone"
     )
     return {
@@ -141,7 +147,7 @@ def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
 
 
 @dataclass
-class InBackward:
+class BackwardOptimizer:
     """Updates each parameter as soon as its gradient is whole, and drops that, so that gradients never all live at once.
 
     So nothing that needs them all is possible: each tensor's gradient is clipped by its own norm, and where one is not
@@ -155,7 +161,7 @@ class InBackward:
     _good: Tensor | None = None
     _step: int = 0
 
-    def attach(self, held: Parameters, optimizer: AnyOptimizer) -> InBackward:
+    def attach(self, held: Parameters, optimizer: AnyOptimizer) -> BackwardOptimizer:
         """Watch the parameters that the network holds; the optimizer has one of its own for each of them, or its master."""
         owners = owners_of(optimizer)
         for name, parameter in held.items():
@@ -186,13 +192,13 @@ class InBackward:
             assert held.grad is not None
             master.grad = held.grad.float()
             held.grad = None
-        norm = clip([master], self.most)
+        norm = clip_grad_norm([master], self.most)
         self._norms.append(norm)
         good = self._good & torch.isfinite(norm)
         if self.rounding is not None:
             update_rounded(part, master, good, self.rounding, self._step, name)
         else:
-            apply(part, good)
+            step_if_finite(part, good)
         master.grad = None
         if master is not held:
             held.copy_(master)

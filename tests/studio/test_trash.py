@@ -6,7 +6,7 @@ import pytest
 
 from videotune.errors import VideotuneError
 from videotune.files import write_json
-from videotune.studio import bin
+from videotune.studio import trash
 
 
 def put(path: Path, content: str = "x") -> Path:
@@ -21,51 +21,51 @@ def test_an_item_is_listed_and_restored(tmp_path: Path) -> None:
         put(tmp_path / "clips/a/b.txt", "a cat"),
     )
     put(tmp_path / "runs/run-1/log", "12345")
-    bin.throw(tmp_path, "clip", "b.mp4", [clip, text])
-    bin.throw(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
+    trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
+    trash.throw(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
     assert not clip.exists()
-    assert [(one.kind, one.title, one.bytes > 4) for one in bin.items(tmp_path)] == [
+    assert [(one.kind, one.title, one.bytes > 4) for one in trash.items(tmp_path)] == [
         ("run", "run-1", True),
         ("clip", "b.mp4", True),
     ]
-    for item in bin.items(tmp_path):
-        bin.restore(tmp_path, item.id)
+    for item in trash.items(tmp_path):
+        trash.restore(tmp_path, item.id)
     assert (clip.read_text(), text.read_text(), (tmp_path / "runs/run-1/log").read_text()) == (
         "clip",
         "a cat",
         "12345",
     )
-    assert bin.items(tmp_path) == []
+    assert trash.items(tmp_path) == []
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     clip, text = put(tmp_path / "clips/b.mp4", "old"), put(tmp_path / "clips/b.txt")
-    item = bin.throw(tmp_path, "clip", "b.mp4", [clip, text])
+    item = trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
     put(text, "another")
     with pytest.raises(VideotuneError, match=r"clips/b\.txt"):
-        bin.restore(tmp_path, item)
+        trash.restore(tmp_path, item)
     assert not clip.exists(), "nothing is moved then"
     text.unlink()
-    bin.restore(tmp_path, item)
+    trash.restore(tmp_path, item)
     assert clip.read_text() == "old"
 
 
 def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
     clip, text = put(tmp_path / "clips/b.mp4", "clip"), put(tmp_path / "clips/b.txt", "a cat")
-    item = bin.throw(tmp_path, "clip", "b.mp4", [clip, text])
+    item = trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
     (tmp_path / "bin" / item / "1").rename(
         text
     )  # as if the process had ended before the second move
-    bin.restore(tmp_path, item)
+    trash.restore(tmp_path, item)
     assert (clip.read_text(), text.read_text()) == ("clip", "a cat")
 
 
 def test_an_item_is_deleted_for_good(tmp_path: Path) -> None:
-    item = bin.throw(tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent])
-    bin.destroy(tmp_path, item)
-    assert bin.items(tmp_path) == []
+    item = trash.throw(tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent])
+    trash.destroy(tmp_path, item)
+    assert trash.items(tmp_path) == []
     with pytest.raises(VideotuneError, match="no longer"):
-        bin.restore(tmp_path, item)
+        trash.restore(tmp_path, item)
 
 
 def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
@@ -74,10 +74,13 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
         put(tmp_path / "removed/in/a.txt"),
         put(tmp_path / "originals/film.mp4"),
     )
-    assert {one.id for one in bin.items(tmp_path)} == {"removed/in/a.mp4", "originals/film.mp4"}
-    bin.restore(tmp_path, "removed/in/a.mp4")
-    bin.destroy(tmp_path, "originals/film.mp4")
-    assert bin.items(tmp_path) == []
+    assert {one.id for one in trash.items(tmp_path)} == {
+        "removed/in/a.mp4",
+        "originals/film.mp4",
+    }
+    trash.restore(tmp_path, "removed/in/a.mp4")
+    trash.destroy(tmp_path, "originals/film.mp4")
+    assert trash.items(tmp_path) == []
     assert {path.name for path in (tmp_path / "clips/in").iterdir()} == {"a.mp4", "a.txt"}
 
 
@@ -86,7 +89,7 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
 )
 def test_no_id_leads_out_of_the_bin(tmp_path: Path, id: str) -> None:
     clip = put(tmp_path / "clips/b.mp4")
-    for act in (bin.restore, bin.destroy):
+    for act in (trash.restore, trash.destroy):
         with pytest.raises(VideotuneError):
             act(tmp_path, id)
     assert clip.exists()
@@ -107,5 +110,5 @@ def test_an_item_from_elsewhere_cannot_name_a_place_outside(tmp_path: Path) -> N
         },
     )
     with pytest.raises(VideotuneError, match="not a path"):
-        bin.restore(home, "1")
+        trash.restore(home, "1")
     assert not (tmp_path / "evil.mp4").exists()

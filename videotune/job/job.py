@@ -29,7 +29,7 @@ CACHE_NAME = ".videotune-cache"
 
 
 @dataclass(frozen=True)
-class Past:
+class ViewHistory:
     """What was shown before the data last changed, at the step of that change: views by window id."""
 
     step: int = 0
@@ -51,7 +51,7 @@ class Job:
     cache: Path
     notes: tuple[str, ...]
     processes: int = 1
-    past: Past = field(default_factory=Past)
+    past: ViewHistory = field(default_factory=ViewHistory)
 
     @property
     def config(self) -> Config:

@@ -23,7 +23,7 @@ from videotune.commands.import_config import import_config
 from videotune.commands.plan import plan as make_plan
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json, write_json
-from videotune.planner.cards import known_card
+from videotune.planner.gpus import known_card
 
 MEASURED = (
     "fits",

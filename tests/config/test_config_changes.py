@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from videotune.config.drift import Change, class_of, drift
+from videotune.config.config_changes import Change, class_of, drift
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves

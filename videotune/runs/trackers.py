@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from videotune.config.load import flatten
 from videotune.console import echo
 from videotune.errors import VideotuneError
-from videotune.trainer.logging.scalars import scalars
-from videotune.trainer.logging.tensorboard import TensorBoardWriter
+from videotune.runs.scalars import scalars
+from videotune.runs.tensorboard import TensorBoardWriter
 
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages that a tracker imports, where they are not its name alone."""
@@ -48,14 +48,14 @@ class TrackedRun:
     first: int
 
 
-class Preview(NamedTuple):
+class PreviewVideo(NamedTuple):
     """A video file and the prompt that it was sampled for."""
 
     path: Path
     prompt: str
 
 
-class Adapter:
+class TrackerClient:
     """A program that shows runs, whose library gets numbers, previews and results. Its methods may raise anything, once.
 
     ``last``: the newest step that it has already, by name.
@@ -67,10 +67,10 @@ class Adapter:
 
     def line(self, line: Mapping[str, Any]) -> None:
         """Write what it shows of a line of the journal; steps that it has from before a resume are left out."""
-        values: dict[str, float | Preview] = dict(scalars(line))
+        values: dict[str, float | PreviewVideo] = dict(scalars(line))
         match line["kind"]:
             case "sample":
-                values[f"samples/seed {line['seed']}"] = Preview(
+                values[f"samples/seed {line['seed']}"] = PreviewVideo(
                     self.run.folder / line["path"], line["prompt"]
                 )
             case "verdict":
@@ -86,7 +86,7 @@ class Adapter:
         }:
             self.log(line["step"], new)
 
-    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
+    def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
         """Write numbers and previews of a step."""
 
     def result(self, name: str, word: str, reason: str) -> None:
@@ -96,7 +96,7 @@ class Adapter:
         """Write what waits, and end the run there."""
 
 
-class WandbTracker(Adapter):
+class WandbTracker(TrackerClient):
     """Weights & Biases, into ``wandb`` of the run's folder; without an API key offline."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -116,28 +116,28 @@ class WandbTracker(Adapter):
         )  # fmt: skip
         super().__init__(run, self._run.step - 1)
 
-    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
-        """As ``Adapter.log``; the library takes no earlier step, of which a save in the background is."""
+    def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
+        """As ``LoadedAdapter.log``; the library takes no earlier step, of which a save in the background is."""
         from wandb import Video
 
         own = {
-            name: Video(str(x.path), x.prompt) if isinstance(x, Preview) else x
+            name: Video(str(x.path), x.prompt) if isinstance(x, PreviewVideo) else x
             for name, x in values.items()
         }
         self._run.log(own, step=max(step, self._run.step))
 
     def result(self, name: str, word: str, reason: str) -> None:
-        """As ``Adapter.result``; another one than before is an alert too."""
+        """As ``LoadedAdapter.result``; another one than before is an alert too."""
         if self._run.summary.get(name, word) != word:
             self._run.alert(name, f"{word}: {reason}")
         self._run.summary.update({name: word, f"{name}_reason": reason})
 
     def close(self) -> None:
-        """As ``Adapter.close``."""
+        """As ``LoadedAdapter.close``."""
         self._run.finish()
 
 
-class TrackioTracker(Adapter):
+class TrackioTracker(TrackerClient):
     """Trackio, in its own database, which ``trackio show`` opens, or on the server or Space of its variables."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -150,33 +150,33 @@ class TrackioTracker(Adapter):
             )  # fmt: skip
         super().__init__(run, self._run._next_step - 1)
 
-    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
-        """As ``Adapter.log``."""
+    def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
+        """As ``LoadedAdapter.log``."""
         from trackio import Video
 
         with raising_warnings():
             own = {
-                name: Video(x.path, x.prompt) if isinstance(x, Preview) else x
+                name: Video(x.path, x.prompt) if isinstance(x, PreviewVideo) else x
                 for name, x in values.items()
             }
             self._run.log(own, step=step)
 
     def result(self, name: str, word: str, reason: str) -> None:
-        """As ``Adapter.result``: an alert."""
+        """As ``LoadedAdapter.result``: an alert."""
         from trackio import AlertLevel
 
         with raising_warnings():
             self._run.alert(name, f"{word}: {reason}", AlertLevel.INFO)
 
     def close(self) -> None:
-        """As ``Adapter.close``."""
+        """As ``LoadedAdapter.close``."""
         import trackio
 
         with raising_warnings():
             trackio.finish()
 
 
-class MlflowTracker(Adapter):
+class MlflowTracker(TrackerClient):
     """MLflow, in ``mlflow.db`` and ``mlartifacts`` of the run's folder, or on the server of MLFLOW_TRACKING_URI."""
 
     def __init__(self, run: TrackedRun) -> None:
@@ -216,8 +216,8 @@ class MlflowTracker(Adapter):
         for start in range(0, len(settings), 100):  # the most that it takes at once
             client.log_batch(self._id, params=settings[start : start + 100])
 
-    def log(self, step: int, values: Mapping[str, float | Preview]) -> None:
-        """As ``Adapter.log``."""
+    def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
+        """As ``LoadedAdapter.log``."""
         from mlflow.entities import Metric
 
         now = round(time() * 1000)
@@ -225,15 +225,15 @@ class MlflowTracker(Adapter):
         self._client.log_batch(
             self._id, [Metric(name, value, now, step) for name, value in numbers]
         )
-        for preview in (x for x in values.values() if isinstance(x, Preview)):
+        for preview in (x for x in values.values() if isinstance(x, PreviewVideo)):
             self._client.log_artifact(self._id, str(preview.path), f"samples/step-{step}")
 
     def result(self, name: str, word: str, reason: str) -> None:
-        """As ``Adapter.result``."""
+        """As ``LoadedAdapter.result``."""
         self._client.set_tag(self._id, name, f"{word}: {reason}")
 
     def close(self) -> None:
-        """As ``Adapter.close``."""
+        """As ``LoadedAdapter.close``."""
         self._client.set_terminated(self._id)
 
 
@@ -265,7 +265,7 @@ class Trackers:
             {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
         )
         self._warn = warn
-        self._open = dict[str, Adapter | TensorBoardWriter]()
+        self._open = dict[str, TrackerClient | TensorBoardWriter]()
         makers = {
             **ADAPTERS,
             "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn),

@@ -20,7 +20,7 @@ from torch import Tensor
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_left_behind, read_json, sync_folder
 from videotune.memory.sharding import Shard
-from videotune.records import FileEntry, read_record
+from videotune.runs.schemas import FileEntry, read_record
 
 MARKER = "COMPLETE"
 

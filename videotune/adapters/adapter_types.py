@@ -38,7 +38,7 @@ _NAME = re.compile(
 )
 
 
-def split(name: str) -> tuple[str, str] | None:
+def parse_param_name(name: str) -> tuple[str, str] | None:
     """A checkpoint's name of an adapter's tensor -> its module's path and PEFT's name; None for any other tensor."""
     found = _NAME.fullmatch(name)
     return (found[1], found[2]) if found else None
@@ -48,14 +48,14 @@ def by_module(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """An adapter's tensors by module path and PEFT's name; what is of no adapter is left out."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
-        if place := split(name):
+        if place := parse_param_name(name):
             found.setdefault(place[0], {})[place[1]] = value
     return found
 
 
 def kind_of(state: Collection[str]) -> str | None:
     """Which kind of adapter the names of a state are of; None: of none."""
-    parts = {place[1] for name in state if (place := split(name))}
+    parts = {place[1] for name in state if (place := parse_param_name(name))}
     return next((kind for kind, own in PARTS.items() if parts and parts <= set(own)), None)
 
 

@@ -1,0 +1,374 @@
+"""The denoisers of a run, one expert in memory at a time, with what trains of each."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from videotune.adapters.layers import Parameters
+from videotune.adapters.lora import bind_parameters
+from videotune.config.schema import Config
+from videotune.console import echo, size
+from videotune.diffusion.loss import Objective
+from videotune.distributed import DistributedContext, sharded
+from videotune.errors import VideotuneError
+from videotune.job.experts import TEXT, trained
+from videotune.latent_cache.sampler import ExpertSchedule, exact
+from videotune.memory.accelerator import empty_cache, local_device
+from videotune.memory.attention import set_attention
+from videotune.memory.block_offload import BlockOffload, stream_blocks
+from videotune.memory.checkpointing import CPU_OFFLOADED, ON, checkpoint_blocks
+from videotune.memory.compiling import compile_blocks
+from videotune.memory.host_weights import HostWeights
+from videotune.memory.quantization import packed_note
+from videotune.memory.sharding import Shards
+from videotune.trainer.step import TrainableState
+from videotune.trainer.text_encoders import attach_text
+from videotune.trainer.trainable import attach, make_trainable
+from videotune.types import Family, ModelSpec
+
+
+@dataclass(frozen=True)
+class ActiveExpert:
+    """The expert that a step trains."""
+
+    net: nn.Module
+    """Its denoiser, on the device."""
+    trainable: TrainableState
+    expert_step: int
+    """How many steps this expert has had, with the present one."""
+
+
+class ExpertPool(Mapping[str, "nn.Module"]):
+    """The denoisers by expert name. Looking one up loads it in place of the one in memory.
+
+    What trains of an expert outlives its denoiser. A model with one denoiser has one expert, which stays loaded.
+    """
+
+    def __init__(
+        self,
+        expert_schedule: ExpertSchedule,
+        names: Sequence[str],
+        open_net: Callable[[str], nn.Module],
+    ) -> None:
+        self.expert_schedule = expert_schedule
+        self._names = tuple(names)
+        self._open_net = open_net
+        self.trainables: dict[str, TrainableState] = {}
+        self.text_params: frozenset[str] = frozenset()
+        """Names of trainable parameters that belong to text encoders."""
+        self.streams: BlockOffload | None = None
+        """Moves the blocks of the denoiser in memory. None: all of it stays on the device."""
+        self.attention = "native"
+        """diffusers' name of the attention backend."""
+        self.shards: dict[str, Shards] = {}
+        """This process's rows of sharded denoisers, by expert."""
+        self.loaded: tuple[str, nn.Module] | None = None
+
+    def __getitem__(self, name: str) -> nn.Module:
+        self.load(name)
+        return self.net
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def net(self) -> nn.Module:
+        """The denoiser that is in memory."""
+        assert self.loaded is not None, "no expert has been loaded yet"
+        return self.loaded[1]
+
+    @property
+    def current(self) -> str:
+        """The name of the expert that is in memory."""
+        assert self.loaded is not None, "no expert has been loaded yet"
+        return self.loaded[0]
+
+    @property
+    def trainable(self) -> TrainableState:
+        """What trains with the denoiser that is in memory."""
+        return self.trainables[TEXT if TEXT in self.trainables else self.current]
+
+    def load(self, name: str) -> None:
+        """Load an expert in place of the one in memory. A reference that a caller keeps to that one keeps it in memory."""
+        if name not in self._names:
+            raise KeyError(name)
+        if self.loaded is None or self.loaded[0] != name:
+            self.drop()
+            self.loaded = (name, self._open_net(name))
+
+    def drop(self) -> None:
+        """Free the denoiser. What trains stays."""
+        self.loaded = None
+        self.streams = None
+        empty_cache()
+
+    def activate(self, step: int) -> ActiveExpert:
+        """Load the expert that trains at ``step``, counted from 1."""
+        name = self.expert_schedule.at(step)
+        self.load(name)
+
+        # A text encoder learns from every step, whichever expert runs.
+        if TEXT in self.trainables:
+            expert = name if len(self._names) > 1 else None
+            trainable = replace(self.trainables[TEXT], expert=expert)
+            return ActiveExpert(self.net, trainable, expert_step=step)
+
+        expert_step = self.expert_schedule.count(step, name)
+        return ActiveExpert(self.net, self.trainables[name], expert_step)
+
+
+def open_pool(
+    family: Family,
+    config: Config,
+    expert_schedule: ExpertSchedule,
+    steps: int,
+    first: int,
+    dist: DistributedContext,
+) -> ExpertPool:
+    """Open the denoisers of a run and attach what trains.
+
+    Args:
+        family: the base model.
+        config: the run's settings.
+        expert_schedule: which expert trains at which step.
+        steps: number of steps of the run.
+        first: the first step to do; its expert is in memory at the end.
+        dist: this process among those of the run.
+    """
+    mesh = None
+    if sharded(config, dist):
+        mesh = init_device_mesh(local_device().type, (dist.size,))
+
+    loader = ExpertLoader(family, config, expert_schedule.names, mesh)
+    names = [expert.name for expert in family.spec.experts]
+    pool = ExpertPool(expert_schedule, names, lambda name: loader.load(pool, name))
+    if config.attention != "auto":
+        pool.attention = config.attention
+
+    text_groups = attach_text(family, config)
+    pool.text_params = frozenset(key for group in text_groups.values() for key in group)
+    first_expert = expert_schedule.at(min(max(first, 1), steps))
+
+    if not config.transformer.train:
+        text_state = make_trainable({}, text_groups, family, config, TEXT, steps)
+        pool.trainables[TEXT] = text_state
+        pool.load(first_expert)
+        if pool.shards:
+            pool.trainables[TEXT] = replace(text_state, shards=pool.shards[first_expert])
+        return pool
+
+    # The expert of the first step is opened last, so that it is the one that stays in memory.
+    for name in sorted(expert_schedule.names, key=lambda name: name == first_expert):
+        pool.load(name)
+        expert_steps = expert_schedule.count(steps, name)
+        state = make_trainable(
+            loader.new_parameters.pop(name), text_groups, family, config, name, expert_steps
+        )
+        pool.trainables[name] = replace(state, shards=pool.shards.get(name))
+    return pool
+
+
+class ExpertLoader:
+    """Load a denoiser and give it what trains: new parameters the first time, those of the pool from then on."""
+
+    def __init__(
+        self,
+        family: Family,
+        config: Config,
+        trained_experts: Sequence[str],
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self._family = family
+        self._config = config
+        self._trained_experts = tuple(trained_experts)
+        self._mesh = mesh
+        self.new_parameters: dict[str, Parameters] = {}
+        """Parameters by expert that no optimizer holds yet."""
+        self._host_weights: dict[str, HostWeights] = {}
+        """Streamed weights that train, by expert. They outlive the denoiser."""
+
+    def load(self, pool: ExpertPool, name: str) -> nn.Module:
+        """Return the denoiser of an expert, placed as the config says, with what trains bound into it."""
+        is_first = not pool.trainables and not self.new_parameters
+        net = self._open(is_first=is_first, name=name)
+
+        parameters: Parameters = {}
+        if name in self._trained_experts:
+            parameters = attach(net, self._family.spec, self._config)
+        trainable = pool.trainables.get(name)
+        if trainable is not None:
+            parameters = trainable.module_params or trainable.parameters
+            self._bind(pool, name, net, parameters)
+
+        if self._mesh is not None:
+            new_parameters = self._shard(pool, name, net, parameters, self._mesh)
+        else:
+            new_parameters = self._place(pool, name, net, parameters, is_first=is_first)
+
+        if trainable is None and parameters:
+            self.new_parameters[name] = new_parameters
+        return net
+
+    def _open(self, *, is_first: bool, name: str) -> nn.Module:
+        """Read a denoiser from its files: onto the host if its blocks go to the device one at a time."""
+        from_host = bool(self._config.layer_offload_fraction) or self._mesh is not None
+        net = self._family.denoiser(name, device=torch.device("cpu") if from_host else None)
+
+        quantized_to = self._family.weights.transformer
+        if is_first and quantized_to is not None:
+            echo(packed_note(net, "the denoiser", quantized_to))
+        uses_temporal_attention = self._config.video_config.use_temporal_attention
+        self._family.isolate_frames(net, not uses_temporal_attention)
+        return net
+
+    def _bind(
+        self, pool: ExpertPool, name: str, net: nn.Module, parameters: Parameters
+    ) -> None:
+        """Put trained parameters into a denoiser that was read again.
+
+        Left out are those of text encoders, and those that streaming or sharding puts into place by itself.
+        """
+        elsewhere = set(pool.text_params)
+        if name in self._host_weights:
+            elsewhere |= set(self._host_weights[name].parameters)
+        if name in pool.shards:
+            elsewhere |= set(pool.shards[name].rows)
+        bind_parameters(
+            net, {key: value for key, value in parameters.items() if key not in elsewhere}
+        )
+
+    def _shard(
+        self,
+        pool: ExpertPool,
+        name: str,
+        net: nn.Module,
+        parameters: Parameters,
+        mesh: DeviceMesh,
+    ) -> Parameters:
+        """Shard a denoiser over the processes and return this process's part of its parameters."""
+        checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
+        shards = pool.shards.setdefault(name, Shards())
+        adapter = (
+            () if self._config.training_method == "FINE_TUNE" else tuple(parameters.values())
+        )
+        shards.bind(net, self._family.spec.blocks, mesh, adapter)
+
+        local: dict[str, nn.Parameter] = {}
+        for key, parameter in parameters.items():
+            if key not in shards.rows:
+                local[key] = parameter
+            elif key in shards.local:  # a process may have no row of a small weight
+                local[key] = shards.local[key]
+        return local
+
+    def _place(
+        self,
+        pool: ExpertPool,
+        name: str,
+        net: nn.Module,
+        parameters: Parameters,
+        *,
+        is_first: bool,
+    ) -> Parameters:
+        """Set up attention, compilation and block offload, and return the parameters as the device holds them."""
+        if pool.attention != "native":
+            set_attention(net, pool.attention)
+        if self._config.compile is True:
+            compile_blocks(net, self._family.spec.blocks)
+
+        pool.streams = arrange_blocks(
+            net,
+            self._family.spec,
+            self._config,
+            parameters,
+            self._host_weights.get(name),
+            report=is_first,
+        )
+        if pool.streams is None:
+            return parameters
+
+        host_weights = pool.streams.host_weights
+        if host_weights and host_weights.parameters:
+            self._host_weights[name] = host_weights
+        # Without new parameters there is nothing to look up.
+        return parameters if name in pool.trainables else pool.streams.parameters(parameters)
+
+
+def arrange_blocks(
+    net: nn.Module,
+    spec: ModelSpec,
+    config: Config,
+    parameters: Parameters,
+    host_weights: HostWeights | None,
+    *,
+    report: bool,
+) -> BlockOffload | None:
+    """Set up what the blocks keep on the device: everything, only their inputs, or not even their weights.
+
+    Args:
+        net: the denoiser.
+        spec: facts of its model.
+        config: the run's settings.
+        parameters: what trains of it.
+        host_weights: its streamed weights from an earlier load, if they train.
+        report: print what streaming means.
+
+    Returns:
+        What moves the blocks, or None if nothing waits on the host.
+    """
+    mode = config.gradient_checkpointing or ON
+    fraction = config.layer_offload_fraction or 0.0
+    if not fraction and mode != CPU_OFFLOADED:
+        checkpoint_blocks(net, mode)
+        return None
+
+    device = local_device()
+    resident = () if config.training_method == "FINE_TUNE" else tuple(parameters.values())
+    offload = stream_blocks(
+        net, spec.blocks, device, fraction, mode, resident, host_weights, echo
+    )
+    if report and offload.host_weights is not None:
+        echo(
+            f"{len(offload.streamed)} blocks are streamed from host memory "
+            f"({size(offload.host_weights.size)}) and recomputed in the backward pass"
+        )
+        if device.type == "cpu":
+            echo("note: layer_offload_fraction saves GPU memory; on a CPU it uses more memory")
+    return offload
+
+
+def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
+    """Return which expert each step trains: by its share of the noise levels, or as the config says."""
+    names = trained(spec, config)
+    for expert in spec.experts:
+        lowest = max(expert.t_lo, config.timestep_min)
+        highest = min(expert.t_hi, config.timestep_max)
+        if expert.name in names and lowest >= highest:
+            raise VideotuneError(
+                f"timestep_min and timestep_max: they leave no noise level for the expert {expert.name} of "
+                f"{spec.title}, which covers {expert.t_lo:g} to {expert.t_hi:g}. Name only the other one in experts"
+            )
+    if len(names) == 1:
+        return ExpertSchedule(names)
+
+    first = next(expert for expert in spec.experts if expert.name == names[0])
+    share = config.expert_share
+    if share is None:
+        share = loss.timesteps.mass(first.t_lo, first.t_hi)
+    return ExpertSchedule(names, exact(share), config.expert_period)
+
+
+def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
+    """Return the share of the steps of each expert that trains."""
+    names = expert_schedule.names
+    if len(names) == 1:
+        return {names[0]: 1.0}
+    first_share: Fraction = expert_schedule.share
+    return {names[0]: float(first_share), names[1]: float(1 - first_share)}
