@@ -40,8 +40,7 @@ wheel-demo: $(VENV)/.dev
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check $(TORCH)
-	sed -n 's/^\([a-z0-9.-]*==[^ ]*\).*/\1/p' $(LOCK) > $(VENV)-wheel/constraints.txt
-	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c $(VENV)-wheel/constraints.txt "$$(ls dist/*.whl)[all]"
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt "$$(ls dist/*.whl)[all]"
 	cd dist && ../$(VENV)-wheel/bin/videotune demo --out demo
 
 # the pages of docs/ as a site in site/
@@ -54,10 +53,11 @@ golden: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py
 
-# torch goes first and alone, so that nothing else chooses its build
+# torch goes first and alone, so that nothing else chooses its build; constraints.txt has the versions without hashes, for pip -c
 $(VENV)/.torch: $(LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(TORCH)
+	sed -n 's/^\([a-z0-9.-]*==[^ ]*\).*/\1/p' $(LOCK) > $(VENV)/constraints.txt
 	touch $@
 
 # all else as locked, by hash; videotune itself without a look at what it needs

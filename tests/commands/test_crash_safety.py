@@ -405,7 +405,7 @@ def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(work: Work) ->
             words,
             work.run,
             first=interruptions.kill_at,
-            given=("latent_cache.encode:_encoded", 3),
+            given=("latent_cache.encode:_encode_frames", 3),
         ).ended()
         == KILLED
     )

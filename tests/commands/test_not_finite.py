@@ -28,10 +28,10 @@ from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.batches import BatchSource
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.planner.out_of_memory import remedies
 from videotune.trainer import loop
 from videotune.trainer import step as step_module
-from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.trainer import Trainer
 from videotune.types import LatentDistribution
 

@@ -22,7 +22,7 @@ from videotune.latent_cache.encode import (
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
-from videotune.trainer.step import is_out_of_memory
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Family, Window
 

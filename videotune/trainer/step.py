@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from videotune.distributed import DistributedContext
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.ema import EmaWeights
@@ -238,11 +240,11 @@ def train_step(
     values = torch.zeros(2 + samples_in_step, device=device)  # [loss, norm, mse per sample]
 
     # With updates during backward, some weights may have moved when memory runs out.
-    weights_intact = backward_optimizer is None
-    try:
+    updates_later = backward_optimizer is None
+    with _naming_the_step(settings, trainable, prepared, weights_intact=updates_later):
         if backward_optimizer is not None:
-            one_pass = settings.size(samples_in_step) >= samples_in_step
-            assert one_pass, "updates during backward allow no second micro-batch"
+            is_one_pass = settings.size(samples_in_step) >= samples_in_step
+            assert is_one_pass, "updates during backward allow no second micro-batch"
             backward_optimizer.begin(step)
 
         accumulate_gradients(settings, net, trainable, prepared, clock, values)
@@ -253,21 +255,13 @@ def train_step(
             grad_norm = backward_optimizer.norm()
         # A number of the host goes with the launch; a tensor of the host would be waited for.
         values[1].fill_(grad_norm if grad_norm.device == device else grad_norm.item())
-
         grads_finite = torch.isfinite(values[:2]).all()
+
+    with _naming_the_step(settings, trainable, prepared, weights_intact=False):
         if backward_optimizer is None:
-            weights_intact = False
             _update(trainable, grads_finite, step)
         if trainable.ema is not None:
             trainable.ema.update(step, grads_finite)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        optimizer.zero_grad(set_to_none=True)
-        tokens = 0
-        if prepared.batch is not None:
-            tokens = tokens_per_sample(settings.family, prepared.batch)
-        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, weights_intact) from error
 
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
@@ -286,6 +280,27 @@ def train_step(
         clock=clock,
         expert=trainable.expert,
     )
+
+
+@contextmanager
+def _naming_the_step(
+    settings: StepSettings,
+    trainable: TrainableState,
+    prepared: StepBatch,
+    *,
+    weights_intact: bool,
+) -> Iterator[None]:
+    """Turn an error of the memory into OutOfMemory, which names the step, and free the gradients."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        trainable.optimizer.zero_grad(set_to_none=True)
+        tokens = 0
+        if prepared.batch is not None:
+            tokens = tokens_per_sample(settings.family, prepared.batch)
+        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, weights_intact) from error
 
 
 def _set_learning_rates(trainable: TrainableState, step: int) -> dict[str, float]:
@@ -475,31 +490,6 @@ def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
         step,
         first_rows,
     )
-
-
-NO_MEMORY_MESSAGES = (
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the device or the host had no room."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    if any(message in str(error) for message in NO_MEMORY_MESSAGES):
-        return True
-
-    # accelerate knows the other ways in which torch says so; it reads arguments that are text.
-    if not isinstance(error, Exception):
-        return False
-    if not all(isinstance(argument, str) for argument in error.args):
-        return False
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    return should_reduce_batch_size(error)
 
 
 def tokens_per_sample(family: Family, batch: Batch) -> int:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
-from videotune.trainer.step import is_out_of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
