@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import Finished, Work, resume
-from tests.read_runs import of_kind, state, steps_of
-from tests.shell import Bases, export, sample, train
+from tests.support.command_line import Bases, export, sample, train
+from tests.support.run_processes import Finished, Work, resume
+from tests.support.run_results import of_kind, state, steps_of
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kills import kill_points, killed_at
+from tests.support.kill_points import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys

@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.clips import noise, write_clip
 from tests.latent_cache.test_store import filled, holds, lost, silent, value
+from tests.support.clips import noise, write_clip
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.errors import VideotuneError

@@ -12,8 +12,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.faults import Disk, disk, each_fault
-from tests.kills import SAVING, kill_points, killed_at
+from tests.support.failing_disk import Disk, disk, each_fault
+from tests.support.kill_points import SAVING, kill_points, killed_at
 from videotune.errors import VideotuneError
 from videotune.files import hash_file, is_disk_full
 from videotune.runs.checkpoint import (

@@ -98,8 +98,8 @@ def sample(
     )
     if folder is not None:
         run_dir.refuse_samples_in_data(folder, Path(out))
-    Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
+    Path(out).mkdir(parents=True, exist_ok=True)  # only now: a refused command leaves no folder
     seeds = [sampler.seed + i for i in range(len(prompts))]
     paths = []
     for prompt, one, video in zip(

@@ -1,7 +1,7 @@
 """Draws one coloured shape that moves across a flat dark background: the world that the toy base model knows.
 
 Sizes, speeds and backgrounds follow the distributions which that model was trained on; other ones are foreign to it. Its
-autoencoder was trained on more (``scripts/toymaking/wide.py``), so that it decodes concepts which the transformer never saw.
+autoencoder was trained on more (``research/toymaking/wide.py``), so that it decodes concepts that the transformer never saw.
 
 And what a clip of that world shows (``detect``): colour, shape and direction of the one thing that moves in it.
 """

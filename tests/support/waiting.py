@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(true: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_until(true: Callable[[], Any], seconds: float = 60) -> Any:
     """Wait for a condition; its value."""
     end = time.monotonic() + seconds
     while not (value := true()):

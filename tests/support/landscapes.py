@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def scenery(
+def landscape(
     seed: int, height: int = 120, width: int = 160, contrast: float = 45.0
 ) -> np.ndarray:
     """A colourful landscape of noise (1/f amplitudes), another for each seed. uint8 (H, W, 3)."""
@@ -25,7 +25,7 @@ def scenery(
 def pan(seed: int, offsets: Sequence[float], height: int = 120, width: int = 160) -> np.ndarray:
     """A camera that has turned by ``offsets`` pixels to the right over one landscape. uint8 (T, H, W, 3)."""
     reach = int(np.ceil(max(offsets))) + 2
-    wide = scenery(seed, height, width + reach).astype(np.float32)
+    wide = landscape(seed, height, width + reach).astype(np.float32)
     frames = []
     for offset in offsets:
         left = int(offset)

@@ -1,7 +1,7 @@
 """What rounding the frozen weights costs: the toy trained over each kind, and the validation loss of base and result.
 
-    python scripts/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2] [--steps 100] [--set KEY=VALUE]
-                                [--work runs/quantised] [--out docs/quantised.json]
+    python research/quantised.py [--kinds auto FLOAT_8 INT_8 NFLOAT_4] [--seeds 0 1 2] [--steps 100] [--set KEY=VALUE]
+                                 [--work runs/quantised] [--out research/quantised.json]
 
 Denoiser and text encoder are kept in the same kind. Runs of one seed have the same clips, order, noise and first weights and
 differ by the kind alone. ``on_plain``: the adapter that was learnt over the rounded base, laid over the base as it is.
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--work", type=Path, default=Path("runs/quantised"))
-    parser.add_argument("--out", type=Path, default=Path("docs/quantised.json"))
+    parser.add_argument("--out", type=Path, default=Path("research/quantised.json"))
     parser.add_argument(
         "--set", action="append", default=[], help="a further word for every run"
     )

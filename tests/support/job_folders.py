@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.journal_lines import step_line
+from tests.support.journal_lines import step_line
 from videotune.files import write_json
 from videotune.studio.projects import Project
 
@@ -45,7 +45,7 @@ def steps(run: Path, numbers: range) -> None:
             )
 
 
-def beat(run: Path, pid: int, state: str = "training") -> None:
+def write_heartbeat(run: Path, pid: int, state: str = "training") -> None:
     """The heartbeat of a run."""
     facts = {"pid": pid, "host": socket.gethostname(), "step": 3, "state": state}
     write_json(

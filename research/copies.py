@@ -1,10 +1,10 @@
 """How well planted copies are found, and how often clips that are none are taken for one.
 
-    python scripts/copies.py [--real FOLDER] [--copies 40] [--unrelated 200] [--out docs/copies.json]
+    python research/copies.py [--real FOLDER] [--copies 40] [--unrelated 200] [--out research/copies.json]
 
 A copy is five frames of a known clip cropped to 80 % of its sides anywhere, mirrored, and encoded by x264 at CRF 35. Clips
-are landscapes of noise that a camera pans over (tests/scenery.py), pieces in time and space of the videos in --real, and, on
-their own since they look alike, clips of the toy world.
+are landscapes of noise that a camera pans over (tests/support/landscapes.py), pieces in time and space of the videos in
+--real, and, on their own since they look alike, clips of the toy world.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Film:
 
 def landscapes(count: int, first: int = 0) -> list[Film]:
     """Pans at various speeds, each over its own landscape."""
-    from tests.scenery import pan
+    from tests.support.landscapes import pan
 
     films = []
     for seed in range(first, first + count):
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--real", type=Path, default=None)
     parser.add_argument("--copies", type=int, default=40)
     parser.add_argument("--unrelated", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path("docs/copies.json"))
+    parser.add_argument("--out", type=Path, default=Path("research/copies.json"))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     real = real_pieces(asked.real)

@@ -1,7 +1,7 @@
 """How well the verdict tells when to stop: the toy trained on four clips until it copies them, and on fresh clips alone.
 
-    python scripts/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0] [--steps 240] [--every 40]
-                              [--work runs/verdict] [--out docs/verdict.json] [--table]
+    python research/verdict.py [--four 20] [--endless 20] [--levels 5] [--first-seed 0] [--steps 240] [--every 40]
+                               [--work runs/verdict] [--out research/verdict.json] [--table]
 
 four: four clips, each shown 240 times. The best step by the verdict, which reads as many held-out clips as so short a run
 pays for, is compared with that of an independent dense validation: 64 clips and noise of its own, a reading for each
@@ -313,7 +313,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--work", type=Path, default=Path("runs/verdict"))
     parser.add_argument(
-        "--out", type=Path, help="a file for the table and the summary, as docs/verdict.json"
+        "--out",
+        type=Path,
+        help="a file for the table and the summary, as research/verdict.json",
     )
     parser.add_argument(
         "--table", action="store_true", help="of the runs that are done; train none"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.runs import fill as fill_cache
-from tests.runs import prepare
+from tests.support.run_parts import fill as fill_cache
+from tests.support.run_parts import prepare
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource
@@ -152,7 +152,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
+def record_calls(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
     """Every call of the network: x_t, timestep, text, and what it answered."""
     calls: list[dict[str, torch.Tensor]] = []
 
@@ -176,7 +176,7 @@ def watched(net: torch.nn.Module) -> Iterator[list[dict[str, torch.Tensor]]]:
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepsTaken:
     """What steps showed: what each measured, the network's calls, the gradients that the optimizer was given, and how far
     the weights moved."""
 
@@ -192,7 +192,7 @@ class Taken:
         )
 
 
-def take(trainer: Trainer, count: int | None = None) -> Taken:
+def take_steps(trainer: Trainer, count: int | None = None) -> StepsTaken:
     """Take so many steps (None: all there are) of a model without experts."""
     before, seen = weights(trainer), []
 
@@ -206,10 +206,10 @@ def take(trainer: Trainer, count: int | None = None) -> Taken:
         )
 
     handle = trainer.pool.trainable.optimizer.register_step_pre_hook(keep)
-    with watched(trainer.net) as calls:
+    with record_calls(trainer.net) as calls:
         lines = run_steps(trainer, count)
     handle.remove()
-    return Taken(
+    return StepsTaken(
         lines,
         calls,
         seen,

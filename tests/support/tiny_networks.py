@@ -178,7 +178,7 @@ def rig(
     return Rig(family, net, trainable, streams)
 
 
-def same(one: Rig, other: Rig) -> None:
+def assert_same_bits(one: Rig, other: Rig) -> None:
     """Losses, gradients and weights are equal to the bit."""
     assert one.losses == other.losses
     assert all(loss == loss and norm > 0 for loss, norm in one.losses)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from tests.local_server import Handler, serving
+from tests.support.http_server import Handler, serving
 
 TOKEN = "hf_this_is_secret"
 MODES = ("lfs", "regular")

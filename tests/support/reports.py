@@ -68,10 +68,10 @@ def part(page: str, anchor: str) -> str:
     """A chapter's text, as read."""
     found = re.search(rf'<section id="{anchor}">(.*?)</section>', page, re.DOTALL)
     assert found, anchor
-    return words(found[1])
+    return visible_text(found[1])
 
 
-def words(markup: str) -> str:
+def visible_text(markup: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", markup)).split())
 
 
@@ -81,7 +81,7 @@ def write_journal(folder: Path, records: list[dict[str, Any]], tail: str = "") -
     (folder / "journal.jsonl").write_text(lines + tail, encoding="utf-8")
 
 
-def put(folder: Path, name: str, value: Any) -> None:
+def write_file(folder: Path, name: str, value: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(json.dumps(value), encoding="utf-8")
 
@@ -272,11 +272,11 @@ def full_run(folder: Path) -> Path:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(bytes(1_450_000 if "export" in name else 9))
     checked = {"max_error": 2.5e-8, "modules": 60, "reader": "diffusers"}
-    put(
+    write_file(
         folder,
         "exports.json",
         [{"format": "diffusers", "path": "export/zorble.safetensors", "verified": checked}],
     )
     for name, value in (("config", config()), ("check", account()), ("plan", plan())):
-        put(folder, f"{name}.json", value)
+        write_file(folder, f"{name}.json", value)
     return folder

@@ -10,7 +10,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.clips import RATES, write_clip
+from tests.support.clips import RATES, write_clip
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
 from videotune.data.file_checks import ClipProblem

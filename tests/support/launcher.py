@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import forked
-from tests.read_runs import steps_of
+from tests.support import fork_server
+from tests.support.run_results import steps_of
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
 
@@ -50,7 +50,7 @@ def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
     return Overrides(data=str(clips), sets=sets)
 
 
-def close(
+def assert_runs_close(
     run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3
 ) -> None:
     """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding.
@@ -88,7 +88,7 @@ def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -
     port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
     folder.mkdir(parents=True, exist_ok=True)
     crowd = [
-        forked.start(one, rank, count, port, list(words), str(logs[rank]), fault)
+        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
         for rank in range(count)
     ]
     until = time.monotonic() + LONGEST

@@ -73,7 +73,7 @@ class Studio:
 
 
 @contextmanager
-def opened(root: Path, password: str | None = None) -> Iterator[tuple[Studio, Any]]:
+def open_studio(root: Path, password: str | None = None) -> Iterator[tuple[Studio, Any]]:
     """A studio and a page in a browser of 1280 pixels, whose errors fail the test."""
     from playwright.sync_api import sync_playwright
 
@@ -91,7 +91,9 @@ def opened(root: Path, password: str | None = None) -> Iterator[tuple[Studio, An
             )
             context.on(
                 "request",
-                lambda asked: outside.append(asked.url) if foreign(asked.url) else None,
+                lambda asked: (
+                    outside.append(asked.url) if is_foreign_address(asked.url) else None
+                ),
             )
             context.on("page", lambda page: watched(page, errors))
             yield studio, context.new_page()
@@ -114,17 +116,12 @@ def watched(page: Any, errors: list[str]) -> None:
     )
 
 
-def foreign(url: str) -> bool:
+def is_foreign_address(url: str) -> bool:
     """Whether an address is neither this computer's nor one that stands for data of the page itself."""
     return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
 
 
-def agree(page: Any) -> None:
-    """Answer the studio's question with yes."""
-    page.locator("#confirm-yes").click()
-
-
-def go(page: Any, name: str) -> None:
+def open_page(page: Any, name: str) -> None:
     """Open a page of the studio by its link."""
     page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
     page.wait_for_load_state()

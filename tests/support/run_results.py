@@ -53,7 +53,7 @@ def state(run: Path, step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+def same_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """The same names, and the same bits."""
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
@@ -62,7 +62,7 @@ def assert_same_run(run: Path, other: Path, *steps: int) -> None:
     """Two runs measured the same in each step, and saved the same bits at these."""
     assert facts_of(run) == facts_of(other)
     for step in steps:
-        assert equal(state(run, step), state(other, step)), f"step {step}"
+        assert same_tensors(state(run, step), state(other, step)), f"step {step}"
 
 
 def listing(folder: Path) -> dict[str, bytes]:
@@ -80,7 +80,7 @@ def complete(run: Path) -> list[int]:
     return [one.step for one in complete_checkpoints(run)]
 
 
-def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+def largest_weight_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """The largest difference of weights, relative to the largest weight."""
     names = [name for name in a if name.startswith("weights/")]
     assert names

@@ -1,7 +1,7 @@
 """What temporal_consistency_weight does: the toy trained with several weights and seeds, what it then draws measured.
 
-    python scripts/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--set KEY=VALUE]
-                                  [--work runs/consistency] [--out docs/consistency.json]
+    python research/consistency.py [--weights 0 0.5 1 2] [--seeds 0 1 2] [--steps 150] [--set KEY=VALUE]
+                                   [--work runs/consistency] [--out research/consistency.json]
 
 Runs of one seed have the same clips, order, noise, noise levels and first weights and differ by the weight alone, so each is
 compared with the run of its own seed at weight 0. A second call goes on with what is missing, and then prints the table.
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--work", type=Path, default=Path("runs/consistency"))
-    parser.add_argument("--out", type=Path, default=Path("docs/consistency.json"))
+    parser.add_argument("--out", type=Path, default=Path("research/consistency.json"))
     parser.add_argument(
         "--set",
         action="append",

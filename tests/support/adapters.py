@@ -16,7 +16,7 @@ def scale(kind: str) -> float:
     return 1.0 if kind == "OFT" else 2.0
 
 
-def trained(
+def network_with_adapter(
     family: Any, kind: str = "LORA", rank: int = 4, expert: str | None = None
 ) -> tuple[torch.nn.Module, State]:
     """A network with an adapter on its linear layers, and the adapter's tensors."""
@@ -31,7 +31,7 @@ def trained(
     return net, state
 
 
-def acts(net: Any) -> torch.Tensor:
+def network_output(net: Any) -> torch.Tensor:
     """What a network of Wan makes of one batch."""
     generator = torch.Generator().manual_seed(0)
     x, text = (

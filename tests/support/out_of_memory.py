@@ -16,7 +16,7 @@ OUT_OF_MEMORY = torch.OutOfMemoryError(
 
 
 @contextmanager
-def failing_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[None]:
+def fail_forward(number: int, error: BaseException = OUT_OF_MEMORY) -> Iterator[None]:
     """The number-th forward pass of the network in training raises it, as a device that is too small does."""
     make, passes = loop.step_records, []
 

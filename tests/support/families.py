@@ -105,12 +105,12 @@ def noisy_lora(
     return state
 
 
-def opened(name: str, folder: Path) -> Any:
+def open_family(name: str, folder: Path) -> Any:
     """The family over a checkpoint, on the CPU in float32."""
     return find(name)(folder, torch.device("cpu"), torch.float32)
 
 
-def edit(path: Path, **values: Any) -> None:
+def edit_json(path: Path, **values: Any) -> None:
     """Change keys of a JSON file, or write one."""
     before = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(before | values))

@@ -13,7 +13,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from tests.commands.moments import before, nth
+from tests.support.interruptions import before, nth
 
 NEW_NAMESPACE, NEW_USER = 0x00020000, 0x10000000
 FILLER = "filler"

@@ -1,6 +1,6 @@
 """Makes the toy base model: a small true Wan that draws coloured shapes, from nothing but drawn clips.
 
-    python scripts/make_toy.py --out runs/toy [--seeds 0 1] [--until STAGE] [--figures FILE --pictures DIR]
+    python research/make_toy.py --out runs/toy [--seeds 0 1] [--until STAGE] [--figures FILE --pictures DIR]
 
 Stages: autoencoder, text, transformer (one for each seed; the first seed is also that of the autoencoder and the text
 encoder), assemble, score. Each goes on where it was killed, and what is finished is left as it is: start the same command

@@ -19,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 Name = Callable[[str], str]
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -32,13 +32,13 @@ def pairs(
     for seed, path in enumerate(matching(net, family.spec, targets)):
         rows, columns = net.get_submodule(path).weight.shape
         found[path] = (
-            drawn(rows, rank, seed=2 * seed),
-            drawn(rank, columns, seed=2 * seed + 1),
+            random_tensor(rows, rank, seed=2 * seed),
+            random_tensor(rank, columns, seed=2 * seed + 1),
         )
     return found
 
 
-def plain(
+def peft_file(
     family: Any,
     path: Path,
     alpha: float | None = None,
@@ -65,7 +65,7 @@ def deltas_of(family: Any, path: Path) -> Tensors:
     return {name: change(own.parts, own.scale) for name, own in found.items()}
 
 
-def same(
+def same_deltas(
     found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], bound: float = 1e-6
 ) -> None:
     """Every ΔW is the wanted one, relative to its size; a module that only one of them has changes nothing."""
@@ -77,6 +77,6 @@ def same(
         assert off <= bound, f"{name}: {off:.1e}"
 
 
-def target(family: Any, path: Path, form: str = "diffusers") -> Target:
+def file_of_form(family: Any, path: Path, form: str = "diffusers") -> Target:
     """A file of a form for the family's tiny base."""
     return Target(path, form, str(family.folder))

@@ -1,7 +1,7 @@
 """What the tests of runs share: a place to work in, resumes, and real processes.
 
-A process (``tests/forked.py``) is the command line as a user starts it: ``videotune.cli.main.main`` with its arguments,
-signals and exit code.
+A process (``tests/support/fork_server.py``) is the command line as a user starts it:
+``videotune.cli.main.main`` with its arguments, signals and exit code.
 """
 
 import os
@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests import forked
-from tests.read_runs import listing, steps_of
-from tests.shell import train
+from tests.support import fork_server
+from tests.support.command_line import train
+from tests.support.run_results import listing, steps_of
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.trainer.resume import Resume
@@ -136,7 +136,7 @@ def start(
     given: tuple[Any, ...] = (),
 ) -> Running:
     """``videotune train`` in a process of its own. ``first(*given)`` is called in it before the command."""
-    reader, writer = forked.CONTEXT.Pipe(duplex=False)
+    reader, writer = fork_server.CONTEXT.Pipe(duplex=False)
     parts: list[bytes] = []
 
     def listen() -> None:
@@ -148,7 +148,7 @@ def start(
     data = ["--data", str(settings.data)] if settings.data else []
     sets = [part for text in settings.sets for part in ("--set", text)]
     arguments = ["train", "--out", str(run), *data, *sets, *more]
-    process = forked.start(_run, arguments, writer, first, given)
+    process = fork_server.start(_run, arguments, writer, first, given)
     writer.close()
     thread.start()
     return Running(process, run, parts, thread)

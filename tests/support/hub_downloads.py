@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tests.local_server import Handler, serving
+from tests.support.http_server import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
