@@ -480,7 +480,7 @@ def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     assert len(set(bands.values())) == 4
     assert {step: trainer.band_at(step) for step in bands} == bands
     assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
-        f"views a window, {bands[120]}"
+        f"times, {bands[120]}"
     )
 
 

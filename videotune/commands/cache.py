@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.distributed import join
 from videotune.errors import VideotuneError
 from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
+from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
@@ -28,12 +28,12 @@ class CacheResult:
 
 
 def cache(
-    config: ConfigSource = None, *, allow_skips: str | None = None, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, allow_skips: str | None = None, **overrides: Any
 ) -> CacheResult:
     """Fill the cache with everything that a run of this config would need; several processes share the work."""
     with join() as dist:
         job = dist.main_first(
-            lambda: open_job(*resolve_config(overrides(config, layers, allow_skips)))
+            lambda: open_job(*resolve_config(to_overrides(config, overrides, allow_skips)))
         )
         refuse_skips(job, allow_skips)
         for note in job.notes:
@@ -95,13 +95,13 @@ def verify_cache(place: Path) -> tuple[LatentCache, int, list[Damaged]]:
 
 
 def prune_cache(
-    config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, yes: bool = False, **overrides: Any
 ) -> tuple[LatentCache, Pruned]:
     """The cache, and what of it a run of this config would not read; with ``yes`` that is removed.
 
     Raises VideotuneError where there is no cache yet, or another process is filling it.
     """
-    job: Job = open_job(*resolve_config(overrides(config, layers)))
+    job: Job = open_job(*resolve_config(to_overrides(config, overrides)))
     store = open_store(job.cache)
     if job.library.skipped:
         echo(

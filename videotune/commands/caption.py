@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from videotune.captioning.caption_cleanup import hints
 from videotune.captioning.write import (
@@ -15,21 +15,21 @@ from videotune.captioning.write import (
 from videotune.commands.check import check, token_counts
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_text
-from videotune.job.overrides import ConfigSource, Layers, overrides
+from videotune.job.overrides import ConfigSource, to_overrides
 
 STATE = ".videotune-captions"
 """In the dataset while an --overwrite is under way: its settings. Captions that are newer than this file are its own."""
 
 
 def caption(
-    config: ConfigSource = None, *, options: CaptionOptions, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, options: CaptionOptions, **overrides: Any
 ) -> CaptionResult:
     """Write captions where the layout of the folder ``data`` reads them; clips that have one keep it but for ``overwrite``.
 
     A run that was stopped continues when it is run again. VideotuneError where captions have no place in text files, and
     where no clip can get one.
     """
-    words = overrides(config, layers)
+    words = to_overrides(config, overrides)
     root = Path(words.data or "").expanduser().absolute()
     again = options.overwrite
     if not words.data or not root.is_dir():

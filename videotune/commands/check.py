@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.console import echo
 from videotune.data.dataset import to_json
@@ -11,9 +11,8 @@ from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
 from videotune.job.overrides import (
     ConfigSource,
-    Layers,
-    overrides,
     resolve_config,
+    to_overrides,
     user_keys,
 )
 from videotune.models.registry import find
@@ -46,13 +45,13 @@ def check(
     *,
     allow_skips: str | None = None,
     contact_sheet: Path | None = None,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> CheckResult:
     """Account for every clip: used, held out or skipped, with the reason; no model is loaded.
 
     ``contact_sheet``: a folder for pictures of each clip as it is trained, and a page. Without a model the toy's rules hold.
     """
-    words = overrides(config, layers, allow_skips)
+    words = to_overrides(config, overrides, allow_skips)
     named = user_keys(words)
     assumed = not (
         words.preset or words.config or named.get("family") or named.get("base_model_name")

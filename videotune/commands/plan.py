@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from videotune.diffusion.timesteps import shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
+from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache import exposure, sampler
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.planner.memory import known_step_spec
@@ -52,7 +52,7 @@ def plan(
     views: Sequence[int] = (),
     allow_skips: str | None = None,
     known: bool = False,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> PlanResult:
     """What a run would do, on a card with ``vram`` GB (10^9 bytes) of memory, or of that name; with neither on this machine.
 
@@ -60,7 +60,7 @@ def plan(
     ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
     """
     job = planned(
-        open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True))
+        open_job(*resolve_config(to_overrides(config, overrides, allow_skips), planning=True))
     )
     refuse_skips(job, allow_skips)
     found = make_plan(job, views or exposure.TARGETS)
@@ -96,9 +96,9 @@ COLUMNS = 72
 """Points of a density."""
 
 
-def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[str, Any]:
+def noise_levels(config: ConfigSource = None, **overrides: Any) -> dict[str, Any]:
     """The distribution of t that a run would train; of a shift by resolution one for each bucket of the clips."""
-    resolved, spec, base = resolve_config(overrides(config, layers), planning=True)
+    resolved, spec, base = resolve_config(to_overrides(config, overrides), planning=True)
     shapes: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.commands.publish import publish
 from videotune.console import echo, guard_stderr
@@ -15,7 +15,7 @@ from videotune.distributed import DistributedContext, join
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, Overrides, overrides
+from videotune.job.overrides import ConfigSource, Overrides, to_overrides
 from videotune.memory import accelerator, compiling
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
@@ -85,7 +85,7 @@ def train(
     resume: Resume | bool = False,
     allow_skips: str | None = None,
     begun: float | None = None,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> TrainResult:
     """Train into the run folder ``out`` to the end, or until asked to stop; export and report the result.
 
@@ -96,7 +96,7 @@ def train(
     begun = time.perf_counter() if begun is None else begun
     run = Path(out)
     how = Resume() if resume is True else resume or None
-    words = overrides(config, layers, None if how else allow_skips)
+    words = to_overrides(config, overrides, None if how else allow_skips)
     guard_stderr()
     hangup_is_termination()
     try:
