@@ -83,7 +83,7 @@ def _in_one_scale(
     state: Mapping[str, Tensor], spec: ModelSpec, config: Config
 ) -> dict[str, Tensor]:
     """Return the adapter with one scale for all modules, where ``lora.modules`` gives them their own."""
-    rescaled = {}
+    rescaled: dict[str, Tensor] = {}
     for name_prefix in {prefix(spec, expert) for expert in trained(spec, config)}:
         tensors = in_one_scale(of_expert(state, name_prefix), config.lora)
         rescaled.update((name_prefix + key, value) for key, value in tensors.items())
@@ -102,9 +102,10 @@ def _export_merged(
     adapters = {
         expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
     }
-    metadata = {**facts, "merged": config.lora.variant, "use": _use_of_whole_model(family)}
+    metadata = dict(facts)
     if len(spec.experts) > 1:
         metadata["expert"] = list(adapters)
+    metadata |= {"merged": config.lora.variant, "use": _use_of_whole_model(family)}
     return export_merged(
         family,
         adapters,

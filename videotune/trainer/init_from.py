@@ -127,10 +127,9 @@ def put_adapter(
 
     for path, tensors in modules.items():
         refuse_shapes(source, path, tensors, trained_modules[path])
-        rescale = scales[path] / of_module(settings, path).scale
         for part, value in tensors.items():
             if part in ZERO and part != "oft_R":
-                value = value * rescale
+                value = value * (scales[path] / of_module(settings, path).scale)
             _copy_factor(part, value, trained_modules[path][part].data)
 
     remaining = len(trained_modules) - len(modules)
