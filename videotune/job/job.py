@@ -178,9 +178,8 @@ def open_job(
         *token_notes,
         *_micro_batch_notes(resolved),
     ]
-    for dataset in config.datasets:
-        if dataset not in weighted:
-            notes.append(f"{dataset.path} is left out: its loss_weight is 0")
+    unweighted = [dataset for dataset in config.datasets if dataset not in weighted]
+    notes += [f"{dataset.path} is left out: its loss_weight is 0" for dataset in unweighted]
 
     epoch_steps = steps_per_epoch(schedule)
     steps, arithmetic = total_steps(config, sum(schedule.sizes), epoch_steps)
