@@ -263,7 +263,7 @@ def test_a_broken_disk_is_not_waited_for(work: Work, monkeypatch: Patch) -> None
     monkeypatch.setattr(saving, "save_checkpoint", broken)
     with pytest.raises(
         VideotuneError,
-        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with",
+        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; resume with",
     ):
         resume(run, "steps=5")
 
