@@ -87,7 +87,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
-    ours = ("trainer/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
+    ours = ("runs/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
     points = kill_points(started, work.tmp / "dry", ours)
     assert len(points) > 10
     for point in points:
