@@ -527,7 +527,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "missing": ("nothing", (), "no such file or folder"),
     "text": ("text.safetensors", (), "is no LoRA"),
-    "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
+    "folder": ("empty", (), "is not a complete checkpoint: its name is not that of a step"),
     "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
     "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),

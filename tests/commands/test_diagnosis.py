@@ -172,7 +172,7 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "nothing is learnt")]
+    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "the model learns nothing")]
 )
 def test_a_real_run_at_a_wrong_rate_is_found_out(
     rate: str, why: str, work: Work, capsys: Printed

@@ -284,7 +284,10 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 
     monkeypatch.setattr(cache_filling, "fill", short)
     assert train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
-    assert "the blocks of the text encoder are now streamed from host memory" in capsys.readouterr().err
+    assert (
+        "the blocks of the text encoder are now streamed from host memory"
+        in capsys.readouterr().err
+    )
     assert_same_run(run, plain, 2)
     assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
 

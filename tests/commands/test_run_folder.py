@@ -241,12 +241,12 @@ def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: 
     (renamed / "step-4").rename(renamed / "step-8")
     refused(
         renamed.parent,
-        "step 8, is not whole: it is the checkpoint of step 4 under another name",
+        "step 8, is not complete: it is the checkpoint of step 4 under another name",
     )
     with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
         export(renamed.parent)
     shutil.copytree(copied / "step-8", copied / "step-12")
-    refused(copied.parent, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
+    refused(copied.parent, "step 12, is not complete: it is the checkpoint of step 8.*--from 8")
     assert resume(copied.parent, step=8) == DONE
 
 
