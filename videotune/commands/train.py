@@ -23,7 +23,8 @@ from videotune.planner.plan import make_plan
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
-from videotune.runs.run_dir import hangup_is_termination, only_process, signals
+from videotune.runs.run_dir import only_process
+from videotune.runs.stop_signals import hangup_is_termination, signals
 from videotune.trainer import saving
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run

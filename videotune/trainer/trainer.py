@@ -20,7 +20,7 @@ from videotune.memory.sharding import Shard
 from videotune.runs.checkpoint import Checkpoint
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
-from videotune.runs.run_dir import Signals
+from videotune.runs.stop_signals import Signals
 from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
