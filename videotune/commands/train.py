@@ -163,7 +163,7 @@ def work(
             restore(trainer, opened, branch=resume.step is not None)
         if dist.is_main:
             announce(trainer, list(opened.changes) if resume is not None else None)
-        with signals(several=dist.size > 1) as trainer.signals:
+        with signals(is_distributed=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
         result = (
             finish(trainer, why)

@@ -64,7 +64,11 @@ class Checkpoint:
     def _others(self) -> str:
         """Return a sentence on the checkpoints to use instead."""
         run = self.folder.parent.parent
-        steps = [other.step for other in complete_checkpoints(run) if other.step != self.step]
+        steps = [
+            checkpoint.step
+            for checkpoint in complete_checkpoints(run)
+            if checkpoint.step != self.step
+        ]
         if not steps:
             return ". The run has no other checkpoint"
         return (
@@ -151,14 +155,14 @@ def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> S
 
 def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:
     """Return what a process has of whole tensors: its rows of those that are sharded, all of the others."""
-    own: dict[str, Tensor] = {}
+    sharded_state: dict[str, Tensor] = {}
     for name, tensor in state.items():
         shard = shards_of(name, tuple(tensor.shape), rows)
         if shard is None:
-            own[name] = tensor
+            sharded_state[name] = tensor
         elif shard.count:
-            own[name] = shard.of(tensor)
-    return own
+            sharded_state[name] = shard.of(tensor)
+    return sharded_state
 
 
 def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str, Tensor]:

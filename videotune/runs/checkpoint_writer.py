@@ -170,19 +170,19 @@ def _write_own(
 
     written: WrittenPiece = {}
     for part, tensors in parts.items():
-        own: dict[str, Tensor] = {}
+        own_tensors: dict[str, Tensor] = {}
         shape_and_first_row: dict[str, tuple[list[int], int]] = {}
         for name, tensor in tensors.items():
             shard = rows.get(name) or rows.get(name.rpartition(".")[0])
             if shard is not None and tensor.shape == (shard.count, *shard.whole[1:]):
-                own[name] = tensor
+                own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(shard.whole), shard.first)
             elif dist.is_main:
-                own[name] = tensor
+                own_tensors[name] = tensor
                 shape_and_first_row[name] = (list(tensor.shape), 0)
 
         file = f"{part}{suffix}.safetensors"
-        write_tensors(temporary / file, own)
+        write_tensors(temporary / file, own_tensors)
         written[part] = {
             "file": file,
             "entry": entry_of(temporary / file),

@@ -86,16 +86,16 @@ def _restore_facts(run: Path, branch: Path, step: int) -> None:
     if not changed:
         return
     for name in FACTS:
-        kept = kept_before(run, name, changed[0])
-        if kept.exists():  # else a kill came after this was done
-            write_bytes(run / f"{name}.json", kept.read_bytes())
+        version_file = kept_before(run, name, changed[0])
+        if version_file.exists():  # else a kill came after this was done
+            write_bytes(run / f"{name}.json", version_file.read_bytes())
 
     # The oldest goes last, for it says what the run is; and the config last of all, for it says that all three exist.
     for number in reversed(changed):
         for name in reversed(FACTS):
-            kept = kept_before(run, name, number)
-            if kept.exists():
-                _move(kept, branch / "before")
+            version_file = kept_before(run, name, number)
+            if version_file.exists():
+                _move(version_file, branch / "before")
 
 
 def branch_for(run: Path) -> Path:

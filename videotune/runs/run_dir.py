@@ -24,7 +24,7 @@ from videotune.job.job import Job, with_views
 from videotune.runs.schemas import read_record
 from videotune.types import BasePlace
 
-CONTROL_WORDS = ("stop", "save", "sample")
+CONTROL_KEYS = ("stop", "save", "sample")
 """Keys of control.json."""
 
 OWN = (
@@ -211,7 +211,7 @@ def write_config(
     job: Job,
     fingerprints: Mapping[str, str],
     train_dtype: str,
-    asked: Mapping[str, Any] | None = None,
+    user_values: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``config.json``: every key with its origin, the base model and the data.
 
@@ -223,7 +223,7 @@ def write_config(
         job: what is to be done.
         fingerprints: of the base model.
         train_dtype: the dtype in which the run computes.
-        asked: what the user set for the replaced keys, if they were replaced before.
+        user_values: what the user set for the replaced keys, if they were replaced before.
     """
     content = job.resolved.to_json()
     warmup_steps = job.config.warmup_steps
@@ -236,8 +236,8 @@ def write_config(
         "epochs": None,
     }
     frozen |= dict.fromkeys(f"{key}_epochs" for key in INTERVALS)
-    if asked is None:
-        asked = {key: content["settings"][key] for key in frozen}
+    if user_values is None:
+        user_values = {key: content["settings"][key] for key in frozen}
     content["settings"] |= frozen
 
     content |= {
@@ -246,7 +246,7 @@ def write_config(
         "steps": job.steps,
         "processes": job.processes,
         "past": asdict(job.past),
-        "asked": dict(asked),
+        "asked": dict(user_values),
         "versions": versions(),
     }
     write_json(run / "config.json", content | {"digest": digest(content)})
@@ -303,4 +303,4 @@ def poll_control(run: Path) -> set[str]:
         return set()
     if not isinstance(requests, dict):
         return set()
-    return {word for word in CONTROL_WORDS if requests.get(word)}
+    return {key for key in CONTROL_KEYS if requests.get(key)}

@@ -28,7 +28,7 @@ class Signals:
     stop: bool = False
     at: float = 0.0
     """When the user asked."""
-    several: bool = False
+    is_distributed: bool = False
     """Whether there are several processes, each of which the launcher signals once more."""
     _breaking: bool = False
 
@@ -54,17 +54,19 @@ def hangup_is_termination() -> None:
 
 
 @contextmanager
-def signals(several: bool = False) -> Iterator[Signals]:
+def signals(is_distributed: bool = False) -> Iterator[Signals]:
     """Let SIGINT, SIGTERM and SIGHUP ask the run to finish its step and save. A second signal ends the process at once.
 
     Except for a second SIGHUP, which a closed terminal may send. If the process was started to ignore SIGHUP, it still
     does.
     """
-    requests = Signals(several=several)
+    requests = Signals(is_distributed=is_distributed)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if requests.stop:
-            is_same_press = requests.several and time.monotonic() - requests.at < ONE_PRESS
+            is_same_press = (
+                requests.is_distributed and time.monotonic() - requests.at < ONE_PRESS
+            )
             if number == HANGUP or is_same_press:
                 return
             _print_now("videotune: stopped at once; the last checkpoint is complete")
