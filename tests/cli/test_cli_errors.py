@@ -268,7 +268,7 @@ MISTAKES = {
     "cache --preset toy --data {clips} --set cache_dir={tmp}/file": "cache_dir",
     "train --preset toy --data {tmp}/nowhere --out {tmp}/run": "does not exist",
     "train --preset toy --data {clips} --out {tmp}/file": "file is a file",
-    "train --preset toy --data {clips} --out {run}": "holds a run already",
+    "train --preset toy --data {clips} --out {run}": "already holds a run",
     "train --data {clips} --out {tmp}/none --override": "go with --resume",
     "train --out {tmp}/none --resume": "holds no run",
     "train --out {run} --resume --preset toy": "cannot be resumed with another",

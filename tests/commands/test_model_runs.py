@@ -175,7 +175,7 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     ("sets", "named"),
     [
         (("training_method=FINE_TUNE",), "FINE_TUNE changes every weight of one expert"),
-        (("experts=high", "expert_share=0.5"), "expert_share: high alone trains"),
+        (("experts=high", "expert_share=0.5"), "expert_share: only high trains"),
     ],
 )
 def test_what_two_experts_do_not_allow_is_refused(

@@ -53,7 +53,7 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     before = listing(run)
-    with pytest.raises(VideotuneError, match="give another --out"):
+    with pytest.raises(VideotuneError, match="choose another --out"):
         train(work.overrides("steps=1"), run)
     assert listing(run) == before
 
@@ -69,7 +69,7 @@ def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
 
 def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None:
     run = work.copy("steps=3")
-    with pytest.raises(VideotuneError, match="holds a run already"):
+    with pytest.raises(VideotuneError, match="already holds a run"):
         train(work.overrides("steps=1"), run)
     (run / "config.json").unlink()
     before = listing(run)
@@ -121,7 +121,7 @@ def test_a_run_and_its_dataset_do_not_lie_in_one_another(
     os.symlink(clips, work.tmp / "link")
     out = work.tmp / "link" / "run" if place == "link" else clips / place
     before = listing(work.tmp)
-    with pytest.raises(VideotuneError, match="previews would be taken as clips"):
+    with pytest.raises(VideotuneError, match="previews would be taken for clips"):
         train(work.overrides("steps=1", data=clips), out)
     assert listing(work.tmp) == before
 

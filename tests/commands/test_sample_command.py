@@ -101,7 +101,7 @@ def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: 
         lambda out: sample(SampleOptions(("a",), run=a_run), out),
         lambda out: compare(a_run, "a", 1, out),
     ):
-        with pytest.raises(VideotuneError, match="lies in the dataset"):
+        with pytest.raises(VideotuneError, match="is inside of the dataset"):
             write(small_clips / "videos" / "more")
     refuse_samples_in_data(a_run, small_clips.parent)
 

@@ -158,7 +158,7 @@ def test_a_run_begins_with_the_tokens_of_another(
     work.train(*SHORT, *sets)
     assert torch.equal(state(work.run, 3)[NAME], wanted)
     with pytest.raises(
-        VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"
+        VideotuneError, match=r"has 2 rows .* 3 of 16 train here. Set embedding.vectors"
     ):
         train(work.overrides(*SHORT, *sets, "embedding.vectors=3"), work.tmp / "three")
 

@@ -188,9 +188,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lora.targets": "everything"}, r"lora\.targets"),
     ({"lora.targets": ["to_z"]}, r"lora\.targets"),
     ({"transformer.file": "none.safetensors"}, "transformer.file: no such file"),
-    (OFT | {"lora.alpha": 4}, "lora.alpha: OFT turns weights and scales nothing"),
-    (OFT | {"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT drops nothing out"),
-    (OFT | {"lora.rank": 1}, "lora.rank: OFT turns so many inputs together, at least 2"),
+    (OFT | {"lora.alpha": 4}, "lora.alpha: OFT rotates weights and scales nothing"),
+    (OFT | {"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT has no dropout"),
+    (OFT | {"lora.rank": 1}, "lora.rank: must be at least 2 for OFT"),
     (OFT | {"lora.rank": 5}, "lora.rank: OFT turns 5 inputs at a time"),
     (
         OFT | {"output_model_format": "diffusers"},
@@ -199,7 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_model_format": ["diffusers", "kohya"]}, r"output_model_format.*'kohya'.*comfyui"),
     (
         {"transformer.layers": ["blocks.1"]},
-        r"transformer\.layers: it is for FINE_TUNE; .* lora\.targets says",
+        r"transformer\.layers: it is for FINE_TUNE; lora\.targets says",
     ),
     (
         WHOLE | {"transformer.layers": ["blocks.9"]},
@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         WHOLE | TEXT | {"transformer.train": False, "weight_dtype": "INT_8"},
-        "or set transformer.weight_dtype alone",
+        "or set only transformer.weight_dtype",
     ),
     ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
     ({"optimizer": "PAGED_ADAMW_8BIT"}, "PAGED_ADAMW_8BIT pages"),
@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timestep_shift": "large"}, "timestep_shift"),
     (
         {"timestep_shift": "resolution"},
-        r"timestep_shift: .* publishes no shift by resolution; give a number",
+        r"timestep_shift: .* publishes no shift by resolution. Set a number",
     ),
     ({"loss_weighting_gamma": 1.0}, "it is for min_snr"),
     ({"loss_weighting": "min_snr"}, r"loss_weighting.*flow"),

@@ -480,7 +480,7 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     assert go("unsafe") == DONE
     with pytest.raises(
         VideotuneError,
-        match="deterministic: an operation of this model cannot promise the same bits",
+        match="deterministic: an operation of this model has no deterministic kernel",
     ):
         go("refused", deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
