@@ -395,7 +395,7 @@ def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
     with pytest.raises(
         VideotuneError,
-        match=r"No video files.*Images, of which it has 1, have no scenes to split",
+        match=r"No video files.*Its 1 images have no scenes to split",
     ):
         split(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in" / "metadata.csv").write_text("nonsense\nx\n")

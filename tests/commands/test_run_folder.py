@@ -139,7 +139,7 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert resume(clips / "deep" / "run", "steps=3") == DONE
     assert [line["step"] for line in steps_of(clips / "deep" / "run")] == [1, 2, 3]
-    with pytest.raises(VideotuneError, match="holds a training run"):
+    with pytest.raises(VideotuneError, match="contains a training run"):
         check(work.overrides(data=clips / "deep" / "run"))
 
 

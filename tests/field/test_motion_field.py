@@ -11,8 +11,10 @@ from tests.clips import RATES, dot_places, moving_dot, numbered, read_numbers, w
 from tests.data_kit import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import frame_times, frames_in, sample_frames, sample_window
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.frame_counts import frames_in
+from videotune.data.frame_sampling import frame_times, sample_frames, sample_window
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.types import DETERMINISTIC_VARIANT
 
 SPEED = 100.0  # pixels a second

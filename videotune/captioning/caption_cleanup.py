@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from videotune.data.captions import lint, lint_all
+from videotune.data.captions import lint_caption, lint_captions
 from videotune.files import read_json
 
 TABLES = read_json(Path(__file__).with_name("tables.json"))
@@ -62,7 +62,7 @@ def hints(
     rows = list[tuple[str, str]]()
     first = dict[str, str]()
     for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
-        found = lint(text, Path(clip).stem)
+        found = lint_caption(text, Path(clip).stem)
         count = tokens.get(text, 0)
         other = first.setdefault(text, clip)
         found += [
@@ -75,6 +75,6 @@ def hints(
         rows += [(clip, hint) for hint in found]
     rows += [
         ("", hint)
-        for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})
+        for hint in lint_captions({clip: texts for clip, texts in captions.items() if texts})
     ]
     return [{"clip": clip, "hint": hint} for clip, hint in rows]

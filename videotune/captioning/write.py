@@ -8,7 +8,7 @@ from pathlib import Path
 from videotune.captioning.backends import local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.console import bar
-from videotune.data.captions import variants, with_trigger
+from videotune.data.captions import split_variants, with_trigger
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
@@ -80,7 +80,7 @@ def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
 
 def texts_of(file: Path) -> tuple[str, ...]:
     """The captions of a text file; none where there is no such file."""
-    return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
+    return split_variants(file.read_text("utf-8-sig")) if file.is_file() else ()
 
 
 def write_all(

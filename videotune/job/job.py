@@ -16,7 +16,7 @@ from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.captions import with_token
-from videotune.data.dataset import Library, buckets, crops_too_much, scan
+from videotune.data.dataset import Library, buckets, crop_problem, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
@@ -360,7 +360,7 @@ def make_schedule(
 def crop_blocker(job: Job) -> str | None:
     """What is to be said where most of every clip is cropped away and the config does not allow it by name."""
     asked = job.config.resolution or job.spec.default_resolution
-    return None if job.config.allow_crop else crops_too_much(job.library, job.spec.rules, asked)
+    return None if job.config.allow_crop else crop_problem(job.library, job.spec.rules, asked)
 
 
 def refuse_nothing_to_learn(config: Config) -> None:

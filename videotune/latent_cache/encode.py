@@ -306,7 +306,7 @@ def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str
         "times": times,
         **size,
         "resize": first.window.resize,
-        "place": first.place,
+        "crop_position": first.place,
     }
 
 
