@@ -314,7 +314,8 @@ def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
             if info.flag_bits & 1:
                 fault = "is locked by a password"
             if info.compress_type not in _ZIP_COMPRESSIONS:
-                compression = zipfile.compressor_names.get(info.compress_type)  # type: ignore[attr-defined]
+                names = zipfile.compressor_names  # type: ignore[attr-defined]
+                compression = names.get(info.compress_type)
                 fault = f"has a compression that is not supported ({compression})"
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 fault = "is a link or a device"
@@ -363,7 +364,7 @@ def _tar_members(raw: IO[bytes], archive_type: str) -> Iterator[_Member]:
             if info is None:
                 break
             # tarfile would keep the headers of a million members.
-            archive.members.clear()
+            archive.members.clear()  # type: ignore[attr-defined]
             is_regular = info.isreg() or info.isdir()
             yield _Member(
                 name=info.name,
@@ -374,5 +375,5 @@ def _tar_members(raw: IO[bytes], archive_type: str) -> Iterator[_Member]:
             )
 
         # Read to the end, where the checksum of a compressed file is.
-        while archive.fileobj.read(1 << 20):  # type: ignore[union-attr]
+        while archive.fileobj.read(1 << 20):
             pass

@@ -37,7 +37,7 @@ BLOCK = 256
 """Frames that are compared with all others at once."""
 
 MIDDLE = 1
-"""Place of the middle frame of a clip; 0 is its first, 2 its last."""
+"""Position of the middle frame of a clip; 0 is its first, 2 its last."""
 
 Vectors = NDArray[np.float32]
 
@@ -75,7 +75,7 @@ def near_duplicates(clips: Sequence[SourceClip]) -> list[tuple[int, int]]:
     frames = _FrameTable(ordered_clips)
 
     pairs = []
-    for row, matching_rows in frames.matches(frames.place == MIDDLE):
+    for row, matching_rows in frames.matches(frames.position == MIDDLE):
         clip = int(frames.clip[row])
         for other_clip in sorted(set(frames.clip[matching_rows].tolist())):
             if other_clip >= clip:
@@ -125,8 +125,8 @@ def join_by_pictures(clips: Sequence[SourceClip], names: Sequence[str]) -> list[
     is_common = np.zeros(len(frames.clip), bool)
     for row, matching_rows in frames.matches():
         is_common[row] = _other_names(frames, name_numbers, row, matching_rows) > COMMON
-        if frames.place[row] == MIDDLE:
-            middle_rows = matching_rows[frames.place[matching_rows] == MIDDLE]
+        if frames.position[row] == MIDDLE:
+            middle_rows = matching_rows[frames.position[matching_rows] == MIDDLE]
             _join(labels, frames, row, middle_rows)
         if not is_common[row]:
             uncommon_matches.append((row, matching_rows))
@@ -169,12 +169,12 @@ class _FrameTable:
 
     def __init__(self, clips: Sequence[SourceClip]) -> None:
         clip_indices: list[int] = []
-        places: list[int] = []
+        positions: list[int] = []
         signatures: list[str] = []
         for index, clip in enumerate(clips):
-            for place, signature in enumerate(clip.signatures):
+            for position, signature in enumerate(clip.signatures):
                 clip_indices.append(index)
-                places.append(place if len(clip.signatures) == 3 else MIDDLE)
+                positions.append(position if len(clip.signatures) == 3 else MIDDLE)
                 signatures.append(signature)
 
         cells = GRID * GRID
@@ -191,7 +191,7 @@ class _FrameTable:
         self.clip = np.array(clip_indices, np.int64)[order]
         """Index of each row's clip."""
 
-        self.place = np.array(places, np.int64)[order]
+        self.position = np.array(positions, np.int64)[order]
         """0 for a first frame, 1 for a middle one and for images, 2 for a last one."""
 
         self._mean = mean[order]

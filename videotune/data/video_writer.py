@@ -97,8 +97,10 @@ def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
     Returns:
         Frames uint8 (H, W, 3), and the frame rate.
 
-    Raises: OSError, ValueError: if the file cannot be read or has no frames. PyAV's errors are
-        both."""
+    Raises:
+        OSError, ValueError: if the file cannot be read or has no frames (PyAV's errors are
+            both).
+    """
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ValueError(f"{path} has no video stream")

@@ -40,8 +40,10 @@ def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str,
         until: seconds of the clip to scan.
         known_ids: hashes of contents that need no media info and scan.
 
-    Returns: "id" (hash of the bytes; "" if the file cannot be read), and "info", "scan" or
-        "problem"."""
+    Returns:
+        "id", the hash of the bytes ("" if the file cannot be read); and "info" and "scan", or
+        "problem".
+    """
     try:
         answer: dict[str, Any] = {"id": hash_file(Path(path))}
     except OSError as error:
