@@ -29,7 +29,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from videotune.data.decode import decode
 from videotune.data.media_info import MediaInfo
 from videotune.data.probe import probe
-from videotune.latent_cache.encode import GROUP_BYTES
+from videotune.latent_cache.decode_ahead import GROUP_BYTES
 
 SECONDS, FPS = 60, 16
 

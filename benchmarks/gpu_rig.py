@@ -30,8 +30,9 @@ from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
 from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
 from videotune.trainer.build import DTYPES
-from videotune.trainer.expert_pool import arrange_blocks, attach, make_trainable
+from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import BasePlace, ClipShape, Family
 
 ROOT = Path(__file__).parents[1]
@@ -152,7 +153,7 @@ class Rig:
         self.net = self.family.denoiser(expert if several else None, fill=fill)
         held = attach(self.net, wanted.spec, self.config)
         self.streams = arrange_blocks(
-            self.net, wanted.spec, self.config, held, None, first=False
+            self.net, wanted.spec, self.config, held, None, report=False
         )
         if self.streams is not None:
             held = self.streams.parameters(held)

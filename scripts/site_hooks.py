@@ -1,12 +1,47 @@
-"""mkdocs hooks: each page's Markdown beside its HTML, and llms.txt, the list of them for programs that read text."""
+"""mkdocs hooks: the page of commands, each page's Markdown beside its HTML, and llms.txt, the list of them for programs."""
 
+import html
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = "commands.md"
+"""The page that is made from the command line and is not kept in docs/."""
+
+
+@cache
+def command_page() -> str:
+    """Return the Markdown of all commands with their options, as typer writes it."""
+    words = ["utils", "docs", "--name", "videotune", "--title", "Commands"]
+    printed = subprocess.run(
+        [sys.executable, "-m", "typer", "videotune.cli.main", *words],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    ).stdout
+    # typer escapes texts as for HTML, also those that Markdown shows as they are.
+    return html.unescape(printed).strip() + "\n"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the page of commands."""
+    files.append(File.generated(config, COMMANDS, content=command_page()))
+    return files
+
 
 def on_post_build(config: Any) -> None:
-    """Copy the pages' sources to PAGE/index.md and write llms.txt."""
-    site, docs = Path(config["site_dir"]), Path(config["docs_dir"])
+    """Write each page's source to PAGE/index.md, and llms.txt."""
+    site = Path(config["site_dir"])
+    docs = Path(config["docs_dir"])
+    sources = {page.stem: page.read_text(encoding="utf-8") for page in docs.glob("*.md")}
+    sources[Path(COMMANDS).stem] = command_page()
+
     lines = [
         f"# {config['site_name']}",
         "",
@@ -15,13 +50,13 @@ def on_post_build(config: Any) -> None:
         "## Docs",
         "",
     ]
-    for page in sorted(docs.glob("*.md")):
-        target = site / "index.md" if page.stem == "index" else site / page.stem / "index.md"
+    for name, text in sorted(sources.items()):
+        target = site / "index.md" if name == "index" else site / name / "index.md"
         if target.parent.is_dir():
-            text = page.read_text(encoding="utf-8")
             target.write_text(text, encoding="utf-8")
             title = next(line[2:] for line in text.splitlines() if line.startswith("# "))
             lines.append(f"- [{title}]({target.relative_to(site).as_posix()})")
+
     agents = docs.parent / "AGENTS.md"
     (site / "AGENTS.md").write_text(agents.read_text(encoding="utf-8"), encoding="utf-8")
     lines.append("- [For programs that drive videotune](AGENTS.md)")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clips import noise, write_clip, write_dataset
+from tests.support.clips import noise, write_clip, write_dataset
 from videotune import __version__
 from videotune.cli.main import main
 from videotune.config.load import preset_names

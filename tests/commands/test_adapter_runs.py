@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import Finished, Make, Work, resume
-from tests.exporter.export_kit import read_back
-from tests.read_runs import (
+from tests.support.adapters import read_back
+from tests.support.command_line import Bases, Printed, export, plan, sample, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_processes import Finished, Make, Work, resume
+from tests.support.run_results import (
     assert_same_run,
     complete,
-    equal,
     largest_difference,
     of_kind,
+    same_tensors,
     state,
     steps_of,
     updates,
 )
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Printed, export, plan, sample, train
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.commands.export import export as export_command
 from videotune.commands.sample import SampleOptions, open_sampler, render
@@ -418,7 +418,7 @@ def test_the_run_begins_with_what_the_file_does(
     assert (
         largest_difference(updates(trainer.parameters, (alpha or rank) / rank), wanted) < 1e-6
     )
-    assert equal(dict(trainer.result), dict(trainer.parameters)), (
+    assert same_tensors(dict(trainer.result), dict(trainer.parameters)), (
         "the average begins at the same weights"
     )
     assert not any(trainer.pool.trainable.optimizer.state.values()), "a fresh optimizer"
@@ -593,7 +593,9 @@ def test_fine_tuning_begins_from_a_checkpoint_s_folder(dtype: str, work: Work) -
         work.tmp / dtype,
     )
     saved = load_file(folder / "weights.safetensors")
-    assert equal({name: value.detach() for name, value in trainer.parameters.items()}, saved)
+    assert same_tensors(
+        {name: value.detach() for name, value in trainer.parameters.items()}, saved
+    )
     held = dict(trainer.net.named_parameters())
     assert all(
         torch.equal(held[name], value.to(held[name].dtype)) for name, value in saved.items()

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.clips import noise, numbered, read_numbers, write_clip, write_image
-from tests.scenery import shots
-from tests.shell import (
+from tests.support.clips import noise, numbered, read_numbers, write_clip, write_image
+from tests.support.command_line import (
     Bases,
     Patch,
     Printed,
@@ -27,7 +26,8 @@ from tests.shell import (
     prune_cache,
     verify_cache,
 )
-from tests.shell import run as shell
+from tests.support.command_line import run as shell
+from tests.support.landscapes import shots
 from videotune.commands.cache import cache_at
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.overrides import Overrides

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import Work
-from tests.shell import Printed, train
-from tests.shell import run as shell
+from tests.support.command_line import Printed, train
+from tests.support.command_line import run as shell
+from tests.support.run_processes import Work
 from videotune.config.load import merge
 from videotune.config.resolve import parse
 from videotune.reporter.diagnosis import findings

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, Work
-from tests.read_runs import assert_same_run, of_kind, state, steps_of
-from tests.shell import train
+from tests.support.command_line import train
+from tests.support.run_processes import Make, Work
+from tests.support.run_results import assert_same_run, of_kind, state, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.job.job import open_job

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.clips import write_image
-from tests.commands import moments
-from tests.commands.safety_kit import KILLED, Make, Work, resume, start
-from tests.read_runs import assert_same_run, of_kind, state, steps_of, warnings_of
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Patch, Printed, sample, train
+from tests.support import interruptions
+from tests.support.clips import write_image
+from tests.support.command_line import Bases, Patch, Printed, sample, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_processes import KILLED, Make, Work, resume, start
+from tests.support.run_results import assert_same_run, of_kind, state, steps_of, warnings_of
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
@@ -106,7 +106,7 @@ def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -
     )
     settings = ("steps=8", *often, "ema=0.5", "learning_rate_scheduler=LINEAR", *HALVES)
     cut = work.tmp / "cut"
-    kill = {"first": moments.kill_at, "given": ("trainer.step:denoising_loss", 7)}
+    kill = {"first": interruptions.kill_at, "given": ("trainer.step:denoising_loss", 7)}
     assert start(work.overrides(*settings, base=BASE), cut, **kill).ended() == KILLED
     assert 0 < len(steps_of(cut)) < 8
     assert resume(cut) == DONE

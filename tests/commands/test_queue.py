@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import Make
-from tests.read_runs import assert_same_run, complete, steps_of
-from tests.shell import options_of, run
-from tests.waiting import until
+from tests.support.command_line import options_of, run
+from tests.support.run_processes import Make
+from tests.support.run_results import assert_same_run, complete, steps_of
+from tests.support.waiting import wait_until
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
@@ -280,15 +280,15 @@ def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
 ) -> None:
     (tmp_path / "queue").mkdir()
     job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
-    until(lambda: (job.folder / "pid.json").is_file())
+    wait_until(lambda: (job.folder / "pid.json").is_file())
     assert jobs.pause(job)
-    until(lambda: jobs.read(job.folder).state == "paused")
+    wait_until(lambda: jobs.read(job.folder).state == "paused")
     assert jobs.read(job.folder).running
     assert jobs.unpause(job)
-    until(lambda: jobs.read(job.folder).state == "running")
+    wait_until(lambda: jobs.read(job.folder).state == "running")
     jobs.pause(job)
     assert jobs.stop(job)
-    until(lambda: not jobs.read(job.folder).running)
+    wait_until(lambda: not jobs.read(job.folder).running)
     assert not jobs.pause(jobs.read(job.folder))
 
 
@@ -307,7 +307,7 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     (home / "second.json").write_text('{"steps": 3, "base_model_name": "nowhere-at-all"}')
     worker = command("queue", "run", "--queue", home)
     first = home / "runs" / "first"
-    until(lambda: (first / "checkpoints").is_dir() and complete(first))
+    wait_until(lambda: (first / "checkpoints").is_dir() and complete(first))
     worker.kill()
     worker.wait()
     job = named(home, "first").job
@@ -316,7 +316,7 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     pids = json.loads((job.folder / "pid.json").read_text())
     os.kill(pids["runner"], signal.SIGKILL)
     os.kill(pids["command"], signal.SIGKILL)
-    until(lambda: named(home, "first").state == "waiting")
+    wait_until(lambda: named(home, "first").state == "waiting")
     assert work(home, tell=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
     assert named(home, "second").tries == 2
@@ -331,7 +331,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     run("queue", "add", **options_of(overrides("steps=400")), name="a", queue=home)
     worker = command("queue", "run", "--queue", home)
     a = home / "runs" / "a"
-    until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
+    wait_until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
     with pytest.raises(VideotuneError):
         work(home)  # another worker has it
     worker.send_signal(signal.SIGINT)
@@ -340,7 +340,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     reached = complete(a)
     assert reached
     again = command("queue", "run", "--queue", home)
-    until(lambda: len(steps_of(a)) > reached[-1])
+    wait_until(lambda: len(steps_of(a)) > reached[-1])
     assert remove(home, "a") == a
     assert again.wait(60) == DONE
     assert entries(home) == []

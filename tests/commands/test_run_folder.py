@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import Make, Work, refusal, resume
-from tests.kills import kill_points, killed_at
-from tests.read_runs import (
+from tests.support.command_line import Bases, Patch, Printed, check, compare, export, train
+from tests.support.kill_points import kill_points, killed_at
+from tests.support.run_parts import open_run
+from tests.support.run_processes import Make, Work, refusal, resume
+from tests.support.run_results import (
     assert_same_run,
     complete,
-    equal,
     listing,
     of_kind,
+    same_tensors,
     state,
     steps_of,
     warnings_of,
 )
-from tests.runs import open_run
-from tests.shell import Bases, Patch, Printed, check, compare, export, train
 from videotune.commands.export import exported
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.errors import DONE, DoesNotFit, VideotuneError
@@ -271,7 +271,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_before_it_is_used(
             with pytest.raises(VideotuneError, match="is damaged"):
                 reader()
     assert resume(run, step=4) == DONE
-    assert equal(state(run, 8), state(straight, 8))
+    assert same_tensors(state(run, 8), state(straight, 8))
 
 
 def test_an_export_with_other_bytes_is_not_loaded(run: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
-from tests.commands.safety_kit import Finished, Make, Work, resume
-from tests.read_runs import of_kind
-from tests.shell import Bases, Patch, Printed, compare, export, sample, train
+from tests.support.command_line import Bases, Patch, Printed, compare, export, sample, train
+from tests.support.run_processes import Finished, Make, Work, resume
+from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode

@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.commands.safety_kit import Finished, Work, resume
-from tests.read_runs import of_kind, state, steps_of
-from tests.shell import Bases, export, sample, train
+from tests.support.command_line import Bases, export, sample, train
+from tests.support.run_processes import Finished, Work, resume
+from tests.support.run_results import of_kind, state, steps_of
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Embedding, token_names
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json
 from videotune.latent_cache.store import LatentCache
-from videotune.trainer.step import condition
+from videotune.trainer.step import encode_live_text
 from videotune.types import Batch
 
 TOKEN = "<zorble>"
@@ -255,7 +255,7 @@ def test_a_planted_row_is_found_again_through_the_frozen_denoiser(
     batch = Batch.of(x_t, text, captions=captions)
 
     def predicted() -> torch.Tensor:
-        return family.predict(net, x_t, t, condition(family, spell, batch))
+        return family.predict(net, x_t, t, encode_live_text(family, spell, batch))
 
     with torch.no_grad():
         target = predicted()

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commands.safety_kit import Finished, Make, Work, resume
-from tests.read_runs import assert_same_run, of_kind, steps_of, warnings_of
-from tests.runs import measure, open_run, prepare, preview
-from tests.shell import Patch, Printed, plan, train
+from tests.support.command_line import Patch, Printed, plan, train
+from tests.support.run_parts import measure, open_run, prepare, preview
+from tests.support.run_processes import Finished, Make, Work, resume
+from tests.support.run_results import assert_same_run, of_kind, steps_of, warnings_of
 from videotune.cli.plan import overhead_text
 from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json

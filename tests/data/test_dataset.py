@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clips import noise, write_clip, write_image
-from tests.data_kit import config_of, scanned
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.datasets import config_of, scanned
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode

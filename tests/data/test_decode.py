@@ -13,8 +13,8 @@ import av
 import numpy as np
 import pytest
 
-from tests.clips import noise, numbered, read_numbers, write_clip
-from tests.data_kit import filmed, silence
+from tests.support.clips import noise, numbered, read_numbers, write_clip
+from tests.support.datasets import filmed, silence
 from videotune.data.decode import Reader, decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data_kit import RULES, info_of
+from tests.support.datasets import RULES, info_of
 from videotune.config.data_schema import VideoConfig
 from videotune.data.buckets import choose_size, padded_box, parse_resolution, upscale_factor
 from videotune.data.file_checks import ClipProblem

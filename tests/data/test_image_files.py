@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from tests.clips import noise, numbered, read_numbers, write_clip, write_image
-from tests.data_kit import filmed, problem_of
+from tests.support.clips import noise, numbered, read_numbers, write_clip, write_image
+from tests.support.datasets import filmed, problem_of
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
 from videotune.data.media_info import MediaInfo

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_hub import COMMIT, hub_of
+from tests.support.hub_downloads import COMMIT, hub_of
 from videotune.data.clip_file import ClipFile
 from videotune.data.layouts import read_folder
 from videotune.data.locations import open_location

@@ -12,8 +12,8 @@ import av
 import numpy as np
 import pytest
 
-from tests.clips import numbered, read_numbers, write_clip
-from tests.scenery import pan, scenery, shots
+from tests.support.clips import numbered, read_numbers, write_clip
+from tests.support.landscapes import landscape, pan, shots
 from videotune.data import split as module
 from videotune.data.decode import decode
 from videotune.data.probe import probe
@@ -42,7 +42,7 @@ def frames_of(path: Path, height: int = 120, width: int = 160) -> np.ndarray:
 def tagged(seeds: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray:
     """Shots whose frames carry their number over all, in the picture's middle, while the rest is each shot's landscape."""
     frames = np.concatenate(
-        [np.repeat(scenery(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
+        [np.repeat(landscape(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
     )
     frames[:, 45:75, 60:105] = numbered(len(frames), 30, 45)
     return frames

@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.clips import noise, write_clip, write_image
-from tests.fuzz.mutate import damaged_bytes
-from tests.waiting import until
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.damaged_files import damaged_bytes
+from tests.support.waiting import wait_until
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS, ClipProblem
@@ -188,7 +188,7 @@ def test_a_crash_or_a_hang_costs_one_clip(
     clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any
 ) -> None:
     broken = ask(workers, endless, limit)
-    until(lambda: reading(endless))
+    wait_until(lambda: reading(endless))
     (pid,) = children()
     others = [ask(workers, clip) for _ in range(4)]
     assert others[0].result(20)
@@ -247,7 +247,7 @@ def test_closing_ends_everything_also_when_an_exception_flies(
     def work(workers: Workers) -> None:
         with workers:
             futures.extend(ask(workers, endless) for _ in range(5))
-            until(lambda: len(children()) == 2 and reading(endless))
+            wait_until(lambda: len(children()) == 2 and reading(endless))
             raise ZeroDivisionError
 
     workers = Workers(2)
@@ -320,14 +320,14 @@ def test_a_parent_that_ends_leaves_no_child(
         *map(str, (script, clip, endless, said)),
     ]
     parent = subprocess.Popen(command, start_new_session=True, cwd=folder)
-    until(lambda: said.exists() or parent.poll() is not None)
+    wait_until(lambda: said.exists() or parent.poll() is not None)
     told = json.loads(said.read_text())
     assert told["answer"]["id"] == hash_file(clip)
     assert told["pids"]
     assert not any(gone({pid}) for pid in told["pids"])
     os.killpg(parent.pid, signal.Signals[sign])
     assert parent.wait(20) == code
-    until(lambda: gone(set(told["pids"])))
+    wait_until(lambda: gone(set(told["pids"])))
 
 
 def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:

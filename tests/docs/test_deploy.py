@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from scripts.site_hooks import command_page
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -56,11 +58,7 @@ def test_the_recipe_calls_options_that_there_are() -> None:
     text = (ROOT / "deploy" / "modal_app.py").read_text()
     ast.parse(text)
     asked = set(re.findall(r'"(--[a-z-]+)"', text))
-    assert (
-        {"--resume", "--out"}
-        <= asked
-        <= set(re.findall("--[a-z-]+", (ROOT / "docs" / "commands.md").read_text()))
-    )
+    assert {"--resume", "--out"} <= asked <= set(re.findall("--[a-z-]+", command_page()))
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, take, trainer_of, weights, written
+from tests.support.trainers import (
+    Lab,
+    job_of,
+    run_steps,
+    take_steps,
+    trainer_of,
+    weights,
+    written,
+)
 from videotune.errors import VideotuneError
 from videotune.trainer.trainer import Trainer
 
@@ -21,7 +29,9 @@ def rows(trainer: Trainer) -> torch.Tensor:
 
 def changed(trainer: Trainer, count: int = 1) -> dict[str, float]:
     """How far each trained tensor is moved by so many steps; what does not train is not in it."""
-    return {name: float(move.abs().max()) for name, move in take(trainer, count).moves.items()}
+    return {
+        name: float(move.abs().max()) for name, move in take_steps(trainer, count).moves.items()
+    }
 
 
 @pytest.mark.effect("training_method")
@@ -74,7 +84,7 @@ def test_so_many_vectors_are_so_many_rows_and_tokens(lab: Lab) -> None:
     for count in (1, 3):
         trainer = trainer_of(lab, NEW | {"embedding.vectors": count})
         assert rows(trainer).shape == (count, 16)
-        lengths[count] = int((take(trainer, 1).calls[0]["text"][0] != 0).any(1).sum())
+        lengths[count] = int((take_steps(trainer, 1).calls[0]["text"][0] != 0).any(1).sum())
     assert lengths[3] == lengths[1] + 2
 
 

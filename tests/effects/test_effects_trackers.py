@@ -15,10 +15,10 @@ import pytest
 import wandb
 from PIL import Image
 
-from tests.effects.effects_kit import Lab, overrides_of, trainer_of
-from tests.read_runs import facts_of, of_kind, warnings_of
-from tests.shell import Patch, train
-from tests.upload_hub import upload_hub
+from tests.support.command_line import Patch, train
+from tests.support.hub_uploads import upload_hub
+from tests.support.run_results import facts_of, of_kind, warnings_of
+from tests.support.trainers import Lab, overrides_of, trainer_of
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.runs.journal import read_journal

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
-from tests.data_kit import RULES
+from tests.support.clips import (
+    RATES,
+    dot_places,
+    moving_dot,
+    numbered,
+    read_numbers,
+    write_clip,
+)
+from tests.support.datasets import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
 from videotune.data.frame_counts import frames_in

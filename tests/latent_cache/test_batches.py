@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.clips import write_clip
-from tests.data_kit import config_of, with_config
-from tests.runs import fill as fill_cache
+from tests.support.clips import write_clip
+from tests.support.datasets import config_of, with_config
+from tests.support.run_parts import fill as fill_cache
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.probe import probe
@@ -26,16 +26,10 @@ from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
-from videotune.latent_cache.batches import (
-    BatchSource,
-    StepBatch,
-    prepare,
-    quiet_pool,
-    stream,
-    uniforms,
-)
+from videotune.latent_cache.batches import BatchSource, StepBatch, prepare, uniforms
 from videotune.latent_cache.encode import CacheItems, encode_sample, entries_of, missing
 from videotune.latent_cache.keys import CacheKeys
+from videotune.latent_cache.read_ahead import single_threaded_pool, stream
 from videotune.latent_cache.sampler import Schedule, sample_indices
 from videotune.latent_cache.store import LatentCache
 from videotune.rng import generator_for
@@ -135,7 +129,7 @@ def test_reading_ahead_takes_no_cores_from_the_training(source: BatchSource) -> 
     """Torch operations of the reading threads stay in one thread; those of the caller keep theirs, before and after."""
     torch.set_num_threads(2)
     try:
-        pool = quiet_pool(2)
+        pool = single_threaded_pool(2)
         assert {pool.submit(torch.get_num_threads).result() for _ in range(8)} == {1}
         assert torch.get_num_threads() == 2
         pool.shutdown()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.clips import noise, write_clip
+from tests.support.clips import noise, write_clip
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
 from videotune.data.media_info import MediaInfo
@@ -21,7 +21,7 @@ from videotune.data.probe import probe
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
-from videotune.latent_cache import encode, keys
+from videotune.latent_cache import decode_ahead, keys
 from videotune.latent_cache.encode import (
     CacheItems,
     cut_captions,
@@ -424,9 +424,9 @@ def test_frames_wait_within_bounds_of_bytes_and_of_number(
     clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = facts_of_one(clips)
-    monkeypatch.setattr(encode, "GROUP_BYTES", 1)
+    monkeypatch.setattr(decode_ahead, "GROUP_BYTES", 1)
     for bound, most in ((10**9, 16), (5 * 3 * 9 * 32 * 32, 5), (1, 1)):
-        monkeypatch.setattr(encode, "AHEAD_BYTES", bound)
+        monkeypatch.setattr(decode_ahead, "DECODE_AHEAD_BYTES", bound)
         pool: Any = Instant()
         pulled = 0
 
@@ -437,7 +437,7 @@ def test_frames_wait_within_bounds_of_bytes_and_of_number(
                 yield shown
 
         ahead = []
-        for done, _ in enumerate(encode._decoded(source(), facts, pool), 1):
+        for done, _ in enumerate(decode_ahead.decode_ahead(source(), facts, pool), 1):
             ahead.append(pool.asked - done + 1)
             assert pulled - done <= most + 1, "no list of all takes is made"
         assert len(ahead) == 40
@@ -450,9 +450,9 @@ def test_takes_of_one_clip_are_decoded_in_one_pass(
     facts, takes = facts_of_one(clips), many(10)
     others = [replace(shown, window=replace(shown.window, resize="pad")) for shown in many(3)]
     for bound, passes in ((10**9, 2), (4 * 3 * 9 * 32 * 32, 4), (1, 13)):
-        monkeypatch.setattr(encode, "GROUP_BYTES", bound)
+        monkeypatch.setattr(decode_ahead, "GROUP_BYTES", bound)
         pool: Any = Instant()
-        got = list(encode._decoded([*takes, *others], facts, pool))
+        got = list(decode_ahead.decode_ahead([*takes, *others], facts, pool))
         assert pool.asked == passes
         assert [shown for shown, _, _ in got] == [*takes, *others]
         assert {frames.shape for _, frames, _ in got} == {(9, 32, 32, 3)}

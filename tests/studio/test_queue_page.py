@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries, jobs
@@ -120,7 +120,7 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
         queue_page.ensure_worker(tmp_path)
     (worker,) = jobs.all_jobs(queue, "queue")
     assert worker.words[-2:] == ("--gpus", "0,1")
-    until(lambda: not jobs.read(worker.folder).running)
+    wait_until(lambda: not jobs.read(worker.folder).running)
     entry = entries.named(queue, "cats--run-1--sample-1")
     assert entry.job is not None
     assert entry.job.env["CUDA_VISIBLE_DEVICES"] == "0"

@@ -85,7 +85,7 @@ def losses(base: Path, folder: Path) -> list[float]:
     pool.trainables = {"transformer": trainable}
     assert pool["transformer"] is net, "it is in memory"
     job = SimpleNamespace(config=config, steps=20, processes=1)
-    alone = {"first": 1, "dist": DistributedContext(), "together": False}
+    alone = {"first": 1, "dist": DistributedContext(), "weights_sharded": False, "peaks": {}}
     trainer: Any = SimpleNamespace(
         job=job, family=family, pool=pool, net=net, source=source, **alone
     )

@@ -12,16 +12,8 @@ from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import (
-    EARLIER,
-    LOCK,
-    Damaged,
-    LatentCache,
-    Pruned,
-    listing,
-    prune,
-    verify,
-)
+from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
+from videotune.latent_cache.store import LOCK, OLD_MANIFEST, LatentCache
 from videotune.trainer.build import open_models
 from videotune.trainer.cache_filling import fill_distributed
 from videotune.validation.callbacks import reads_of_run
@@ -60,7 +52,9 @@ def cache_at(place: Path) -> Path:
     """
     if (place / CACHE_NAME).is_dir():
         return refuse_linked_folder(place / CACHE_NAME)
-    if place.name == CACHE_NAME or any((place / name).exists() for name in (LOCK, EARLIER)):
+    if place.name == CACHE_NAME or any(
+        (place / name).exists() for name in (LOCK, OLD_MANIFEST)
+    ):
         return place
     if (
         place.is_file() and (place.parent / CACHE_NAME).is_dir()

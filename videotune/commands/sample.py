@@ -29,7 +29,9 @@ from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
 from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
-from videotune.trainer import build, expert_pool, text_encoders
+from videotune.trainer import build, text_encoders
+from videotune.trainer.expert_pool import ExpertPool
+from videotune.trainer.trainable import attach
 from videotune.types import ClipShape, Family, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
@@ -96,8 +98,8 @@ def sample(
     )
     if folder is not None:
         run_dir.refuse_samples_in_data(folder, Path(out))
-    Path(out).mkdir(parents=True, exist_ok=True)
     sampler = open_sampler(words)
+    Path(out).mkdir(parents=True, exist_ok=True)  # only now: a refused command leaves no folder
     seeds = [sampler.seed + i for i in range(len(prompts))]
     paths = []
     for prompt, one, video in zip(
@@ -140,7 +142,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
         if name in learnt:
             own = experts.of_expert(weights, experts.prefix(spec, name))
             own = text_encoders.by_part(family, own)[0] if config.text_in_step else own
-            layers.load_weights(expert_pool.attach(net, spec, config), own, str(words.run))
+            layers.load_weights(attach(net, spec, config), own, str(words.run))
         elif name in files:
             read_file(family, net, files[name], lora.ADAPTER)
         if words.strength != 1.0 and (name in files or name in learnt):
@@ -162,7 +164,7 @@ def open_sampler(words: SampleOptions) -> Sampler:
         )
 
     names = [expert.name for expert in spec.experts]
-    nets = expert_pool.ExpertPool(ExpertSchedule(tuple(names)), names, load)
+    nets = ExpertPool(ExpertSchedule(tuple(names)), names, load)
     nets.load(names[0])  # a file that does not fit is told before the text encoder runs
     return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
 

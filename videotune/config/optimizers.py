@@ -120,14 +120,15 @@ def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
-    """came_pytorch's (Luo et al. 2023, arXiv 2307.02047); the decay of its confidence is its own default."""
-    from came_pytorch import CAME
+    """pytorch_optimizer's (Luo et al. 2023, arXiv 2307.02047); the decay of its confidence is its default."""
+    from pytorch_optimizer import CAME
 
     numbers = _numbers(settings) | {
         "lr": 1.0,
         "betas": (settings.beta1, settings.beta2, 0.9999),
     }
-    return [CAME(rows, **numbers)]
+    # ``foreach`` would hold the updates of all parameters at once
+    return [CAME(rows, foreach=False, **numbers)]
 
 
 def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:

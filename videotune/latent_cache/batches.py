@@ -1,13 +1,11 @@
-"""step -> the batch, its noise levels and its noise, from the cache: a pure function, and a stream that reads it ahead."""
+"""Make the batch of a step from the cache: samples, noise levels and noise, as a pure function of the step."""
 
 from array import array
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
-from threading import Barrier, Lock
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -31,346 +29,251 @@ from videotune.types import (
     Window,
 )
 
-BLOCK = 64
+DRAWN_TOGETHER = 64
 """Steps whose windows, captions and noise levels are drawn together."""
+
+BLOCKS_IN_MEMORY = 3
+"""Blocks of ``DRAWN_TOGETHER`` steps whose draws are kept."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A process's samples of a step, and of all the step's samples, in order, the windows, captions and noise levels t (B,).
-
-    Of several processes each has the samples from number ``first`` on, with their noise (b,C,F,H,W); one that has none has
-    no ``batch``, or where all of them must run the network together a ``spare`` one, of another's sample, which counts
-    nothing. ``prior``: the numbers of the step's samples whose target is the base model's own prediction.
-    """
+    """This process's samples of a step, and facts of all the step's samples."""
 
     step: int
     window_ids: tuple[str, ...]
+    """Windows of all samples of the step, in order."""
     captions: tuple[str, ...]
+    """Captions of all samples of the step."""
     t: Tensor
+    """Noise levels (B,) of all samples of the step."""
     first: int
+    """Number of this process's first sample among those of the step."""
     batch: Batch | None
+    """This process's samples. None: it has none."""
     noise: Tensor
+    """Noise (b,C,F,H,W) of this process's samples."""
     prior: tuple[int, ...] = ()
+    """Numbers of the step's samples whose target is the base model's own prediction."""
     spare: bool = False
+    """Whether ``batch`` is another process's sample that adds nothing, because all must run the network together."""
 
     def pinned(self) -> "StepBatch":
-        """The same in pinned memory, which a CUDA device reads while the host goes on."""
-        return replace(
-            self,
-            t=_pin(self.t),
-            noise=_pin(self.noise),
-            batch=self.batch and self.batch.map(_pin),
-        )
+        """Return the same batch in pinned memory, which a CUDA device reads while the host goes on."""
+        batch = None if self.batch is None else self.batch.map(_pin)
+        return replace(self, t=_pin(self.t), noise=_pin(self.noise), batch=batch)
 
 
 def _pin(x: Tensor) -> Tensor:
-    return x if x.device.type != "cpu" else pinned(x.shape, x.dtype).copy_(x)
+    if x.device.type != "cpu":
+        return x
+    return pinned(x.shape, x.dtype).copy_(x)
 
 
 @dataclass(frozen=True)
 class StepDraws:
-    """What is drawn for a step but noise: each sample's window, variant and caption, whether it is conditioned on its first
-    frame, and t (B,).
-    """
+    """Everything that is drawn for a step but noise."""
 
     samples: tuple[tuple[Window, int], ...]
+    """Window and variant of each sample."""
     captions: tuple[str, ...]
     first_frame: tuple[bool, ...]
+    """Whether each sample is conditioned on its first frame."""
     t: Tensor
+    """Noise levels (B,)."""
 
 
 @dataclass(frozen=True)
 class BatchSource:
-    """Where batches come from. ``buckets`` are the schedule's, dearest first; ``condition`` is the family's.
-
-    A window of a clip with ``repeats`` r stands r times in its bucket. ``sizes``: each clip's (width, height) in pixels.
-    Without variants in the store (``video_config.variants`` 0) ``encode`` makes the latents of each sample, one at a time.
-
-    A sample conditioned on its clip's first frame has it in the way that ``spec.image_conditioning`` names: "replace", the frame is fed
-    clean and counts nothing; "concat", the extras that were encoded with the clip are what they are, else all zeros.
-
-    Where text is encoded in the step none is in the store: a batch has its captions, and an empty ``conditioning.text`` until then.
-    ``pin``: the batches of steps are in pinned memory.
-    """
+    """Where batches come from: the cache, the clips, and the schedule over their windows."""
 
     config: Config
     spec: ModelSpec
     store: LatentCache
     keys: CacheKeys
     condition: Callable[[Sequence[Mapping[str, Tensor]]], Conditioning]
+    """Joins the cached states of samples; the family's own function."""
     clips: Mapping[str, Clip]
+    """Clips by id."""
     sizes: Mapping[str, tuple[int, int]]
+    """(width, height) in pixels of each clip, by id."""
     buckets: tuple[tuple[Window, ...], ...]
+    """The schedule's buckets, most expensive first. A window of a clip with ``repeats`` r is r times in its bucket."""
     schedule: Schedule
     objective: Objective
     encode: Callable[[Window, int], LatentDistribution] | None = None
+    """Makes the latents of a sample where no variants are cached (``video_config.variants`` 0)."""
     expert_schedule: ExpertSchedule | None = None
     pin: bool = False
-    _one_at_a_time: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
+    """Whether the batches of steps are put into pinned memory."""
+    _encode_lock: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
     _blocks: dict[int, list[StepDraws]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def timesteps_of(self, step: int) -> TimestepSampler:
-        """The noise levels that a step draws from: its bucket's shift, and of several experts its expert's alone."""
-        levels = self.objective.timesteps
-        rule = self.spec.shift_by_tokens
-        if self.config.timestep_shift == "resolution" and rule is not None:
+        """Return the noise levels that a step draws from: with its bucket's shift, within its expert's range."""
+        timesteps = self.objective.timesteps
+
+        shift_rule = self.spec.shift_by_tokens
+        if self.config.timestep_shift == "resolution" and shift_rule is not None:
             shape = self.buckets[bucket_of(self.schedule, step)][0].shape
-            levels = replace(levels, shift=shift_of_tokens(self.spec.tokens(shape), rule))
+            shift = shift_of_tokens(self.spec.tokens(shape), shift_rule)
+            timesteps = replace(timesteps, shift=shift)
+
         if self.expert_schedule is not None:
             name = self.expert_schedule.at(step)
-            expert = next(one for one in self.spec.experts if one.name == name)
-            levels = levels.within(expert.t_lo, expert.t_hi)
-        return levels
+            expert = next(expert for expert in self.spec.experts if expert.name == name)
+            timesteps = timesteps.within(expert.t_lo, expert.t_hi)
+        return timesteps
 
     def text(self, caption: str) -> dict[str, Tensor]:
-        """A caption's cached states."""
-        return self.store.get("text", self.names.get(caption) or self.keys.text(caption))
+        """Return a caption's cached states."""
+        name = self.names.get(caption) or self.keys.text(caption)
+        return self.store.get("text", name)
 
     def sample(self, window: Window, variant: int, *name: str | int) -> LatentDistribution:
-        """A window's latents as a mean without a variance: drawn for ``name`` where the family keeps one; and the extras."""
-        moments = self._moments(window, variant)
-        if moments.logvar is None:
-            return moments
-        noise = generator_for(self.keys.seed, "posterior", *name).standard_normal(
-            moments.mean.shape, "float32"
-        )
-        drawn = moments.mean + torch.exp(0.5 * moments.logvar) * torch.from_numpy(noise)
-        return replace(moments, mean=drawn, logvar=None)
+        """Return a window's latents as a mean without variance, drawn for ``name`` if the family caches a variance."""
+        distribution = self._distribution(window, variant)
+        if distribution.logvar is None:
+            return distribution
+
+        generator = generator_for(self.keys.seed, "posterior", *name)
+        noise = torch.from_numpy(generator.standard_normal(distribution.mean.shape, "float32"))
+        drawn = distribution.mean + torch.exp(0.5 * distribution.logvar) * noise
+        return replace(distribution, mean=drawn, logvar=None)
 
     def plain(self, window: Window) -> LatentDistribution:
-        """A window without any draw of frames, place or image noise: what validation and previews read."""
+        """Return a window without random frames, crop or image noise, as validation and previews read it."""
         return self.sample(window, DETERMINISTIC_VARIANT, window.id)
 
     @property
     def conditions_on_first_frame(self) -> bool:
-        """Whether most samples of the run are conditioned on first frames: so are then validation and previews."""
-        return (
-            self.spec.image_conditioning != "none"
-            and (self.config.first_frame_probability or 0.0) >= 0.5
-        )
+        """Whether most samples are conditioned on first frames. Validation and previews then are, too."""
+        if self.spec.image_conditioning == "none":
+            return False
+        return (self.config.first_frame_probability or 0.0) >= 0.5
 
     @property
     def variants(self) -> int:
-        """The variants in the store of a window that varies."""
+        """How many variants of a window that varies are cached."""
         return self.config.video_config.variants
 
     def varies(self, window: Window) -> bool:
         """Whether the variants of a window differ."""
         return window.varies or self.keys.image_noise
 
-    def variant(self, bucket: int, place: int, epoch: int) -> int:
-        """The variant of its window that a bucket's entry gives in the bucket's epoch ``epoch``."""
-        window = self.buckets[bucket][place]
+    def variant(self, bucket: int, position: int, epoch: int) -> int:
+        """Return which variant of its window the entry at ``position`` of a bucket shows in epoch ``epoch``."""
+        window = self.buckets[bucket][position]
         if not self.varies(window):
             return 0
+
+        # A window with r repeats is seen r times an epoch, each time in its next variant.
         repeats = self.clips[window.clip_id].repeats
-        number = epoch * repeats + (self._copies[bucket][place] if repeats > 1 else 0)
-        return number % self.variants if self.variants else number
+        views_before = epoch * repeats
+        if repeats > 1:
+            views_before += self._earlier_copies[bucket][position]
+        return views_before % self.variants if self.variants else views_before
 
     @cached_property
     def names(self) -> dict[tuple[Window, int] | str, str]:
-        """The names of the entries that steps read, by window and variant, and by caption: made before the first step."""
-        found: dict[tuple[Window, int] | str, str] = {
-            (window, variant): self.keys.latents(self.keys.sample(window, variant))
-            for bucket in self.buckets
-            for window in dict.fromkeys(bucket)
-            for variant in (range(self.variants) if self.varies(window) else (0,))
-        }
-        texts = () if self.text_in_step else self.clips.values()
-        captions = {"", *(caption for clip in texts for caption in clip.captions)}
-        return found | {caption: self.keys.text(caption) for caption in captions}
+        """Names of the cache entries that steps read, by (window, variant) and by caption."""
+        names: dict[tuple[Window, int] | str, str] = {}
+        for bucket in self.buckets:
+            for window in dict.fromkeys(bucket):
+                variants = range(self.variants) if self.varies(window) else (0,)
+                for variant in variants:
+                    sample = self.keys.sample(window, variant)
+                    names[window, variant] = self.keys.latents(sample)
+
+        captions = {""}
+        if not self.text_in_step:
+            for clip in self.clips.values():
+                captions.update(clip.captions)
+        names.update((caption, self.keys.text(caption)) for caption in captions)
+        return names
 
     @cached_property
     def text_in_step(self) -> bool:
-        """Whether captions are encoded in the step, and none is cached."""
+        """Whether captions are encoded in the step. Then no text states are cached."""
         return self.config.text_in_step
 
     @cached_property
-    def _copies(self) -> tuple[Sequence[int], ...]:
-        """For each entry of each bucket, how many entries of the same window stand before it."""
+    def _earlier_copies(self) -> tuple[Sequence[int], ...]:
+        """For each entry of each bucket, how many entries before it have the same window."""
         numbers = []
         for bucket in self.buckets:
-            before: dict[Window, Iterator[int]] = defaultdict(count)
-            numbers.append(array("L", (next(before[window]) for window in bucket)))
+            copies: Counter[Window] = Counter()
+            earlier = array("L")
+            for window in bucket:
+                earlier.append(copies[window])
+                copies[window] += 1
+            numbers.append(earlier)
         return tuple(numbers)
 
-    def _moments(self, window: Window, variant: int) -> LatentDistribution:
-        if self.variants == 0 and variant != DETERMINISTIC_VARIANT and self.varies(window):
-            assert self.encode is not None, (
-                "without variants in the store, somebody must encode"
-            )
-            with self._one_at_a_time:
+    def _distribution(self, window: Window, variant: int) -> LatentDistribution:
+        """Return a window's cached latents, or encode them if its variants are not cached."""
+        is_plain = variant == DETERMINISTIC_VARIANT
+        if self.variants == 0 and not is_plain and self.varies(window):
+            assert self.encode is not None, "without cached variants an encoder is needed"
+            with self._encode_lock:
                 return self.encode(window, variant)
-        key = self.names.get((window, variant)) or self.keys.latents(
-            self.keys.sample(window, variant)
-        )
-        own = dict(self.store.get("latents", key))
-        return LatentDistribution(own.pop("mean"), own.pop("logvar", None), own)
+
+        name = self.names.get((window, variant))
+        if name is None:
+            name = self.keys.latents(self.keys.sample(window, variant))
+        tensors = dict(self.store.get("latents", name))
+        mean = tensors.pop("mean")
+        logvar = tensors.pop("logvar", None)
+        return LatentDistribution(mean, logvar, extras=tensors)
 
     def step_draws(self, step: int) -> StepDraws:
-        """What is drawn for a step; a block of steps is drawn together, and the latest blocks are kept."""
-        number, place = divmod(step - 1, BLOCK)
+        """Return the draws of a step. A block of steps is drawn together, and the latest blocks are kept."""
+        number, index = divmod(step - 1, DRAWN_TOGETHER)
         block = self._blocks.get(number)
         if block is None:
-            steps = range(number * BLOCK + 1, (number + 1) * BLOCK + 1)
-            block = self._blocks[number] = [draws_of(self, each) for each in steps]
-            for old in list(self._blocks)[:-3]:
-                self._blocks.pop(old, None)
-        return block[place]
+            first = number * DRAWN_TOGETHER + 1
+            block = [draws_of(self, each) for each in range(first, first + DRAWN_TOGETHER)]
+            self._blocks[number] = block
+            for outdated in list(self._blocks)[:-BLOCKS_IN_MEMORY]:
+                self._blocks.pop(outdated, None)
+        return block[index]
 
 
 def draws_of(source: BatchSource, step: int) -> StepDraws:
-    """The draws of step ``step`` (from 1). Each belongs to (seed, purpose, step, index of the sample)."""
+    """Draw for a step, counted from 1. Each draw belongs to (seed, purpose, step, index of the sample)."""
     seed = source.keys.seed
-    bucket, places = sample_indices(source.schedule, step)
+    config = source.config
+    bucket, indices = sample_indices(source.schedule, step)
     samples = tuple(
-        (source.buckets[bucket][place], source.variant(bucket, place, epoch))
-        for place, epoch in places
+        (source.buckets[bucket][position], source.variant(bucket, position, epoch))
+        for position, epoch in indices
     )
-    captions = tuple(_caption(source, window, step, i) for i, (window, _) in enumerate(samples))
-    t = source.timesteps_of(step).draw(
-        uniforms(seed, step, len(samples), source.config.timestep_stratified)
+    captions = tuple(
+        _caption(source, window, step, index) for index, (window, _) in enumerate(samples)
     )
-    share = source.config.first_frame_probability or 0.0
+
+    numbers = uniforms(seed, step, len(samples), config.timestep_stratified)
+    t = source.timesteps_of(step).draw(numbers)
+
+    probability = config.first_frame_probability or 0.0
     first_frame = tuple(
-        generator_for(seed, "first frame", step, i).random() < share
-        for i in range(len(samples))
+        generator_for(seed, "first frame", step, index).random() < probability
+        for index in range(len(samples))
     )
     return StepDraws(samples, captions, first_frame, t)
 
 
-def assemble(
-    source: BatchSource,
-    windows: Sequence[Window],
-    captions: Sequence[str],
-    clips: Sequence[LatentDistribution],
-    first_frame: Sequence[bool],
-) -> Batch:
-    """Windows of one bucket with their captions and encoded clips -> a Batch on the CPU, nothing dropped.
-
-    ``first_frame``: which samples are conditioned on their first frame.
-    """
-    x0 = torch.stack([moments.mean for moments in clips])
-    given = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
-    if (
-        source.spec.image_conditioning == "replace" and x0.shape[2] > 1
-    ):  # of a still nothing would be left to learn
-        given[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
-    own = [source.clips[window.clip_id] for window in windows]
-    told = zip(clips, first_frame, strict=True)
-    extras = [
-        {name: value * shown for name, value in moments.extras.items()}
-        for moments, shown in told
-    ]
-    return Batch.of(
-        x0,
-        _condition(source, captions, extras),
-        conditioning_mask=given,
-        loss_mask=_picture_weight(source, windows, x0) * ~given,
-        loss_weight=torch.tensor([clip.loss_weight for clip in own], dtype=torch.float32),
-        captions=tuple(captions),
-        window_ids=tuple(window.id for window in windows),
-        fps=torch.tensor([window.shape.fps for window in windows]),
-        prior_preservation=tuple(clip.prior_preservation for clip in own),
-        has_conditioning=bool(given.any()),
-    )
-
-
-def _condition(
-    source: BatchSource, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
-) -> Conditioning:
-    """What samples are conditioned on: cached text and their clips' extras; extras alone where text is encoded in step."""
-    if source.text_in_step:
-        names = extras[0] if extras else ()
-        return Conditioning(
-            torch.empty(len(extras), 0, 0),
-            None,
-            {n: torch.stack([e[n] for e in extras]) for n in names},
-        )
-    return source.condition(
-        [source.text(caption) | more for caption, more in zip(captions, extras, strict=True)]
-    )
-
-
-def _picture_weight(source: BatchSource, windows: Sequence[Window], x0: Tensor) -> Tensor:
-    """1 where a latent cell shows some of the picture, 0 where it is black border alone.
-
-    (B,1,F,1,1), or (B,1,F,H,W) where some window is padded.
-    """
-    frames, rows, columns = x0.shape[2:]
-    if all(window.resize != "pad" for window in windows):
-        return torch.ones(len(windows), 1, frames, 1, 1)
-    masks = torch.ones(len(windows), 1, frames, rows, columns)
-    for mask, window in zip(masks, windows, strict=True):
-        if window.resize == "pad":
-            shape = window.shape
-            top, left, high, wide = padded_box(
-                *source.sizes[window.clip_id], (shape.height, shape.width)
-            )
-            mask[:, :, ~_touched(top, high, rows, shape.height // rows)] = 0
-            mask[..., ~_touched(left, wide, columns, shape.width // columns)] = 0
-    return masks
-
-
-def _touched(begin: int, length: int, cells: int, pixels: int) -> Tensor:
-    """Which of a line of cells, each so many pixels long, hold some of the pixels from ``begin`` on: (cells,) bool."""
-    first = torch.arange(cells) * pixels
-    return (first < begin + length) & (first + pixels > begin)
-
-
-def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
-    """The samples, from and to, that the i-th of n processes takes of a step: nearly equal parts, in order."""
-    i, n = part
-    return i * samples // n, (i + 1) * samples // n
-
-
-def prepare(
-    source: BatchSource, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
-) -> StepBatch:
-    """What step ``step`` (from 1) trains on.
-
-    ``part`` (i, n) as in ``share_of``; ``spares``: where it is empty, another's sample is there, to run along with.
-    """
-    seed = source.keys.seed
-    drawn = source.step_draws(step)
-    windows = [window for window, _ in drawn.samples]
-    captions = drawn.captions
-    prior = tuple(
-        i for i, window in enumerate(windows) if source.clips[window.clip_id].prior_preservation
-    )
-    lo, hi = share_of(part, len(windows))
-    spare = spares and lo == hi
-    if spare:
-        lo = min(lo, len(windows) - 1)
-        hi = lo + 1
-    batch = None
-    noise = torch.empty(0)
-    if lo < hi:
-        encoded = [source.sample(*drawn.samples[i], step, i) for i in range(lo, hi)]
-        batch = assemble(
-            source, windows[lo:hi], captions[lo:hi], encoded, drawn.first_frame[lo:hi]
-        )
-        shape = tuple(batch.x0.shape[1:])
-        drawn_noise = [
-            generator_for(seed, "noise", step, i).standard_normal(shape, "float32")
-            for i in range(lo, hi)
-        ]
-        batch = _with_dropped_frames(source, batch, step, lo)
-        noise = torch.stack([*map(torch.from_numpy, drawn_noise)])
-    made = StepBatch(
-        step, tuple(w.id for w in windows), captions, drawn.t, lo, batch, noise, prior, spare
-    )
-    return made.pinned() if source.pin else made
-
-
 def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
-    """The uniform numbers (count,) float64 that a step's noise levels come from, one for each sample, each exactly uniform.
+    """Draw the uniform numbers (count,) float64 that a step's noise levels come from, one a sample.
 
-    ``stratified``: sample i takes part π(i) of [0, 1) cut into ``count`` equal ones, π a permutation drawn for the step, so
-    that the step as a whole covers the distribution evenly.
+    Args:
+        seed: the run's seed.
+        step: the step, counted from 1.
+        count: samples of the step.
+        stratified: cut [0, 1) into ``count`` equal parts and give sample i part π(i), where π is a permutation
+            drawn for the step. The step then covers the distribution evenly, and each number alone stays uniform.
     """
     u = torch.tensor(
         [generator_for(seed, "t", step, i).random() for i in range(count)], dtype=torch.float64
@@ -381,84 +284,204 @@ def uniforms(seed: int, step: int, count: int, stratified: bool) -> Tensor:
     return ((order + u) / count).clamp(max=1 - 2**-53)
 
 
+def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
+    """Draw the caption of a sample: one of its clip's, or none if the caption is dropped."""
+    clip = source.clips[window.clip_id]
+    generator = generator_for(source.keys.seed, "caption", step, index)
+    if generator.random() < source.config.caption_dropout:
+        return ""
+
+    weights = clip.caption_weights[: len(clip.captions)]
+    total = sum(weights)
+    if not total:
+        return clip.captions[int(generator.integers(len(clip.captions)))]
+    probabilities = [weight / total for weight in weights]
+    return clip.captions[int(generator.choice(len(weights), p=probabilities))]
+
+
+def share_of(part: tuple[int, int], samples: int) -> tuple[int, int]:
+    """Return the samples, begin and end, that the i-th of n processes takes of a step: nearly equal parts, in order."""
+    index, processes = part
+    return index * samples // processes, (index + 1) * samples // processes
+
+
+def prepare(
+    source: BatchSource, step: int, part: tuple[int, int] = (0, 1), spares: bool = False
+) -> StepBatch:
+    """Return what a process trains on in a step.
+
+    Args:
+        source: where batches come from.
+        step: the step, counted from 1.
+        part: this process and the number of processes, see ``share_of``.
+        spares: give a process without a sample another one's, so that all run the network together.
+    """
+    draws = source.step_draws(step)
+    windows = [window for window, _ in draws.samples]
+    begin, end = share_of(part, len(windows))
+    is_spare = spares and begin == end
+    if is_spare:
+        begin = min(begin, len(windows) - 1)
+        end = begin + 1
+
+    batch = None
+    noise = torch.empty(0)
+    if begin < end:
+        latents = []
+        for index in range(begin, end):
+            window, variant = draws.samples[index]
+            latents.append(source.sample(window, variant, step, index))
+        batch = assemble(
+            source,
+            windows[begin:end],
+            draws.captions[begin:end],
+            latents,
+            draws.first_frame[begin:end],
+        )
+        noise = _noise_like(batch.x0, source.keys.seed, step, begin)
+        batch = _with_dropped_frames(source, batch, step, begin)
+
+    prior = [i for i, window in enumerate(windows) if _is_prior(source, window)]
+    prepared = StepBatch(
+        step=step,
+        window_ids=tuple(window.id for window in windows),
+        captions=draws.captions,
+        t=draws.t,
+        first=begin,
+        batch=batch,
+        noise=noise,
+        prior=tuple(prior),
+        spare=is_spare,
+    )
+    return prepared.pinned() if source.pin else prepared
+
+
+def _is_prior(source: BatchSource, window: Window) -> bool:
+    return source.clips[window.clip_id].prior_preservation
+
+
+def _noise_like(x0: Tensor, seed: int, step: int, first: int) -> Tensor:
+    """Draw the noise (b,C,F,H,W) of samples from number ``first`` of a step on."""
+    shape = tuple(x0.shape[1:])
+    noise = []
+    for index in range(first, first + len(x0)):
+        numbers = generator_for(seed, "noise", step, index).standard_normal(shape, "float32")
+        noise.append(torch.from_numpy(numbers))
+    return torch.stack(noise)
+
+
+def assemble(
+    source: BatchSource,
+    windows: Sequence[Window],
+    captions: Sequence[str],
+    latents: Sequence[LatentDistribution],
+    first_frame: Sequence[bool],
+) -> Batch:
+    """Build a batch on the CPU from windows of one bucket. No frame is dropped.
+
+    A sample that is conditioned on its first frame has it in the way that ``spec.image_conditioning`` names:
+    "replace" feeds the first latent frame clean and leaves it out of the loss; "concat" appends the channels that
+    were encoded with the clip, which are zeros for all other samples.
+
+    Args:
+        source: where batches come from.
+        windows: of the samples.
+        captions: of the samples.
+        latents: means of the samples, with what else was encoded of their clips.
+        first_frame: which samples are conditioned on their first frame.
+    """
+    x0 = torch.stack([sample.mean for sample in latents])
+    conditioning_mask = torch.zeros(len(windows), 1, x0.shape[2], 1, 1, dtype=torch.bool)
+    # A still has one frame, and fed clean it would leave nothing to learn.
+    if source.spec.image_conditioning == "replace" and x0.shape[2] > 1:
+        conditioning_mask[:, :, 0, 0, 0] = torch.tensor(first_frame)[:, None]
+
+    extras = []
+    for sample, is_conditioned in zip(latents, first_frame, strict=True):
+        extras.append({name: x * is_conditioned for name, x in sample.extras.items()})
+
+    clips = [source.clips[window.clip_id] for window in windows]
+    return Batch.of(
+        x0,
+        _conditioning(source, captions, extras),
+        conditioning_mask=conditioning_mask,
+        loss_mask=_picture_mask(source, windows, x0) * ~conditioning_mask,
+        loss_weight=torch.tensor([clip.loss_weight for clip in clips], dtype=torch.float32),
+        captions=tuple(captions),
+        window_ids=tuple(window.id for window in windows),
+        fps=torch.tensor([window.shape.fps for window in windows]),
+        prior_preservation=tuple(clip.prior_preservation for clip in clips),
+        has_conditioning=bool(conditioning_mask.any()),
+    )
+
+
+def _conditioning(
+    source: BatchSource, captions: Sequence[str], extras: Sequence[dict[str, Tensor]]
+) -> Conditioning:
+    """Return what samples are conditioned on: cached text and extras, or only extras if text is encoded in the step."""
+    if not source.text_in_step:
+        states = []
+        for caption, sample_extras in zip(captions, extras, strict=True):
+            states.append(source.text(caption) | sample_extras)
+        return source.condition(states)
+
+    names = extras[0].keys() if extras else ()
+    stacked = {}
+    for name in names:
+        stacked[name] = torch.stack([sample_extras[name] for sample_extras in extras])
+    return Conditioning(torch.empty(len(extras), 0, 0), None, stacked)
+
+
+def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) -> Tensor:
+    """Return 1 where a latent cell shows some of the picture, 0 where it shows only the black border.
+
+    (B,1,F,1,1), or (B,1,F,H,W) if a window is padded.
+    """
+    frames, rows, columns = x0.shape[2:]
+    if all(window.resize != "pad" for window in windows):
+        return torch.ones(len(windows), 1, frames, 1, 1)
+
+    masks = torch.ones(len(windows), 1, frames, rows, columns)
+    for mask, window in zip(masks, windows, strict=True):
+        if window.resize != "pad":
+            continue
+        height, width = window.shape.height, window.shape.width
+        clip_width, clip_height = source.sizes[window.clip_id]
+        top, left, picture_height, picture_width = padded_box(
+            clip_width, clip_height, (height, width)
+        )
+        mask[:, :, ~_covered_cells(top, picture_height, rows, height // rows)] = 0
+        mask[..., ~_covered_cells(left, picture_width, columns, width // columns)] = 0
+    return masks
+
+
+def _covered_cells(begin: int, length: int, cells: int, cell_size: int) -> Tensor:
+    """Return which of ``cells`` cells of ``cell_size`` pixels hold pixels of [begin, begin + length): (cells,) bool."""
+    cell_begin = torch.arange(cells) * cell_size
+    return (cell_begin < begin + length) & (cell_begin + cell_size > begin)
+
+
 def _with_dropped_frames(source: BatchSource, batch: Batch, step: int, first: int) -> Batch:
-    """Some latent frames are fed as noise and count nothing: whole groups of a token's frames, never the first group."""
-    share = source.config.video_config.frame_dropout_probability
-    frames = batch.x0.shape[2]
-    each = source.spec.patch[0]
-    if share == 0:
+    """Drop random latent frames: they are fed as noise and left out of the loss.
+
+    All frames of a token are dropped together, and the first token's never.
+    """
+    probability = source.config.video_config.frame_dropout_probability
+    if probability == 0:
         return batch
-    group = (torch.arange(frames) + -frames % each) // each  # padding stands in front
+
+    frames = batch.x0.shape[2]
+    frames_per_token = source.spec.patch[0]
+    padding = -frames % frames_per_token  # stands before the first frame
+    token_of_frame = (torch.arange(frames) + padding) // frames_per_token
+
     dropped = torch.zeros_like(batch.conditioning_mask)
-    for i in range(len(batch)):
-        u = generator_for(source.keys.seed, "frame dropout", step, first + i).random(
-            frames
-        )  # one for each group is enough
-        dropped[i, 0, :, 0, 0] = (torch.from_numpy(u)[group] < share) & (group > 0)
+    for index in range(len(batch)):
+        generator = generator_for(source.keys.seed, "frame dropout", step, first + index)
+        number_of_token = torch.from_numpy(
+            generator.random(frames)
+        )  # more than there are tokens
+        is_drawn = number_of_token[token_of_frame] < probability
+        dropped[index, 0, :, 0, 0] = is_drawn & (token_of_frame > 0)
     dropped &= ~batch.conditioning_mask
     return replace(batch, dropped_frames_mask=dropped, loss_mask=batch.loss_mask * ~dropped)
-
-
-def _caption(source: BatchSource, window: Window, step: int, index: int) -> str:
-    clip = source.clips[window.clip_id]
-    random = generator_for(source.keys.seed, "caption", step, index)
-    if random.random() < source.config.caption_dropout:
-        return ""
-    weights = clip.caption_weights[: len(clip.captions)]
-    if not sum(weights):
-        return clip.captions[int(random.integers(len(clip.captions)))]
-    return clip.captions[
-        int(random.choice(len(weights), p=[weight / sum(weights) for weight in weights]))
-    ]
-
-
-def quiet_pool(threads: int) -> ThreadPoolExecutor:
-    """Threads whose torch operations stay in the one thread.
-
-    Each thread that calls torch otherwise gets OpenMP workers of its own, which spin beside those of the training: on two
-    cores a step then takes twice as long. The number of threads is a setting of each thread, but setting it also sets the
-    default of those to come, so all are started first and the caller's number is put back after.
-    """
-    number = torch.get_num_threads()
-    started = Barrier(threads + 1)
-
-    def become_one() -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # torch asks for the default at a thread's first call: now, while that is 1
-        started.wait()
-
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches", initializer=become_one)
-    for _ in range(threads):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(number)
-    return pool
-
-
-def stream(
-    source: BatchSource,
-    first: int,
-    last: int,
-    threads: int,
-    part: tuple[int, int] = (0, 1),
-    spares: bool = False,
-) -> Iterator[StepBatch]:
-    """Steps first … last, read ahead by ``threads`` threads (0: in the caller's own time). Order never depends on them.
-
-    ``part`` and ``spares`` as in ``prepare``. At most 2 · ``threads`` + 1 steps are there at a time.
-    """
-    steps = iter(range(first, last + 1))
-    if threads == 0:
-        yield from (prepare(source, step, part, spares) for step in steps)
-        return
-    pool = quiet_pool(threads)
-    ahead: deque[Future[StepBatch]] = deque()
-    try:
-        for step in steps:
-            ahead.append(pool.submit(prepare, source, step, part, spares))
-            if len(ahead) > 2 * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

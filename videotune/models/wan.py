@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +218,9 @@ class Wan(DiffusersModel):
             return super().sample(nets, conditioning, unconditional, request)
         drawn = []
         for i, seed in enumerate(request.seeds):
-            row = slice(i, i + 1)
-            one = conditioning.map(lambda x, row=row: x[row])  # type: ignore[misc]
-            other = (
-                None if unconditional is None else unconditional.map(lambda x, row=row: x[row])
-            )  # type: ignore[misc]
+            pick = itemgetter(slice(i, i + 1))
+            one = conditioning.map(pick)
+            other = None if unconditional is None else unconditional.map(pick)
             channels = self.spec.latent_channels
             first = (
                 one.extras["image"][:, -channels:]

@@ -30,8 +30,9 @@ from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
 from videotune.models.pipelines import in_tiles
-from videotune.trainer import build, expert_pool, optimizers
+from videotune.trainer import build, optimizers
 from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Batch, ClipShape, Family
 
 PIECE = 512
@@ -276,7 +277,7 @@ class FakeRun:
                 kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
                 setattr(net.get_submodule(above), last, nn.ModuleList(kept))
             self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(expert_pool.attach(net, self.family.spec, self.config))
+            held = dict(attach(net, self.family.spec, self.config))
             new = to_fake(net, self.mode)
             net.train()
             for (
@@ -369,7 +370,7 @@ class FakeRun:
         dtype = next(name for name, dtype in build.DTYPES.items() if dtype == self.family.dtype)
         planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
         name = trained(self.family.spec, self.config)[0]
-        trainable = expert_pool.make_trainable(held, {}, self.family, planned, name, 1)
+        trainable = make_trainable(held, {}, self.family, planned, name, 1)
         return replace(trainable, text=None)  # text encoders are read apart
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:

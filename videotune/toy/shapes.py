@@ -1,8 +1,9 @@
 """Draw one coloured shape that moves across a flat dark background: the toy base model's world.
 
 Sizes, speeds and backgrounds follow the distributions on which that model was trained; others
-are unknown to it. Its autoencoder was trained on more (``scripts/toymaking/wide.py``), so that
-it can decode concepts that the transformer has never seen. """
+are unknown to it. Its autoencoder was trained on more (``research/toymaking/wide.py``), so that
+it can decode concepts that the transformer has never seen.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -8,7 +8,7 @@ from videotune.console import echo
 from videotune.latent_cache.batches import prepare
 from videotune.memory.accelerator import local_device, overlaps
 from videotune.memory.attention import set_attention, switchable
-from videotune.trainer.step import Clock, StepSettings, accumulate
+from videotune.trainer.step import Clock, StepSettings, accumulate_gradients
 from videotune.trainer.trainer import Trainer
 
 TRIED = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")
@@ -32,7 +32,11 @@ def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
     ):
         return
     # all processes need the same one, and where updates come with gradients a backward pass would be one
-    if trainer.dist.size > 1 or config.deterministic or trainable.in_backward is not None:
+    if (
+        trainer.dist.size > 1
+        or config.deterministic
+        or trainable.backward_optimizer is not None
+    ):
         return
     found: dict[str, float] = {}
     for name in TRIED:
@@ -68,6 +72,8 @@ def _seconds(trainer: Trainer, settings: StepSettings) -> float:
     with torch.compiler.set_stance(
         "force_eager"
     ):  # none but the one that is taken is worth compiling
-        accumulate(settings, net, trainer.pool.trainable, prepared, Clock(device), values)
+        accumulate_gradients(
+            settings, net, trainer.pool.trainable, prepared, Clock(device), values
+        )
     torch.accelerator.synchronize()
     return time.perf_counter() - begun

@@ -22,7 +22,7 @@ from videotune.latent_cache.encode import (
 )
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
-from videotune.trainer.step import of_memory
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Family, Window
 
@@ -154,7 +154,7 @@ def fill_cache(
     try:
         fill_once()
     except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
+        if not is_out_of_memory(error):
             raise
         echo(
             "note: the device has no room for an encoder; the blocks of the text encoder now come from host memory"
@@ -165,7 +165,7 @@ def fill_cache(
         try:
             fill_once()
         except (MemoryError, RuntimeError) as again:
-            if not of_memory(again):
+            if not is_out_of_memory(again):
                 raise
             raise DoesNotFit(
                 f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "

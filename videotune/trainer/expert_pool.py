@@ -1,18 +1,16 @@
-"""The denoisers of a run by their experts' names, one of them in memory, and what of each trains."""
+"""The denoisers of a run, one expert in memory at a time, with what trains of each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from videotune.adapters.adapter_types import parse_param_name
-from videotune.adapters.layers import Parameters, add_full
-from videotune.adapters.lora import add_lora, bind_parameters, rule_of
-from videotune.config.optimizers import default_warmup
-from videotune.config.schema import Config, Lora
+from videotune.adapters.layers import Parameters
+from videotune.adapters.lora import bind_parameters
+from videotune.config.schema import Config
 from videotune.console import echo, size
 from videotune.diffusion.loss import Objective
 from videotune.distributed import DistributedContext, sharded
@@ -27,20 +25,27 @@ from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
-from videotune.trainer.build import dtype_name
-from videotune.trainer.ema import EmaWeights
-from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
-from videotune.trainer.optimizers import LRSchedule, make_optimizer, parts_of
-from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import TrainableState
-from videotune.trainer.text_encoders import attach_text, live_text
+from videotune.trainer.text_encoders import attach_text
+from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Family, ModelSpec
 
 
-class ExpertPool(Mapping[str, "nn.Module"]):
-    """Looked up by name, an expert takes the place of the one that was in memory; what trains of it stays the same.
+@dataclass(frozen=True)
+class ActiveExpert:
+    """The expert that a step trains."""
 
-    A model with one denoiser has one expert, which stays.
+    net: nn.Module
+    """Its denoiser, on the device."""
+    trainable: TrainableState
+    expert_step: int
+    """How many steps this expert has had, with the present one."""
+
+
+class ExpertPool(Mapping[str, "nn.Module"]):
+    """The denoisers by expert name. Looking one up loads it in place of the one in memory.
+
+    What trains of an expert outlives its denoiser. A model with one denoiser has one expert, which stays loaded.
     """
 
     def __init__(
@@ -51,29 +56,21 @@ class ExpertPool(Mapping[str, "nn.Module"]):
     ) -> None:
         self.expert_schedule = expert_schedule
         self._names = tuple(names)
-        self._open = open_net
+        self._open_net = open_net
         self.trainables: dict[str, TrainableState] = {}
-        self.text_params: frozenset[str] = (
-            frozenset()
-        )  # what trains and is of no network here, by name
+        self.text_params: frozenset[str] = frozenset()
+        """Names of trainable parameters that belong to text encoders."""
         self.streams: BlockOffload | None = None
-        self.attention = "native"  # diffusers' name of what computes it
-        self.shards: dict[
-            str, Shards
-        ] = {}  # of networks that are cut into rows: what trains of them, by expert
+        """Moves the blocks of the denoiser in memory. None: all of it stays on the device."""
+        self.attention = "native"
+        """diffusers' name of the attention backend."""
+        self.shards: dict[str, Shards] = {}
+        """This process's rows of sharded denoisers, by expert."""
         self.loaded: tuple[str, nn.Module] | None = None
 
     def __getitem__(self, name: str) -> nn.Module:
         self.load(name)
         return self.net
-
-    def load(self, name: str) -> None:
-        """Load an expert in place of the one in memory, which a caller that keeps a reference to it would keep there too."""
-        if name not in self._names:
-            raise KeyError(name)
-        if self.loaded is None or self.loaded[0] != name:
-            self.drop()
-            self.loaded = (name, self._open(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -84,64 +81,47 @@ class ExpertPool(Mapping[str, "nn.Module"]):
     @property
     def net(self) -> nn.Module:
         """The denoiser that is in memory."""
-        assert self.loaded is not None, "none was looked up yet"
+        assert self.loaded is not None, "no expert has been loaded yet"
         return self.loaded[1]
 
     @property
     def current(self) -> str:
         """The name of the expert that is in memory."""
-        assert self.loaded is not None, "none was looked up yet"
+        assert self.loaded is not None, "no expert has been loaded yet"
         return self.loaded[0]
-
-    def switch(self, step: int) -> tuple[nn.Module, TrainableState, int]:
-        """(network, what trains of it, how many steps that has had with this one)."""
-        name = self.expert_schedule.at(step)
-        if TEXT in self.trainables:  # it learns from every step, whichever expert that is
-            several = len(self._names) > 1
-            return (
-                self[name],
-                replace(self.trainables[TEXT], expert=name if several else None),
-                step,
-            )
-        return self[name], self.trainables[name], self.expert_schedule.count(step, name)
 
     @property
     def trainable(self) -> TrainableState:
         """What trains with the denoiser that is in memory."""
         return self.trainables[TEXT if TEXT in self.trainables else self.current]
 
+    def load(self, name: str) -> None:
+        """Load an expert in place of the one in memory. A reference that a caller keeps to that one keeps it in memory."""
+        if name not in self._names:
+            raise KeyError(name)
+        if self.loaded is None or self.loaded[0] != name:
+            self.drop()
+            self.loaded = (name, self._open_net(name))
+
     def drop(self) -> None:
-        """Nothing is in memory but what trains."""
-        self.loaded = self.streams = None
+        """Free the denoiser. What trains stays."""
+        self.loaded = None
+        self.streams = None
         empty_cache()
 
+    def activate(self, step: int) -> ActiveExpert:
+        """Load the expert that trains at ``step``, counted from 1."""
+        name = self.expert_schedule.at(step)
+        self.load(name)
 
-def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
-    """Which expert each step trains: by its share of the draws of t, or as the config says."""
-    names = trained(spec, config)
-    for expert in spec.experts:
-        if expert.name in names and not max(expert.t_lo, config.timestep_min) < min(
-            expert.t_hi, config.timestep_max
-        ):
-            raise VideotuneError(
-                f"timestep_min and timestep_max: the expert {expert.name} of {spec.title} is for noise levels from "
-                f"{expert.t_lo:g} to {expert.t_hi:g}, of which they leave none; name the other one as experts"
-            )
-    if len(names) == 1:
-        return ExpertSchedule(names)
-    first = next(expert for expert in spec.experts if expert.name == names[0])
-    mass = loss.timesteps.mass(first.t_lo, first.t_hi)
-    share = mass if config.expert_share is None else config.expert_share
-    return ExpertSchedule(names, exact(share), config.expert_period)
+        # A text encoder learns from every step, whichever expert runs.
+        if TEXT in self.trainables:
+            expert = name if len(self._names) > 1 else None
+            trainable = replace(self.trainables[TEXT], expert=expert)
+            return ActiveExpert(self.net, trainable, expert_step=step)
 
-
-def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
-    """The share of the steps of each expert that trains."""
-    first: Fraction = expert_schedule.share if len(expert_schedule.names) > 1 else Fraction(1)
-    return {
-        name: float(part)
-        for name, part in zip(expert_schedule.names, (first, 1 - first), strict=False)
-    }
+        expert_step = self.expert_schedule.count(step, name)
+        return ActiveExpert(self.net, self.trainables[name], expert_step)
 
 
 def open_pool(
@@ -152,225 +132,243 @@ def open_pool(
     first: int,
     dist: DistributedContext,
 ) -> ExpertPool:
-    """The denoisers with what trains in them; the one of step ``first`` is in memory."""
-    mesh = (
-        init_device_mesh(local_device().type, (dist.size,)) if sharded(config, dist) else None
-    )
-    fresh: dict[str, Parameters] = {}  # of an expert that has no learner yet
-    homes: dict[
-        str, HostWeights
-    ] = {}  # of streamed weights that train, which outlive the network
+    """Open the denoisers of a run and attach what trains.
 
-    def open_net(name: str) -> nn.Module:
-        from_host = bool(config.layer_offload_fraction) or mesh is not None
-        net = family.denoiser(name, device=torch.device("cpu") if from_host else None)
-        first = not pool.trainables and not fresh
-        if first and (kept := family.weights.transformer) is not None:
-            echo(packed_note(net, "the denoiser", kept))
-        family.isolate_frames(net, not config.video_config.use_temporal_attention)
-        held: Parameters = (
-            attach(net, family.spec, config) if name in expert_schedule.names else {}
+    Args:
+        family: the base model.
+        config: the run's settings.
+        expert_schedule: which expert trains at which step.
+        steps: number of steps of the run.
+        first: the first step to do; its expert is in memory at the end.
+        dist: this process among those of the run.
+    """
+    mesh = None
+    if sharded(config, dist):
+        mesh = init_device_mesh(local_device().type, (dist.size,))
+
+    loader = ExpertLoader(family, config, expert_schedule.names, mesh)
+    names = [expert.name for expert in family.spec.experts]
+    pool = ExpertPool(expert_schedule, names, lambda name: loader.load(pool, name))
+    if config.attention != "auto":
+        pool.attention = config.attention
+
+    text_groups = attach_text(family, config)
+    pool.text_params = frozenset(key for group in text_groups.values() for key in group)
+    first_expert = expert_schedule.at(min(max(first, 1), steps))
+
+    if not config.transformer.train:
+        text_state = make_trainable({}, text_groups, family, config, TEXT, steps)
+        pool.trainables[TEXT] = text_state
+        pool.load(first_expert)
+        if pool.shards:
+            pool.trainables[TEXT] = replace(text_state, shards=pool.shards[first_expert])
+        return pool
+
+    # The expert of the first step is opened last, so that it is the one that stays in memory.
+    for name in sorted(expert_schedule.names, key=lambda name: name == first_expert):
+        pool.load(name)
+        expert_steps = expert_schedule.count(steps, name)
+        state = make_trainable(
+            loader.new_parameters.pop(name), text_groups, family, config, name, expert_steps
         )
+        pool.trainables[name] = replace(state, shards=pool.shards.get(name))
+    return pool
+
+
+class ExpertLoader:
+    """Load a denoiser and give it what trains: new parameters the first time, those of the pool from then on."""
+
+    def __init__(
+        self,
+        family: Family,
+        config: Config,
+        trained_experts: Sequence[str],
+        mesh: DeviceMesh | None,
+    ) -> None:
+        self._family = family
+        self._config = config
+        self._trained_experts = tuple(trained_experts)
+        self._mesh = mesh
+        self.new_parameters: dict[str, Parameters] = {}
+        """Parameters by expert that no optimizer holds yet."""
+        self._host_weights: dict[str, HostWeights] = {}
+        """Streamed weights that train, by expert. They outlive the denoiser."""
+
+    def load(self, pool: ExpertPool, name: str) -> nn.Module:
+        """Return the denoiser of an expert, placed as the config says, with what trains bound into it."""
+        is_first = not pool.trainables and not self.new_parameters
+        net = self._open(is_first=is_first, name=name)
+
+        parameters: Parameters = {}
+        if name in self._trained_experts:
+            parameters = attach(net, self._family.spec, self._config)
         trainable = pool.trainables.get(name)
-        home = homes.get(name)
-        shards = pool.shards.setdefault(name, Shards()) if mesh is not None else None
         if trainable is not None:
-            held = trainable.held or trainable.parameters
-            elsewhere = (
-                pool.text_params
-                | (set(home.parameters) if home else set())
-                | set(shards.rows if shards else ())
-            )
-            bind_parameters(
-                net, {key: value for key, value in held.items() if key not in elsewhere}
-            )
-        if shards is not None and mesh is not None:
-            checkpoint_blocks(net, config.gradient_checkpointing or ON)
-            alone = () if config.training_method == "FINE_TUNE" else tuple(held.values())
-            shards.bind(net, family.spec.blocks, mesh, alone)
-            if trainable is None and held:
-                parts = {
-                    key: shards.local.get(key) if key in shards.rows else held[key]
-                    for key in held
-                }
-                fresh[name] = {key: part for key, part in parts.items() if part is not None}
-            return net
-        if pool.attention != "native":
-            set_attention(net, pool.attention)
-        if config.compile is True:
-            compile_blocks(net, family.spec.blocks)
-        pool.streams = arrange_blocks(net, family.spec, config, held, home, first)
-        if pool.streams and pool.streams.host_weights and pool.streams.host_weights.parameters:
-            homes[name] = pool.streams.host_weights
-        if trainable is None and held:
-            fresh[name] = held if pool.streams is None else pool.streams.parameters(held)
+            parameters = trainable.module_params or trainable.parameters
+            self._bind(pool, name, net, parameters)
+
+        if self._mesh is not None:
+            new_parameters = self._shard(pool, name, net, parameters, self._mesh)
+        else:
+            new_parameters = self._place(pool, name, net, parameters, is_first=is_first)
+
+        if trainable is None and parameters:
+            self.new_parameters[name] = new_parameters
         return net
 
-    pool = ExpertPool(
-        expert_schedule, [expert.name for expert in family.spec.experts], open_net
-    )
-    pool.attention = config.attention if config.attention != "auto" else "native"
-    text = attach_text(family, config)
-    now = expert_schedule.at(min(max(first, 1), steps))
-    pool.text_params = frozenset(key for group in text.values() for key in group)
-    if not config.transformer.train:
-        pool.trainables[TEXT] = make_trainable({}, text, family, config, TEXT, steps)
-        pool.load(now)
-        if pool.shards:
-            pool.trainables[TEXT] = replace(pool.trainables[TEXT], shards=pool.shards[now])
-        return pool
-    for name in sorted(
-        expert_schedule.names, key=lambda name: name == now
-    ):  # the one that is needed first comes last
-        pool.load(name)
-        made = make_trainable(
-            fresh.pop(name), text, family, config, name, expert_schedule.count(steps, name)
+    def _open(self, *, is_first: bool, name: str) -> nn.Module:
+        """Read a denoiser from its files: onto the host if its blocks go to the device one at a time."""
+        from_host = bool(self._config.layer_offload_fraction) or self._mesh is not None
+        net = self._family.denoiser(name, device=torch.device("cpu") if from_host else None)
+
+        quantized_to = self._family.weights.transformer
+        if is_first and quantized_to is not None:
+            echo(packed_note(net, "the denoiser", quantized_to))
+        uses_temporal_attention = self._config.video_config.use_temporal_attention
+        self._family.isolate_frames(net, not uses_temporal_attention)
+        return net
+
+    def _bind(
+        self, pool: ExpertPool, name: str, net: nn.Module, parameters: Parameters
+    ) -> None:
+        """Put trained parameters into a denoiser that was read again.
+
+        Left out are those of text encoders, and those that streaming or sharding puts into place by itself.
+        """
+        elsewhere = set(pool.text_params)
+        if name in self._host_weights:
+            elsewhere |= set(self._host_weights[name].parameters)
+        if name in pool.shards:
+            elsewhere |= set(pool.shards[name].rows)
+        bind_parameters(
+            net, {key: value for key, value in parameters.items() if key not in elsewhere}
         )
-        pool.trainables[name] = replace(made, shards=pool.shards.get(name))
-    return pool
+
+    def _shard(
+        self,
+        pool: ExpertPool,
+        name: str,
+        net: nn.Module,
+        parameters: Parameters,
+        mesh: DeviceMesh,
+    ) -> Parameters:
+        """Shard a denoiser over the processes and return this process's part of its parameters."""
+        checkpoint_blocks(net, self._config.gradient_checkpointing or ON)
+        shards = pool.shards.setdefault(name, Shards())
+        adapter = (
+            () if self._config.training_method == "FINE_TUNE" else tuple(parameters.values())
+        )
+        shards.bind(net, self._family.spec.blocks, mesh, adapter)
+
+        local: dict[str, nn.Parameter] = {}
+        for key, parameter in parameters.items():
+            if key not in shards.rows:
+                local[key] = parameter
+            elif key in shards.local:  # a process may have no row of a small weight
+                local[key] = shards.local[key]
+        return local
+
+    def _place(
+        self,
+        pool: ExpertPool,
+        name: str,
+        net: nn.Module,
+        parameters: Parameters,
+        *,
+        is_first: bool,
+    ) -> Parameters:
+        """Set up attention, compilation and block offload, and return the parameters as the device holds them."""
+        if pool.attention != "native":
+            set_attention(net, pool.attention)
+        if self._config.compile is True:
+            compile_blocks(net, self._family.spec.blocks)
+
+        pool.streams = arrange_blocks(
+            net,
+            self._family.spec,
+            self._config,
+            parameters,
+            self._host_weights.get(name),
+            report=is_first,
+        )
+        if pool.streams is None:
+            return parameters
+
+        host_weights = pool.streams.host_weights
+        if host_weights and host_weights.parameters:
+            self._host_weights[name] = host_weights
+        # Without new parameters there is nothing to look up.
+        return parameters if name in pool.trainables else pool.streams.parameters(parameters)
 
 
 def arrange_blocks(
     net: nn.Module,
     spec: ModelSpec,
     config: Config,
-    held: Parameters,
-    home: HostWeights | None,
-    first: bool,
+    parameters: Parameters,
+    host_weights: HostWeights | None,
+    *,
+    report: bool,
 ) -> BlockOffload | None:
-    """Have the blocks keep on the device what the config says: all, each one's input alone, or not even their weights.
+    """Set up what the blocks keep on the device: everything, only their inputs, or not even their weights.
 
-    None where nothing waits on the host. ``first``: say what that means.
+    Args:
+        net: the denoiser.
+        spec: facts of its model.
+        config: the run's settings.
+        parameters: what trains of it.
+        host_weights: its streamed weights from an earlier load, if they train.
+        report: print what streaming means.
+
+    Returns:
+        What moves the blocks, or None if nothing waits on the host.
     """
     mode = config.gradient_checkpointing or ON
     fraction = config.layer_offload_fraction or 0.0
     if not fraction and mode != CPU_OFFLOADED:
         checkpoint_blocks(net, mode)
         return None
+
     device = local_device()
-    resident = () if config.training_method == "FINE_TUNE" else tuple(held.values())
-    streams = stream_blocks(net, spec.blocks, device, fraction, mode, resident, home, echo)
-    if first and streams.host_weights is not None:
+    resident = () if config.training_method == "FINE_TUNE" else tuple(parameters.values())
+    offload = stream_blocks(
+        net, spec.blocks, device, fraction, mode, resident, host_weights, echo
+    )
+    if report and offload.host_weights is not None:
         echo(
-            f"{len(streams.streamed)} blocks are streamed from host memory ({size(streams.host_weights.size)}); "
-            "they are recomputed in the backward pass"
+            f"{len(offload.streamed)} blocks are streamed from host memory "
+            f"({size(offload.host_weights.size)}) and recomputed in the backward pass"
         )
         if device.type == "cpu":
-            echo("note: layer_offload_fraction saves memory of a GPU; on a CPU it takes some")
-    return streams
+            echo("note: layer_offload_fraction saves GPU memory; on a CPU it uses more memory")
+    return offload
 
 
-def make_trainable(
-    held: Parameters,
-    text: Mapping[str, Parameters],
-    family: Family,
-    config: Config,
-    name: str,
-    steps: int,
-) -> TrainableState:
-    """What trains, its optimizer, its rates, and what is sampled, validated and exported in its place, if anything is.
+def make_expert_schedule(spec: ModelSpec, config: Config, loss: Objective) -> ExpertSchedule:
+    """Return which expert each step trains: by its share of the noise levels, or as the config says."""
+    names = trained(spec, config)
+    for expert in spec.experts:
+        lowest = max(expert.t_lo, config.timestep_min)
+        highest = min(expert.t_hi, config.timestep_max)
+        if expert.name in names and lowest >= highest:
+            raise VideotuneError(
+                f"timestep_min and timestep_max: they leave no noise level for the expert {expert.name} of "
+                f"{spec.title}, which covers {expert.t_lo:g} to {expert.t_hi:g}. Name only the other one in experts"
+            )
+    if len(names) == 1:
+        return ExpertSchedule(names)
 
-    ``held`` of a network by their names in it; ``text`` of text encoders, by group and by their names in checkpoints;
-    ``steps``: how many of the run's train it.
-    """
-    kind = config.optimizer
-    several = len(family.spec.experts) > 1 and name != TEXT
-    rates = rates_of(config, family.spec, name, steps)
-    groups = {
-        **adapter_groups(held, config.lora, name if several else "transformer", rates),
-        **text,
-    }
-    whole = {key: parameter for group in groups.values() for key, parameter in group.items()}
-    rounding = kind.masters == "STOCHASTIC_ROUNDING"
-    if rounding and dtype_name(config) != "BFLOAT_16":
-        raise VideotuneError(
-            "optimizer.masters: STOCHASTIC_ROUNDING is for weights in BFLOAT_16, and on this device train_dtype is "
-            f"{dtype_name(config)} unless set"
-        )
-    masters = MasterWeights({} if rounding else whole)
-    parameters: Parameters = whole if rounding else masters.parameters
-    grouped = {group: [parameters[key] for key in own] for group, own in groups.items() if own}
-    optimizer = make_optimizer(grouped, kind, apart=rounding or kind.step_in_backward)
-    average: EmaWeights | ScheduleFreeWeights | None = None
-    if kind.name == "SCHEDULE_FREE":
-        average = ScheduleFreeWeights(parameters, parts_of(optimizer))
-    elif config.ema.decay is not None:
-        average = EmaWeights(parameters, config.ema.decay, config.ema.device == "host")
-    kept, copied = (masters, whole) if masters.apart else (None, None)
-    seed = config.seed if rounding else None
-    expert = name if several else None
-    updates = (
-        BackwardOptimizer(config.max_grad_norm, seed, kept).attach(whole, optimizer)
-        if kind.step_in_backward
-        else None
-    )
-    return TrainableState(
-        parameters,
-        optimizer,
-        rates,
-        kept,
-        average,
-        copied,
-        expert,
-        live_text(config),
-        seed,
-        updates,
-    )
+    first = next(expert for expert in spec.experts if expert.name == names[0])
+    share = config.expert_share
+    if share is None:
+        share = loss.timesteps.mass(first.t_lo, first.t_hi)
+    return ExpertSchedule(names, exact(share), config.expert_period)
 
 
-def adapter_groups(
-    held: Parameters, settings: Lora, name: str, rates: dict[str, LRSchedule]
-) -> dict[str, dict[str, nn.Parameter]]:
-    """The parameters of a network by their group: one, or one for each rate of their own, which ``rates`` gets.
-
-    LoRA+ (Hayou et al. 2024, arXiv 2402.12354): lora_B has a group of its own, at ``learning_rate_ratio`` times the rate.
-    """
-    groups: dict[str, dict[str, nn.Parameter]] = {}
-    for key, parameter in held.items():
-        path, part = parse_param_name(key) or (key, "")
-        rule = rule_of(settings, path)
-        raised = part == "lora_B" and settings.learning_rate_ratio != 1
-        own = rule.learning_rate if rule else None
-        group = " ".join(
-            [name, *([rule.pattern] if rule and own else []), *(["lora_B"] if raised else [])]
-        )
-        peak = (own or rates[name].learning_rate) * (
-            settings.learning_rate_ratio if raised else 1
-        )
-        rates[group] = replace(rates[name], learning_rate=peak)
-        groups.setdefault(group, {})[key] = parameter
-    return groups
-
-
-def rates_of(config: Config, spec: ModelSpec, name: str, steps: int) -> dict[str, LRSchedule]:
-    """The rate of each group of an expert that trains so many steps: its own, and those of what trains of text encoders."""
-    warmup = default_warmup(steps) if config.warmup_steps is None else config.warmup_steps
-    low = (
-        name == spec.experts[-1].name
-        and len(spec.experts) > 1
-        and config.learning_rate_low is not None
-    )
-    peak = float(config.learning_rate_low or 0) if low else config.learning_rate
-    rows = config.embedding_learning_rate
-    text = config.text_encoder.learning_rate
-    peaks = {
-        name if len(spec.experts) > 1 else "transformer": peak,
-        "embedding": config.learning_rate if rows is None else rows,
-        "text_encoder": config.learning_rate if text is None else text,
-    }
-    scheduler = config.learning_rate_scheduler
-    cycles = config.learning_rate_cycles
-    power = config.learning_rate_power
-    return {
-        group: LRSchedule(peak, scheduler, warmup, steps, cycles, power)
-        for group, peak in peaks.items()
-    }
-
-
-def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
-    """Make trainable what the method trains; the parameters by name, in the network's own dtypes."""
-    if not config.transformer.train:
-        return {}
-    if config.training_method == "FINE_TUNE":
-        return add_full(net, config.transformer.layers)
-    return add_lora(net, spec, config.lora, config.seed)
+def shares(expert_schedule: ExpertSchedule) -> dict[str, float]:
+    """Return the share of the steps of each expert that trains."""
+    names = expert_schedule.names
+    if len(names) == 1:
+        return {names[0]: 1.0}
+    first_share: Fraction = expert_schedule.share
+    return {names[0]: float(first_share), names[1]: float(1 - first_share)}

@@ -1,13 +1,15 @@
-"""The training loop: one step after the other, and between two steps the callbacks that are due."""
+"""The training loop: optimizer steps, and between two of them the callbacks that are due."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
 
-from videotune.console import bar
+from videotune.console import Bar, bar
 from videotune.errors import VideotuneError
-from videotune.latent_cache.batches import StepBatch, stream
+from videotune.latent_cache.batches import StepBatch
+from videotune.latent_cache.read_ahead import stream
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
@@ -16,158 +18,245 @@ from videotune.trainer.saving import save, settle
 from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
 from videotune.trainer.trainer import Trainer
 
-MOST_SKIPPED = 5
-"""So many non-finite steps in a row end the run."""
+MAX_SKIPPED_STEPS = 5
+"""This many non-finite steps in a row end the run."""
 
 
 class NoBatch(VideotuneError):
-    """The batch of a step cannot be read; the steps before it are done."""
+    """The batch of a step cannot be read. The steps before it are done."""
 
 
 class NotFinite(VideotuneError):
     """Too many steps in a row had a loss or gradient that is not finite."""
 
 
-def train_loop(trainer: Trainer) -> str:
-    """Steps to the end; why they ended: "done", "early", "stopped" or "interrupted".
+class DelayedJournal:
+    """Write each step's record one step late, so that no step waits for the device."""
 
-    A step's record is read one step late, so that no step waits for the host. Raises OutOfMemory, NoBatch, NotFinite.
+    def __init__(self, trainer: Trainer, progress: Bar) -> None:
+        self._trainer = trainer
+        self._progress = progress
+        self._pending: StepRecord | None = None
+
+    def add(self, record: StepRecord) -> None:
+        """Write the record before this one, and keep this one."""
+        self.flush()
+        self._pending = record
+
+    def flush(self) -> None:
+        """Write the record that is kept, and wait for its values."""
+        if self._pending is not None:
+            write_step(self._trainer, self._pending, self._progress)
+            self._pending = None
+
+
+def train_loop(trainer: Trainer) -> str:
+    """Train to the last step and return why the loop ended: "done", "early", "stopped" or "interrupted".
+
+    Raises:
+        OutOfMemory: if a step does not fit on the device.
+        NoBatch: if the batch of a step cannot be read.
+        NotFinite: after ``MAX_SKIPPED_STEPS`` non-finite steps in a row.
     """
-    dist = trainer.dist
-    callbacks = trainer.callbacks
-    last = trainer.job.steps
-    for callback in callbacks if trainer.participates else ():
-        callback.before(trainer)
-    if dist.all_agree(trainer.signals.stop)[0]:
+    if trainer.participates:
+        for callback in trainer.callbacks:
+            callback.before(trainer)
+
+    if trainer.dist.all_agree(trainer.signals.stop)[0]:
         return "interrupted"
-    records = step_records(trainer)
-    late = None
+
     with bar("training", lambda: STATUS.get(trainer.heartbeat.state, "")) as progress:
         trainer.heartbeat.set("training", trainer.first - 1)
-        while True:
-            try:
-                record = next(records, None)
-            except (OutOfMemory, NoBatch):
-                if late is not None:
-                    write_step(trainer, late, progress)
+        return _run_steps(trainer, DelayedJournal(trainer, progress))
+
+
+def _run_steps(trainer: Trainer, journal: DelayedJournal) -> str:
+    """Run the remaining steps and return why they ended, as ``train_loop`` does."""
+    for record in _flush_on_failure(trainer, journal):
+        journal.add(record)
+        step = record.step
+        is_last = step == trainer.job.steps
+        trainer.heartbeat.set("training", step)
+
+        stop_requested, due = _agree_on_requests(trainer, step)
+        _flush_if_needed(
+            trainer, journal, step, must_flush=is_last or stop_requested or any(due)
+        )
+
+        ran_more_than_saving = run_callbacks(
+            trainer, step, due, stop_requested=stop_requested, is_last=is_last
+        )
+        settle(trainer, wait=stop_requested or is_last)
+
+        if stop_requested and not is_last:
+            return "interrupted" if trainer.signals.stop else "stopped"
+
+        # A callback may take minutes, and its result may end the run.
+        if ran_more_than_saving and not is_last:
+            ended_by = _ended_by_callback(trainer)
+            if ended_by is not None:
+                save(trainer, step)
                 settle(trainer)
-                raise
-            if record is None:
-                return "done"
-            if late is not None:
-                write_step(trainer, late, progress)
-            late = record
-            step = record.step
-            trainer.heartbeat.set("training", step)
-            asked = poll_control(trainer.run) if dist.is_main else set()
-            stop, *wanted = dist.all_agree(
-                trainer.signals.stop or "stop" in asked,
-                *(one.due(trainer, step, asked) for one in callbacks),
-            )
-            end = step == last
-            failing = trainer.skipped_in_a_row >= MOST_SKIPPED - 1
-            # the first step's line is written at once: a sign of life is worth one wait
-            if end or stop or failing or any(wanted) or step == trainer.first:
-                write_step(trainer, late, progress)
-                late = None
-                if trainer.skipped_in_a_row >= MOST_SKIPPED:
-                    raise NotFinite(
-                        f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient"
-                    )
-            ran = run_callbacks(trainer, step, wanted, stop, end)
-            settle(trainer, wait=stop or end)
-            if stop and not end:
-                return "interrupted" if trainer.signals.stop else "stopped"
-            if ran and not end:  # a callback may take minutes, and its result may end the run
-                stop, early = dist.all_agree(
-                    trainer.signals.stop, any(one.stops(trainer) for one in callbacks)
-                )
-                if stop or early:
-                    save(trainer, step)
-                    settle(trainer)
-                    return "interrupted" if stop else "early"
-            trainer.heartbeat.set("training", step)
+                return ended_by
+
+        trainer.heartbeat.set("training", step)
+    return "done"
+
+
+def _flush_on_failure(trainer: Trainer, journal: DelayedJournal) -> Iterator[StepRecord]:
+    """Yield the steps' records; if a step fails, write the record of the last good one first."""
+    records = step_records(trainer)
+    while True:
+        try:
+            record = next(records, None)
+        except (OutOfMemory, NoBatch):
+            journal.flush()
+            settle(trainer)
+            raise
+
+        if record is None:
+            return
+        yield record
+
+
+def _agree_on_requests(trainer: Trainer, step: int) -> tuple[bool, list[bool]]:
+    """Return whether any process was asked to stop, and for each callback whether it is due."""
+    requests = poll_control(trainer.run) if trainer.dist.is_main else set()
+    stop_requested = trainer.signals.stop or "stop" in requests
+    due = [callback.due(trainer, step, requests) for callback in trainer.callbacks]
+
+    agreed_stop, *agreed_due = trainer.dist.all_agree(stop_requested, *due)
+    return agreed_stop, agreed_due
+
+
+def _flush_if_needed(
+    trainer: Trainer, journal: DelayedJournal, step: int, *, must_flush: bool
+) -> None:
+    """Write the step's record now if somebody needs it, and end the run if too many steps were not finite."""
+    is_first = step == trainer.first  # a sign of life is worth one wait
+    may_fail = trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS - 1
+    if not (must_flush or is_first or may_fail):
+        return
+
+    journal.flush()
+    if trainer.skipped_in_a_row >= MAX_SKIPPED_STEPS:
+        raise NotFinite(
+            f"{trainer.skipped_in_a_row} steps in a row had no finite loss or gradient"
+        )
+
+
+def _ended_by_callback(trainer: Trainer) -> str | None:
+    """Return "interrupted" or "early" if the run should end after callbacks have run, else None."""
+    wants_early_stop = any(callback.stops(trainer) for callback in trainer.callbacks)
+    interrupted, early = trainer.dist.all_agree(trainer.signals.stop, wants_early_stop)
+    if interrupted:
+        return "interrupted"
+    return "early" if early else None
 
 
 def run_callbacks(
-    trainer: Trainer, step: int, wanted: list[bool], stop: bool, end: bool
+    trainer: Trainer, step: int, due: list[bool], *, stop_requested: bool, is_last: bool
 ) -> bool:
-    """Run the callbacks that are due, at a stop those alone that save; whether one ran that does more than save."""
-    ran = False
-    for callback, is_due in zip(trainer.callbacks, wanted, strict=True):
+    """Run the callbacks that are due. On a stop, run only the callbacks that save.
+
+    Returns:
+        Whether a callback ran that does more than save.
+    """
+    ran_more_than_saving = False
+    for callback, is_due in zip(trainer.callbacks, due, strict=True):
         if callback.at_stop:
-            is_due = is_due or stop or end
-        elif stop and not end:
+            should_run = is_due or stop_requested or is_last
+        else:
+            should_run = is_due and (is_last or not stop_requested)
+        if not should_run:
             continue
-        if is_due:
-            begun = perf_counter()
-            if trainer.participates or callback.at_stop:
-                callback.run(trainer, step)
-            trainer.throughput.took[callback] = perf_counter() - begun
-            ran = ran or not callback.at_stop
-    return ran
+
+        begun = perf_counter()
+        if trainer.participates or callback.at_stop:
+            callback.run(trainer, step)
+        trainer.throughput.took[callback] = perf_counter() - begun
+        ran_more_than_saving = ran_more_than_saving or not callback.at_stop
+    return ran_more_than_saving
 
 
 def step_records(trainer: Trainer) -> Iterator[StepRecord]:
-    """The steps of a trainer from its first one on, one update for each batch.
+    """Run the steps that are left, and yield the record of each once its weights are in place.
 
-    A step's record comes when its weights are in place. Raises OutOfMemory, NoBatch.
+    Raises:
+        OutOfMemory: if a step does not fit on the device.
+        NoBatch: if the batch of a step cannot be read.
     """
     pool = trainer.pool
     settings = step_settings(trainer)
     choose_attention(trainer, settings)
     device = next(trainer.net.parameters()).device
-    only = pool.trainable if len(pool) == 1 else None
-    before = None
-    ahead = batches(trainer)
+    previous_expert = None
+
+    remaining = batches(trainer)
     while True:
         clock = Clock(device)
-        batch = next(ahead, None)
+        batch = next(remaining, None)
         if batch is None:
             return
         clock.mark("data")
-        if only is None or pool.loaded is None:
-            net, trainable, own_step = pool.switch(batch.step)
-        else:
-            net = pool.loaded[1]
-            trainable = only
-            own_step = batch.step
-        if trainable.expert and trainable.expert != before:
-            clock.mark("experts")  # the other one had to be loaded
-            before = trainable.expert
-        if not net.training:  # a callback was here; setting it walks every module
-            net.train()
-        if device.type in OVERLAPPING:
-            torch.accelerator.reset_peak_memory_stats(
-                device
-            )  # what callbacks held is no part of a step
-        record = train_step(settings, net, trainable, batch, clock, own_step)
-        if device.type in OVERLAPPING:
-            stats = torch.accelerator.memory_stats(device)
-            for name in ("allocated_bytes", "reserved_bytes"):
-                trainer.peaks[name] = max(trainer.peaks.get(name, 0), stats[f"{name}.all.peak"])
-        del net, trainable  # a generator that waits would keep an expert beside the next one
+
+        active = pool.activate(batch.step)
+        if active.trainable.expert and active.trainable.expert != previous_expert:
+            clock.mark("experts")  # the other expert had to be loaded
+            previous_expert = active.trainable.expert
+
+        # A callback may have called eval(); train() walks every module, so only then.
+        if not active.net.training:
+            active.net.train()
+
+        with track_peak_memory(device, trainer.peaks):
+            record = train_step(
+                settings, active.net, active.trainable, batch, clock, active.expert_step
+            )
+
+        # A suspended generator would keep this expert in memory beside the next one.
+        del active
         yield record
 
 
+@contextmanager
+def track_peak_memory(device: torch.device, peaks: dict[str, int]) -> Iterator[None]:
+    """Raise ``peaks`` to the bytes that the device holds at most within the block, by torch's names."""
+    if device.type not in OVERLAPPING:
+        yield
+        return
+
+    torch.accelerator.reset_peak_memory_stats(device)  # leaves out what callbacks held
+    yield
+    stats = torch.accelerator.memory_stats(device)
+    for name in ("allocated_bytes", "reserved_bytes"):
+        peaks[name] = max(peaks.get(name, 0), stats[f"{name}.all.peak"])
+
+
 def step_settings(trainer: Trainer) -> StepSettings:
-    """What is the same in every step of a run."""
+    """Return the settings that all steps of a run share."""
     config = trainer.job.config
     return StepSettings(
-        trainer.family, trainer.source.objective, config.gradient_accumulation_steps * trainer.job.processes,
-        config.max_grad_norm, config.seed if config.lora.dropout else None, config.micro_batch_size, trainer.dist,
-    )  # fmt: skip
+        family=trainer.family,
+        objective=trainer.source.objective,
+        micro_batches=config.gradient_accumulation_steps * trainer.job.processes,
+        max_grad_norm=config.max_grad_norm,
+        network_seed=config.seed if config.lora.dropout else None,
+        micro_batch_size=config.micro_batch_size,
+        dist=trainer.dist,
+    )
 
 
 def batches(trainer: Trainer) -> Iterator[StepBatch]:
-    """The batches of the steps that are not done. Raises NoBatch."""
-    job = trainer.job
-    dist = trainer.dist
-    threads = job.config.dataloader_threads
-    share = (dist.rank, dist.size)
+    """Yield the batches of the steps that are left. Raises NoBatch."""
     try:
         yield from stream(
-            trainer.source, trainer.first, job.steps, threads, share, trainer.weights_sharded
+            trainer.source,
+            first=trainer.first,
+            last=trainer.job.steps,
+            threads=trainer.job.config.dataloader_threads,
+            part=(trainer.dist.rank, trainer.dist.size),
+            spares=trainer.weights_sharded,
         )
     except (VideotuneError, OSError) as error:
         raise NoBatch(str(error)) from error

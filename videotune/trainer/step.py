@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from videotune.adapters.layers import LiveText
 from videotune.adapters.lora import adapter_off
 from videotune.diffusion.loss import Objective, denoising_loss, prior_target
 from videotune.distributed import DistributedContext
-from videotune.latent_cache.batches import StepBatch, share_of
+from videotune.latent_cache.batches import StepBatch
 from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
 from videotune.rng import seed32
 from videotune.trainer.ema import EmaWeights
@@ -26,6 +28,7 @@ from videotune.trainer.low_precision import (
     MasterWeights,
     update_each_rounded,
 )
+from videotune.trainer.micro_batches import MicroBatch, micro_batches, pad_for_sharding
 from videotune.trainer.optimizers import (
     AnyOptimizer,
     LRSchedule,
@@ -37,30 +40,37 @@ from videotune.trainer.optimizers import (
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.types import Batch, Family
 
+NOISE_LEVEL_BINS = 9
+"""Parts of [0, 1] over which the journal averages the error."""
+
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step did. ``values`` = [loss, grad_norm, mse of each sample] is on its way to the host: ``read`` waits for it.
+    """What a step did.
 
-    The engine hands a record over before the device has finished the step, and the reader asks one step late, so that no
-    step waits for the host.
+    The engine hands a record over before the device has finished the step. ``read`` waits for its values, and the
+    reader calls it one step late, so that no step waits for the host.
     """
 
     step: int
     values: Tensor
+    """[loss, gradient norm, mse of each sample], on the host once ``arrived``."""
     arrived: torch.Event | None
+    """When ``values`` have been copied to the host; None if they are there already."""
     t: Tensor
     lr: Mapping[str, float]
+    """Learning rates by parameter group."""
     window_ids: tuple[str, ...]
     captions: tuple[str, ...]
     clock: Clock
     expert: str | None = None
 
     def read(self) -> dict[str, Any]:
-        """The step's line of the journal, with plain numbers."""
+        """Return the step's line of the journal, with plain numbers."""
         if self.arrived is not None:
             self.arrived.synchronize()
         loss, grad_norm, *mse = self.values.tolist()
+
         line: dict[str, Any] = {
             "kind": "step",
             "step": self.step,
@@ -72,28 +82,27 @@ class StepRecord:
             "window_ids": list(self.window_ids),
             "seconds": self.clock.read(),
         }
-        line |= {"expert": self.expert} if self.expert else {}
-        return (
-            line
-            if math.isfinite(loss) and math.isfinite(grad_norm)
-            else line | {"skipped": True}
-        )
+        if self.expert:
+            line["expert"] = self.expert
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            line["skipped"] = True
+        return line
 
     def broken(self) -> tuple[str, ...]:
-        """The windows whose own error is not finite; all of them where the gradient alone is not."""
-        mse = self.values.tolist()[2:]
+        """Return the windows whose own error is not finite, or all of them if only the gradient is not."""
+        mse_per_sample = self.values.tolist()[2:]
         broken = tuple(
-            name
-            for name, value in zip(self.window_ids, mse, strict=True)
-            if not math.isfinite(value)
+            window_id
+            for window_id, mse in zip(self.window_ids, mse_per_sample, strict=True)
+            if not math.isfinite(mse)
         )
         return broken or self.window_ids
 
 
 class Clock:
-    """Seconds by phase: ``mark(phase)`` ends one. A device with streams marks by events, read when the step is long over.
+    """Measure the seconds of each phase of a step; ``mark(phase)`` ends one.
 
-    ``on_phase`` is called with each phase that has ended.
+    On a device with streams a mark is an event, which is read when the step is long over.
     """
 
     def __init__(
@@ -105,88 +114,90 @@ class Clock:
         self.mark("start")
 
     def mark(self, phase: str) -> None:
-        """The time since the last mark was ``phase``."""
-        event = None
+        """Count the time since the last mark as ``phase``."""
         if self._on_phase is not None:
             self._on_phase(phase)
+
+        event = None
         if self._overlaps:
             event = torch.Event(enable_timing=True)
             event.record()
         self._marks.append((phase, time.perf_counter(), event))
 
     def read(self) -> dict[str, float]:
-        """Seconds by phase, micro-batches summed."""
-        out: dict[str, float] = {}
-        for (_, before, begun), (phase, after, ended) in zip(
-            self._marks, self._marks[1:], strict=False
-        ):
-            seconds = (
-                begun.elapsed_time(ended) / 1000
-                if begun is not None and ended is not None
-                else after - before
-            )
-            out[phase] = round(out.get(phase, 0.0) + seconds, 6)
-        return out
+        """Return the seconds of each phase, summed over micro-batches."""
+        seconds_by_phase: dict[str, float] = {}
+        for previous, current in zip(self._marks, self._marks[1:], strict=False):
+            _, begun, begin_event = previous
+            phase, ended, end_event = current
+            if begin_event is not None and end_event is not None:
+                seconds = begin_event.elapsed_time(end_event) / 1000
+            else:
+                seconds = ended - begun
+            seconds_by_phase[phase] = round(seconds_by_phase.get(phase, 0.0) + seconds, 6)
+        return seconds_by_phase
 
 
 def loss_by_noise_level(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
-    """Mean mse of the samples whose t fell into each ninth of [0, 1]; None where none did."""
-    sums = [[0.0, 0] for _ in range(9)]
-    for place, value in zip(t, mse, strict=True):
-        band = sums[min(8, int(place * 9))]
-        band[0] += value
-        band[1] += 1
-    return [total / count if count else None for total, count in sums]
+    """Return the mean mse of the samples whose t fell into each ninth of [0, 1], None if none did."""
+    sums = [0.0] * NOISE_LEVEL_BINS
+    counts = [0] * NOISE_LEVEL_BINS
+    for noise_level, value in zip(t, mse, strict=True):
+        noise_bin = min(NOISE_LEVEL_BINS - 1, int(noise_level * NOISE_LEVEL_BINS))
+        sums[noise_bin] += value
+        counts[noise_bin] += 1
+    return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What is the same in every step of a run.
-
-    Micro-batches of a whole step, the norm to clip to, and the seed of draws inside the network (None: it makes none). A
-    count and no size, since buckets differ in the samples of a step; ``micro_batch_size`` samples (None: any number) are the
-    most that one of them takes.
-    """
+    """Settings that all steps of a run share."""
 
     family: Family
     objective: Objective
     micro_batches: int
+    """Micro-batches of a whole step. A count and no size, because buckets differ in the samples of a step."""
     max_grad_norm: float
     network_seed: int | None = None
+    """Seed of draws inside the network, such as dropout. None: the network draws nothing."""
     micro_batch_size: int | None = None
+    """Samples that a micro-batch takes at most. None: no limit."""
     dist: DistributedContext = field(default_factory=DistributedContext)
 
     def size(self, samples: int) -> int:
-        """How many samples a micro-batch takes, of a step that takes so many in all."""
-        most = -(-samples // self.micro_batches)
-        return most if self.micro_batch_size is None else min(most, self.micro_batch_size)
+        """Return the samples of a micro-batch for a step of ``samples`` samples."""
+        size = -(-samples // self.micro_batches)
+        if self.micro_batch_size is None:
+            return size
+        return min(size, self.micro_batch_size)
 
 
 @dataclass(frozen=True)
 class TrainableState:
-    """What of a network trains: the parameters that its optimizer holds, by name, and their average if there is one.
-
-    ``rates`` by the optimizer's groups; ``held`` are the parameters in the network's own dtype, where the optimizer holds
-    masters; ``text``: captions are encoded in the step, since some of the parameters are of what encodes them.
-    ``rounding``: the seed of the draws that round updates of bf16 weights (None: they are not). ``in_backward``: updates
-    come with the gradients. ``shards``: the network is cut into rows, and of what trains this process has some.
-    """
+    """What trains of a network, with its optimizer and the average of its weights."""
 
     parameters: Mapping[str, nn.Parameter]
+    """What the optimizer updates, by name: the network's own parameters or their float32 masters."""
     optimizer: AnyOptimizer
-    rates: Mapping[str, LRSchedule]
+    lr_schedules: Mapping[str, LRSchedule]
+    """Learning-rate schedules by parameter group."""
     masters: MasterWeights | None = None
     ema: EmaWeights | ScheduleFreeWeights | None = None
-    held: Mapping[str, nn.Parameter] | None = None
+    module_params: Mapping[str, nn.Parameter] | None = None
+    """The network's own parameters where the optimizer holds masters. None: it updates them directly."""
     expert: str | None = None
     text: LiveText | None = None
-    rounding: int | None = None
-    in_backward: BackwardOptimizer | None = None
+    """How captions are encoded in the step, because something of their encoder trains. None: text is cached."""
+    rounding_seed: int | None = None
+    """Seed of the draws that round updates of bf16 weights. None: updates are not rounded stochastically."""
+    backward_optimizer: BackwardOptimizer | None = None
+    """Updates each parameter during the backward pass. None: one update after it."""
     shards: Shards | None = None
+    """This process's rows of a network that is sharded. None: every process has the whole network."""
 
 
 class OutOfMemory(RuntimeError):
-    """The device had no room for a step. ``intact``: it happened before the update, so the weights are as they were."""
+    """The device had no room for a step. ``intact``: the weights are as they were before it."""
 
     def __init__(
         self, step: int, window_ids: tuple[str, ...], tokens: int, intact: bool
@@ -204,173 +215,105 @@ def train_step(
     trainable: TrainableState,
     prepared: StepBatch,
     clock: Clock,
-    own_step: int | None = None,
+    expert_step: int | None = None,
 ) -> StepRecord:
-    """One update of ``net``. ``own_step``: the number of the step among the expert's own (None: it has them all).
+    """Make one update of ``net``. A gradient that is not finite leaves weights, optimizer and average as they were.
 
-    Each micro-batch adds its sum over the step's sample count, so any split is the same step to rounding.
+    Args:
+        settings: the settings that all steps share.
+        net: the denoiser on the device.
+        trainable: what trains of it.
+        prepared: the samples of the step.
+        clock: measures the phases of the step.
+        expert_step: how many steps this expert has had with this one. None: all of them.
 
-    Prior-preservation samples first run through the network without its adapter. A non-finite gradient leaves weights,
-    optimizer and average as they were. Raises OutOfMemory.
+    Raises:
+        OutOfMemory: if the device has no room for the step.
     """
     optimizer = trainable.optimizer
-    updates = trainable.in_backward
-    samples = len(prepared.window_ids)
-    own = prepared.step if own_step is None else own_step
-    lr = {
-        group["name"]: lr_at(trainable.rates[group["name"]], own)
-        for group in optimizer.param_groups
-    }
-    values = torch.zeros(2 + samples, device=next(net.parameters()).device)
-    intact = updates is None
-    for group in optimizer.param_groups:
-        group["lr"] = lr[group["name"]]
-    try:
-        if updates is not None:
-            assert settings.size(samples) >= samples, "its gradients cannot be summed up"
-            updates.begin(own)
-        accumulate(settings, net, trainable, prepared, clock, values)
-        norm = (
-            _gradient_norm(trainable, settings, values) if updates is None else updates.norm()
-        )
-        # a number of the host goes with the launch, a tensor would be waited for
-        values[1].fill_(norm if norm.device == values.device else norm.item())
-        good = torch.isfinite(values[:2]).all()
-        if updates is None:
-            intact = False
-            _update(trainable, good, own)
+    backward_optimizer = trainable.backward_optimizer
+    step = prepared.step if expert_step is None else expert_step
+    samples_in_step = len(prepared.window_ids)
+
+    learning_rates = _set_learning_rates(trainable, step)
+    device = next(net.parameters()).device
+    values = torch.zeros(2 + samples_in_step, device=device)  # [loss, norm, mse per sample]
+
+    # With updates during backward, some weights may have moved when memory runs out.
+    updates_later = backward_optimizer is None
+    with _naming_the_step(settings, trainable, prepared, weights_intact=updates_later):
+        if backward_optimizer is not None:
+            is_one_pass = settings.size(samples_in_step) >= samples_in_step
+            assert is_one_pass, "updates during backward allow no second micro-batch"
+            backward_optimizer.begin(step)
+
+        accumulate_gradients(settings, net, trainable, prepared, clock, values)
+
+        if backward_optimizer is None:
+            grad_norm = _reduce_and_clip(trainable, settings, values)
+        else:
+            grad_norm = backward_optimizer.norm()
+        # A number of the host goes with the launch; a tensor of the host would be waited for.
+        values[1].fill_(grad_norm if grad_norm.device == device else grad_norm.item())
+        grads_finite = torch.isfinite(values[:2]).all()
+
+    with _naming_the_step(settings, trainable, prepared, weights_intact=False):
+        if backward_optimizer is None:
+            _update(trainable, grads_finite, step)
         if trainable.ema is not None:
-            trainable.ema.update(own, good)
-    except (MemoryError, RuntimeError) as error:
-        if not of_memory(error):
-            raise
-        optimizer.zero_grad(set_to_none=True)
-        tokens = 0 if prepared.batch is None else tokens_of(settings.family, prepared.batch)
-        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, intact) from error
+            trainable.ema.update(step, grads_finite)
+
     optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
-    host, arrived = to_host(values) if values.device.type in OVERLAPPING else (values, None)
+
+    arrived = None
+    if device.type in OVERLAPPING:
+        values, arrived = to_host(values)
     return StepRecord(
-        prepared.step,
-        host,
-        arrived,
-        prepared.t,
-        lr,
-        prepared.window_ids,
-        prepared.captions,
-        clock,
-        trainable.expert,
+        step=prepared.step,
+        values=values,
+        arrived=arrived,
+        t=prepared.t,
+        lr=learning_rates,
+        window_ids=prepared.window_ids,
+        captions=prepared.captions,
+        clock=clock,
+        expert=trainable.expert,
     )
 
 
-def _gradient_norm(trainable: TrainableState, settings: StepSettings, values: Tensor) -> Tensor:
-    """The norm () of the whole gradient, which is summed over processes, as ``values`` is, and clipped."""
-    most = settings.max_grad_norm
-    dist = settings.dist
-    parameters = list(trainable.parameters.values())
-    shards = trainable.shards
-    cut = list[nn.Parameter]()
-    if shards is not None:
-        shards.collect()
-        cut = [trainable.parameters[name] for name in shards.local]
-    if trainable.masters is not None:
-        trainable.masters.grads_to_masters()
-    if all(
-        parameter.grad is None for parameter in parameters
-    ):  # nothing that trains was used in this step
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(
-                parameter
-            )  # as where other processes have used it
-    if dist.size == 1:
-        return clip_grad_norm(parameters, most)
-    apart = {id(parameter) for parameter in cut}
-    whole = [parameter for parameter in parameters if id(parameter) not in apart]
-    dist.all_reduce_gradients(whole)
-    dist.all_reduce(values)
-    if shards is None or not shards.rows:
-        return clip_grad_norm(parameters, most)
-    device = parameters[
-        0
-    ].device  # of a process without a row the sum must go the same way as the others'
-    squares = (
-        dist.all_reduce(norm_of(cut).float().to(device) ** 2) + norm_of(whole).to(device) ** 2
-    )
-    return clip_grad_norm(parameters, most, squares.sqrt())
+@contextmanager
+def _naming_the_step(
+    settings: StepSettings,
+    trainable: TrainableState,
+    prepared: StepBatch,
+    *,
+    weights_intact: bool,
+) -> Iterator[None]:
+    """Turn an error of the memory into OutOfMemory, which names the step, and free the gradients."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        trainable.optimizer.zero_grad(set_to_none=True)
+        tokens = 0
+        if prepared.batch is not None:
+            tokens = tokens_per_sample(settings.family, prepared.batch)
+        raise OutOfMemory(prepared.step, prepared.window_ids, tokens, weights_intact) from error
 
 
-def _update(trainable: TrainableState, good: Tensor, step: int) -> None:
-    """The optimizer's step where ``good`` () is true."""
-    if trainable.rounding is not None:
-        rows = trainable.shards.rows if trainable.shards is not None else {}
-        first = {name: shard.first for name, shard in rows.items()}
-        update_each_rounded(
-            trainable.optimizer, trainable.parameters, good, trainable.rounding, step, first
-        )
-        return
-    step_if_finite(trainable.optimizer, good)
-    if trainable.masters is not None:
-        trainable.masters.masters_to_model()
+def _set_learning_rates(trainable: TrainableState, step: int) -> dict[str, float]:
+    """Set each parameter group to its learning rate of ``step`` and return the rates by group."""
+    learning_rates = {}
+    for group in trainable.optimizer.param_groups:
+        name = group["name"]
+        learning_rates[name] = lr_at(trainable.lr_schedules[name], step)
+        group["lr"] = learning_rates[name]
+    return learning_rates
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Samples that go through the network together, from number ``first`` of the step's on.
-
-    ``counts``: they are this process's own, else they only run along. ``prior``: some process has samples here that need
-    the base model's prediction first.
-    """
-
-    batch: Batch
-    t: Tensor
-    noise: Tensor
-    first: int
-    counts: bool = True
-    prior: bool = False
-
-
-def passes(prepared: StepBatch, size: int, processes: int = 1) -> list[MicroBatch]:
-    """The passes of a process, of at most ``size`` samples each.
-
-    ``processes``: so many run the network together, and each makes as many passes as the one with most samples.
-    """
-    out: list[MicroBatch] = []
-    start = prepared.first
-    first = prepared.first
-    for part in prepared.batch.split(size) if prepared.batch is not None else ():
-        end = first + len(part)
-        t = prepared.t[first:end]
-        noise = prepared.noise[first - start : end - start]
-        out.append(
-            MicroBatch(part, t, noise, first, not prepared.spare, any(part.prior_preservation))
-        )
-        first = end
-    if processes == 1:
-        return out
-    shares = [
-        share_of((rank, processes), len(prepared.window_ids)) for rank in range(processes)
-    ]
-    along = replace(
-        out[-1],
-        batch=out[-1].batch.split(1)[0],
-        t=out[-1].t[:1],
-        noise=out[-1].noise[:1],
-        counts=False,
-    )
-    made = []
-    for k in range(max(-(-(hi - lo) // size) for lo, hi in shares)):
-        rows = {
-            i for lo, hi in shares for i in range(lo + k * size, min(lo + (k + 1) * size, hi))
-        }
-        made.append(
-            replace(
-                out[k] if k < len(out) else along, prior=not rows.isdisjoint(prepared.prior)
-            )
-        )
-    return made
-
-
-def accumulate(
+def accumulate_gradients(
     settings: StepSettings,
     net: nn.Module,
     trainable: TrainableState,
@@ -378,94 +321,178 @@ def accumulate(
     clock: Clock,
     values: Tensor,
 ) -> None:
-    """Forward and backward over this process's micro-batches, whose parts of [loss, norm, mse of each] ``values`` gets.
+    """Run forward and backward over this process's micro-batches.
 
-    Of a sharded network all processes gather the weights from each other, so all go through it equally often.
+    Args:
+        settings: the settings that all steps share.
+        net: the denoiser on the device.
+        trainable: what trains of it; its gradients grow.
+        prepared: the samples of the step.
+        clock: measures the phases of the step.
+        values: [loss, gradient norm, mse of each sample] of the step; loss and mse are filled in.
     """
-    family = settings.family
-    objective = settings.objective
-    text = trainable.text
-    device = values.device
-    total = len(prepared.window_ids)
-    non_blocking = values.device.type in OVERLAPPING
-    together = settings.dist.size if trainable.shards is not None else 1
-    for one in passes(prepared, settings.size(total), together):
+    samples_in_step = len(prepared.window_ids)
+    is_sharded = trainable.shards is not None and settings.dist.size > 1
+
+    size = settings.size(samples_in_step)
+    parts = micro_batches(prepared, size)
+    if is_sharded:
+        parts = pad_for_sharding(parts, prepared, size, settings.dist.size)
+
+    for part in parts:
+        t = _to_device(part.t, values.device)
+        noise = _to_device(part.noise, values.device)
+        batch = part.batch.map(lambda x: _to_device(x, values.device))
+        batch = encode_live_text(settings.family, trainable.text, batch)
+
+        # Samples of prior preservation learn to stay with the base model's own prediction.
         target = None
-        (t, noise) = (x.to(device, non_blocking=non_blocking) for x in (one.t, one.noise))
-        batch = condition(
-            family, text, one.batch.map(lambda x: x.to(device, non_blocking=non_blocking))
-        )
-        if one.prior:
-            which = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
-            with adapter_off(net):
-                target = prior_target(family, net, objective, batch, t, noise, which or [0])
-            target = target if which else None
+        if part.needs_base_prediction:
+            target = _base_prediction(settings, net, batch, t, noise)
+
         if settings.network_seed is not None:
-            torch.manual_seed(
-                seed32(settings.network_seed, "network", prepared.step, one.first)
+            network_seed = seed32(
+                settings.network_seed, "network", prepared.step, part.first_sample
             )
-        if together > 1 and text is not None and not batch.conditioning.text.requires_grad:
-            # blocks are gathered in backward too, so every process needs a graph, from its text on
-            batch = replace(
-                batch,
-                conditioning=replace(
-                    batch.conditioning, text=batch.conditioning.text.detach().requires_grad_()
-                ),
-            )
-        out = denoising_loss(family, net, objective, batch, t, noise, target)
+            torch.manual_seed(network_seed)
+        if is_sharded and trainable.text is not None:
+            batch = _with_graph_from_text(batch)
+
+        output = denoising_loss(
+            settings.family, net, settings.objective, batch, t, noise, target
+        )
         clock.mark("forward")
-        share = out.loss * (len(batch) / total if one.counts else 0.0)
-        if trainable.in_backward is not None:
-            trainable.in_backward.loss(share)
-        if share.requires_grad:  # no caption of these may hold a new token
-            share.backward()
+
+        # Each micro-batch adds its sum over the size of the whole step, so any split gives the same gradient.
+        weight = 0.0 if part.is_padding else len(batch) / samples_in_step
+        scaled_loss = output.loss * weight
+        if trainable.backward_optimizer is not None:
+            trainable.backward_optimizer.loss(scaled_loss)
+        if scaled_loss.requires_grad:  # not if none of these captions holds a new token
+            scaled_loss.backward()
         clock.mark("backward")
-        if one.counts:
-            values[0] += share.detach()
-            values[2 + one.first : 2 + one.first + len(batch)] = out.mse
+
+        if not part.is_padding:
+            _write_values(values, part, scaled_loss, output.mse)
 
 
-def condition(family: Family, text: LiveText | None, batch: Batch) -> Batch:
-    """The batch with what the denoiser is conditioned on: itself where text is cached (None), else captions encoded now.
+def _to_device(x: Tensor, device: torch.device) -> Tensor:
+    return x.to(device, non_blocking=device.type in OVERLAPPING)
 
-    Extras of a clip stay what they were. Validation and training call this alike.
+
+def _write_values(values: Tensor, part: MicroBatch, scaled_loss: Tensor, mse: Tensor) -> None:
+    """Add a micro-batch to [loss, gradient norm, mse of each sample]."""
+    values[0] += scaled_loss.detach()
+    begin = 2 + part.first_sample
+    values[begin : begin + len(mse)] = mse
+
+
+def _base_prediction(
+    settings: StepSettings, net: nn.Module, batch: Batch, t: Tensor, noise: Tensor
+) -> Tensor | None:
+    """Return the target of samples with prior preservation, None if this process has none.
+
+    The network runs in any case, because of a sharded network all processes must.
+    """
+    rows = [i for i, wanted in enumerate(batch.prior_preservation) if wanted]
+    with adapter_off(net):
+        target = prior_target(
+            settings.family, net, settings.objective, batch, t, noise, rows or [0]
+        )
+    return target if rows else None
+
+
+def _with_graph_from_text(batch: Batch) -> Batch:
+    """Return the batch with text states that require a gradient.
+
+    A sharded network gathers its blocks in the backward pass too, so every process needs a graph from its text on.
+    """
+    if batch.conditioning.text.requires_grad:
+        return batch
+    text = batch.conditioning.text.detach().requires_grad_()
+    return replace(batch, conditioning=replace(batch.conditioning, text=text))
+
+
+def encode_live_text(family: Family, text: LiveText | None, batch: Batch) -> Batch:
+    """Return the batch with its captions encoded now; unchanged if text states are cached (``text`` None).
+
+    Extras of a clip, such as its first frame, stay as they are. Training and validation both call this.
     """
     if text is None:
         return batch
-    conditioning = family.encode_in_loop([text.spell(caption) for caption in batch.captions])
-    return replace(
-        batch,
-        conditioning=replace(
-            conditioning, extras={**batch.conditioning.extras, **conditioning.extras}
-        ),
+    captions = [text.spell(caption) for caption in batch.captions]
+    encoded = family.encode_in_loop(captions)
+    extras = {**batch.conditioning.extras, **encoded.extras}
+    return replace(batch, conditioning=replace(encoded, extras=extras))
+
+
+def _reduce_and_clip(
+    trainable: TrainableState, settings: StepSettings, values: Tensor
+) -> Tensor:
+    """Sum gradients and ``values`` over processes, clip the gradient, and return its norm () before clipping."""
+    parameters = list(trainable.parameters.values())
+    if trainable.shards is not None:
+        trainable.shards.collect()
+    if trainable.masters is not None:
+        trainable.masters.grads_to_masters()
+
+    # A step that used nothing that trains has a zero gradient, as where other processes have used it.
+    if all(parameter.grad is None for parameter in parameters):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+
+    if settings.dist.size == 1:
+        return clip_grad_norm(parameters, settings.max_grad_norm)
+    return _reduce_and_clip_across_processes(trainable, settings, values)
+
+
+def _reduce_and_clip_across_processes(
+    trainable: TrainableState, settings: StepSettings, values: Tensor
+) -> Tensor:
+    """Do what ``_reduce_and_clip`` does, where several processes share the step."""
+    dist = settings.dist
+    shards = trainable.shards
+    parameters = list(trainable.parameters.values())
+    sharded = []
+    if shards is not None:
+        sharded = [trainable.parameters[name] for name in shards.local]
+    sharded_ids = {id(parameter) for parameter in sharded}
+    replicated = [parameter for parameter in parameters if id(parameter) not in sharded_ids]
+
+    dist.all_reduce_gradients(replicated)
+    dist.all_reduce(values)
+    if shards is None or not shards.rows:
+        return clip_grad_norm(parameters, settings.max_grad_norm)
+
+    # The sum goes over one device, also for a process that has no row of the network.
+    device = parameters[0].device
+    squared_norm = dist.all_reduce(norm_of(sharded).float().to(device) ** 2)
+    squared_norm = squared_norm + norm_of(replicated).to(device) ** 2
+    return clip_grad_norm(parameters, settings.max_grad_norm, squared_norm.sqrt())
+
+
+def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
+    """Take the optimizer's step if ``grads_finite`` () is true."""
+    if trainable.rounding_seed is None:
+        step_if_finite(trainable.optimizer, grads_finite)
+        if trainable.masters is not None:
+            trainable.masters.masters_to_model()
+        return
+
+    first_rows = {}
+    if trainable.shards is not None:
+        first_rows = {name: shard.first for name, shard in trainable.shards.rows.items()}
+    update_each_rounded(
+        trainable.optimizer,
+        trainable.parameters,
+        grads_finite,
+        trainable.rounding_seed,
+        step,
+        first_rows,
     )
 
 
-NO_ROOM = (
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
-
-
-def of_memory(error: BaseException) -> bool:
-    """Whether there was no room, on the device or on the host."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        text in str(error) for text in NO_ROOM
-    ):
-        return True
-    from accelerate.utils.memory import (
-        should_reduce_batch_size,
-    )  # knows the ways in which torch says so
-
-    readable = isinstance(error, Exception) and all(
-        isinstance(word, str) for word in error.args
-    )  # it reads no other
-    return isinstance(error, Exception) and readable and should_reduce_batch_size(error)
-
-
-def tokens_of(family: Family, batch: Batch) -> int:
-    """Tokens of one sample, by its latents."""
+def tokens_per_sample(family: Family, batch: Batch) -> int:
+    """Return the tokens of one sample, from the size of its latents."""
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)

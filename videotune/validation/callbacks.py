@@ -15,7 +15,7 @@ from videotune.sampling.pipeline import file_name
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of
 from videotune.trainer.saving import Saving, best_step, save
-from videotune.trainer.step import condition
+from videotune.trainer.step import encode_live_text
 from videotune.trainer.trainer import Callback, Trainer, due
 from videotune.types import Batch, Window
 from videotune.validation import selection
@@ -130,7 +130,9 @@ class Validation(Callback):
         """{"held_out", "train"} of the weights as the network has them now."""
 
         def batch_of(window: Window) -> Batch:
-            return condition(trainer.family, trainer.text, plain_batch(trainer.source, window))
+            return encode_live_text(
+                trainer.family, trainer.text, plain_batch(trainer.source, window)
+            )
 
         return read_validation(
             self.loss, trainer.family, trainer.pool, trainer.source.objective, batch_of

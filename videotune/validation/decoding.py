@@ -10,9 +10,9 @@ from torch import Tensor
 
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
+from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.runs.run_dir import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
-from videotune.trainer.step import of_memory
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window
 
@@ -133,7 +133,7 @@ def decoded(trainer: Trainer, latents: list[Tensor]) -> list[np.ndarray]:
             try:
                 return decode(trainer.family, latents, tiled)
             except (MemoryError, RuntimeError) as error:
-                if tiled or not of_memory(error):
+                if tiled or not is_out_of_memory(error):
                     raise
         raise AssertionError
     finally:

@@ -20,7 +20,7 @@ from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
 from videotune.rng import generator_for
 from videotune.trainer.build import plain_batch
-from videotune.trainer.step import tokens_of
+from videotune.trainer.step import tokens_per_sample
 from videotune.trainer.trainer import Trainer
 from videotune.types import Batch, Expert, Family, Window
 from videotune.validation.selection import QUANTILES, levels_of
@@ -73,7 +73,7 @@ def read_validation(
                     ):
                         batch = batch_of(window).map(lambda x, device=device: x.to(device))  # type: ignore[misc]
                         for some in _together(
-                            [i for i in its if i in own], tokens_of(family, batch)
+                            [i for i in its if i in own], tokens_per_sample(family, batch)
                         ):
                             found = _errors(
                                 validation.seed, window, some, family, net, objective, batch

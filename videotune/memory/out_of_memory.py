@@ -1,0 +1,27 @@
+"""Recognise the errors with which libraries report that memory ran out."""
+
+import torch
+
+NO_MEMORY_MESSAGES = (
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Parts of the messages with which the driver, cuBLAS and cuDNN report that they got no memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the device or the host had no room."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    if any(message in str(error) for message in NO_MEMORY_MESSAGES):
+        return True
+
+    # accelerate knows the other ways in which torch says so; it reads arguments that are text.
+    if not isinstance(error, Exception):
+        return False
+    if not all(isinstance(argument, str) for argument in error.args):
+        return False
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return should_reduce_batch_size(error)
