@@ -390,7 +390,7 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
 def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("no clip")
-    with pytest.raises(VideotuneError, match="No video files"):
+    with pytest.raises(VideotuneError, match="No videos or images"):
         split(tmp_path / "in", tmp_path / "out")
     Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
     with pytest.raises(

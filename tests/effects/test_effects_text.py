@@ -279,7 +279,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"video_config.temporal_compression_ratio": 6},
-        r"temporal_compression_ratio.*no multiple",
+        r"temporal_compression_ratio.*not a multiple",
     ),
     (
         {"video_config.spatial_compression_ratio": 4},

@@ -169,9 +169,12 @@ class _WindowSampler:
         if not windows:
             raise self._too_short(frames)
 
-        ends = tuple(self._last_frame_end(window, windows[0], frames) for window in windows)
-        covered_seconds = _covered_seconds(windows, ends)
         is_stretched = self.video.stretch and frames > self.planned
+        ends = tuple(
+            self._last_frame_end(window, is_stretched=is_stretched) for window in windows
+        )
+        covered_seconds = _covered_seconds(windows, ends)
+        all_frames = self.frames_in(self.info.seconds)
         return FrameSampling(
             windows=tuple(windows),
             ends=ends,
@@ -179,9 +182,7 @@ class _WindowSampler:
             seconds_cut=max(0.0, self.info.seconds - covered_seconds),
             repeats_share=_repeats_share(self.info, windows),
             speed=self.usable_seconds * self.fps / self.planned if is_stretched else 1.0,
-            frames_cut=max(
-                0, self.frames_in(self.info.seconds) - self.frames_in(covered_seconds)
-            ),
+            frames_cut=max(0, all_frames - self.frames_in(covered_seconds)),
         )
 
     def _sample_image(self) -> FrameSampling:
@@ -205,22 +206,18 @@ class _WindowSampler:
             )
         return ClipProblem("too_short", detail)
 
-    def _last_frame_end(self, window: Window, first_window: Window, frames: int) -> float:
-        """Return the second at which the last frame of a window ends.
-
-        Args:
-            window: one of the clip's windows.
-            first_window: the clip's first window; all have its frame count.
-            frames: frames that fill the usable part of the clip.
-        """
+    def _last_frame_end(self, window: Window, *, is_stretched: bool) -> float:
+        """Return the second at which the last frame of a window ends."""
         if window.sampling == "hold":
             return self.usable_seconds
-        if self.video.stretch and frames > self.planned:
+        if is_stretched:
             return window.end
 
-        # Window.end counts whole intervals; the last frame ends within its own.
-        count = first_window.shape.frames
-        return window.end - (count / self.fps - self._window_seconds(count))
+        # Window.end is count / fps after the last possible start. If only every interval-th
+        # frame is kept, this includes the skipped frames after the last one.
+        count = window.shape.frames
+        skipped_seconds = count / self.fps - self._window_seconds(count)
+        return window.end - skipped_seconds
 
     def frames_in(self, seconds: float) -> int:
         """Return how many frames of a sample fill ``seconds``."""

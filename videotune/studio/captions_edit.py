@@ -58,7 +58,7 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
         undoes,
     )
     for row, _, after in todo:
-        place = row["clip"].caption or row["clip"].expected
+        place = row["clip"].caption_file or row["clip"].expected_caption
         if after:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text(place, f"{after}\n", durable=len(todo) == 1)
