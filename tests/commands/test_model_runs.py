@@ -20,7 +20,7 @@ from tests.support.run_results import assert_same_run, of_kind, state, steps_of,
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import resolve_config

@@ -139,7 +139,7 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert resume(clips / "deep" / "run", "steps=3") == DONE
     assert [line["step"] for line in steps_of(clips / "deep" / "run")] == [1, 2, 3]
-    with pytest.raises(VideotuneError, match="holds a training run"):
+    with pytest.raises(VideotuneError, match="contains a training run"):
         check(work.overrides(data=clips / "deep" / "run"))
 
 
@@ -392,7 +392,7 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(
     path.write_text("".join(lines[:4]) if how == "cut short" else "")
     if how == "missing":
         path.unlink()
-    refused(run, r"says nothing of the steps.*--repair-journal")
+    refused(run, r"lacks the steps.*--repair-journal")
     repair_journal(run)
     assert resume(run, "steps=9") == DONE
 

@@ -18,7 +18,7 @@ from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.adapter_export import export_lora

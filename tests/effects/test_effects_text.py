@@ -275,15 +275,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"video_config.frames": 8, "video_config.strict_frames": True}, r"frames.*8.*9"),
     (
         {"video_config.temporal_compression_ratio": 2},
-        r"temporal_compression_ratio.*no multiple of this VAE's 4",
+        r"temporal_compression_ratio.*not a multiple of this VAE's 4",
     ),
     (
         {"video_config.temporal_compression_ratio": 6},
-        r"temporal_compression_ratio.*no multiple",
+        r"temporal_compression_ratio.*not a multiple",
     ),
     (
         {"video_config.spatial_compression_ratio": 4},
-        r"spatial_compression_ratio.*no multiple of this VAE's 8",
+        r"spatial_compression_ratio.*not a multiple of this VAE's 8",
     ),
     ({"sample_after": 1, "sample.frames": 6}, "sample.frames"),
     ({"sample_after": 1, "sample.resolution": "40x40"}, "sample.resolution"),

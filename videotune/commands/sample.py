@@ -17,8 +17,8 @@ from videotune.config.schema import Config
 from videotune.console import bar, echo
 from videotune.data.decode import decode as decode_frames
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import snap_frames
-from videotune.data.media_info import probe_image
+from videotune.data.frame_counts import snap_frames
+from videotune.data.probe import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file

@@ -16,7 +16,7 @@ from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.captions import with_token
-from videotune.data.dataset import Library, buckets, crops_too_much, scan
+from videotune.data.dataset import Library, buckets, crop_problem, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
@@ -316,7 +316,7 @@ def crop_blocker(job: Job) -> str | None:
     if job.config.allow_crop:
         return None
     resolution = job.config.resolution or job.spec.default_resolution
-    return crops_too_much(job.library, job.spec.rules, resolution)
+    return crop_problem(job.library, job.spec.rules, resolution)
 
 
 def refuse_nothing_to_learn(config: Config) -> None:
