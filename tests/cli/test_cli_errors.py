@@ -275,7 +275,7 @@ MISTAKES = {
     "train --out {run} --resume --from 7": "no complete checkpoint of step 7",
     "train --out {run} --resume --set lora.rank=3": "cannot be resumed with another",
     "train --out {run} --resume --set learning_rate=0.5": "add --override",
-    "sample {run}": "which prompt?",
+    "sample {run}": "no prompt given",
     "sample --prompt cat": "name one",
     "sample {run} --prompt cat --out {tmp}/file": "{tmp}/file",
     "export {tmp}": "holds no run",

@@ -357,7 +357,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(
             )
 
     refused("takes no image", "t2v", images=(image,))
-    refused("which image", "i2v")
+    refused("no image given", "i2v")
     refused("one for all 3 prompts", "i2v", 3, images=(image, image))
     refused(r"b\.png", "i2v", images=(broken,))
     refused(r"none\.png", "i2v", images=(tmp_path / "none.png",))

@@ -73,7 +73,7 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
         ({"prompts": ("a",)}, "sample needs a RUN folder"),
         (
             {"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)},
-            "no such LoRA file",
+            "--lora: no such file",
         ),
         *[
             ({"prompts": ("a",), "base": "asset:toy", "seed": seed}, "seed")
@@ -240,7 +240,7 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
     for name in ("config.json", "plan.json"):
         shutil.copy(compared / name, other)
     cases = (
-        (compared, None, "which prompt"),
+        (compared, None, "no prompt given"),
         (tmp_path, PROMPT, "holds no run"),
         (other, PROMPT, "no checkpoint yet"),
     )
