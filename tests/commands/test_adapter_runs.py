@@ -69,7 +69,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, work: Work) -> N
 def test_several_processes_cannot_update_within_backward(work: Work) -> None:
 
     job = open_run(work.overrides("optimizer.step_in_backward=true"), work.run, None).job
-    with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
+    with pytest.raises(VideotuneError, match="2 processes must sum their gradients"):
         prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
@@ -527,7 +527,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "missing": ("nothing", (), "no such file or folder"),
     "text": ("text.safetensors", (), "is no LoRA"),
-    "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
+    "folder": ("empty", (), "is not a complete checkpoint: its name is not that of a step"),
     "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
     "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
     "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),

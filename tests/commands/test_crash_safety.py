@@ -84,7 +84,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
                 path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
         return clip(*given)
 
-    monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr(setup, "CACHE_BYTES_IN_MEMORY", 0)
     monkeypatch.setattr(step, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)

@@ -87,7 +87,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
-    ours = ("trainer/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
+    ours = ("runs/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
     points = kill_points(started, work.tmp / "dry", ours)
     assert len(points) > 10
     for point in points:
@@ -241,12 +241,12 @@ def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: 
     (renamed / "step-4").rename(renamed / "step-8")
     refused(
         renamed.parent,
-        "step 8, is not whole: it is the checkpoint of step 4 under another name",
+        "step 8, is not complete: it is the checkpoint of step 4 under another name",
     )
     with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
         export(renamed.parent)
     shutil.copytree(copied / "step-8", copied / "step-12")
-    refused(copied.parent, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
+    refused(copied.parent, "step 12, is not complete: it is the checkpoint of step 8.*--from 8")
     assert resume(copied.parent, step=8) == DONE
 
 

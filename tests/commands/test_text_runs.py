@@ -57,7 +57,7 @@ def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
     assert {entry.kind for entry in LatentCache(work.tmp / "cache").entries()} == {"latents"}
     notes = of_kind(run, "start")[0]["notes"]
-    assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
+    assert f"6 of 6 captions do not contain '{TOKEN}': it is put in front of them" in notes
     for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
         with pytest.raises(VideotuneError, match=key.partition("=")[0]):
             resume(run, key)

@@ -236,7 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer.name": "ADAFACTOR", "optimizer.beta1": 0.5}, "ADAFACTOR keeps no such mean"),
     (ROUNDED | {"train_dtype": "BFLOAT_16"}, "an adapter trains, in float32"),
     (ROUNDED | WHOLE | {"train_dtype": "FLOAT_32"}, "they are float32 themselves"),
-    (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype is FLOAT_32 unless set"),
+    (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype BFLOAT_16, and here it is FLOAT_32"),
     (WITHIN | {"gradient_accumulation_steps": 2}, "cannot be summed over"),
     (WITHIN | {"batch_size": 2, "micro_batch_size": 1}, "passes of micro_batch_size 1"),
     (

@@ -392,7 +392,7 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
             assert trainable.ema is not None
-            assert trainable.ema._now([pretended])[0].device.type == (
+            assert trainable.ema._as_averages([pretended])[0].device.type == (
                 "cuda" if where == "device" else "cpu"
             )
     assert all(
@@ -628,7 +628,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
         tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
         return 1.0 if tried[-1] == fastest else 2.0
 
-    monkeypatch.setattr(attention, "TRIED", ("native", "flash", "_native_math"))
+    monkeypatch.setattr(attention, "CANDIDATES", ("native", "flash", "_native_math"))
     monkeypatch.setattr(attention, "_seconds", seconds)
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:
