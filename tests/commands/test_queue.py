@@ -21,15 +21,15 @@ from videotune.files import write_json
 from videotune.queue import entries as queue
 from videotune.queue import jobs
 from videotune.queue.entries import (
-    CARD,
+    GPU_VARIABLE,
     add,
     entries,
     hold,
-    named,
+    find_entry,
     remove,
     reorder,
     requeue,
-    work,
+    run_queue,
 )
 from videotune.queue.sweep import combinations
 
@@ -101,7 +101,7 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
     home = filled(a=0)
     for code in codes:
         ended(home, "a", code)
-    assert (named(home, "a").state, named(home, "a").tries) == (state, tries)
+    assert (find_entry(home, "a").state, find_entry(home, "a").tries) == (state, tries)
 
 
 def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPat
     assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
-    ended(home, "a", None, started=time.time(), **{CARD: "1"})  # begun a moment ago: it runs
+    ended(home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"})  # begun a moment ago: it runs
     assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
     assert started == [("b", "0")]
 
@@ -126,7 +126,7 @@ def test_a_name_that_is_no_file_of_the_queue_is_refused(filled: Queue, name: str
 @pytest.mark.parametrize("skips", ["2", "all"])
 def test_an_entry_keeps_its_run_folder_and_its_skips(skips: str, tmp_path: Path) -> None:
     add(tmp_path / "queue", "a", {"steps": 1}, tmp_path / "runs" / "a", skips=skips)
-    found = named(tmp_path / "queue", "a")
+    found = find_entry(tmp_path / "queue", "a")
     assert (found.run, found.skips) == (tmp_path / "runs" / "a", skips)
 
 
@@ -221,15 +221,15 @@ def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(
 
 def ran(home: Path) -> list[list[str]]:
     """The commands of all processes so far, the first one first."""
-    return [list(job.words) for job in reversed(jobs.all_jobs(home))]
+    return [list(job.arguments) for job in reversed(jobs.all_jobs(home))]
 
 
 def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: Path) -> None:
     home, run_folder = tmp_path / "queue", tmp_path / "run"
     for name in ("a--sample-1", "a--sample-2"):
         add(home, name, {}, run_folder, words=["sample", str(run_folder), "--nonsense"])
-    assert named(home, "a--sample-1").kind == "sample"
-    assert work(home, tell=lambda _: None) == FAILED
+    assert find_entry(home, "a--sample-1").kind == "sample"
+    assert run_queue(home, tell=lambda _: None) == FAILED
     assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
     assert [one[0] for one in ran(home)] == ["sample"] * 2, (
         "what failed before it began is not tried again"
@@ -251,14 +251,14 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
         "a",
         resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"],
     )
-    entry = named(home, "a")
+    entry = find_entry(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
     queue.start(home, entry, None)
     ended(home, "a", None, started=time.time() - 60)
     row = json.loads((home / "queue.json").read_text())
     write_json(home / "queue.json", {"a": row["a"] | {"since": time.time() - 80}})
-    assert named(home, "a").state == "waiting", "the machine went off under it"
-    queue.start(home, named(home, "a"), None)
+    assert find_entry(home, "a").state == "waiting", "the machine went off under it"
+    queue.start(home, find_entry(home, "a"), None)
     assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
 
 
@@ -282,14 +282,14 @@ def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
     job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
     until(lambda: (job.folder / "pid.json").is_file())
     assert jobs.pause(job)
-    until(lambda: jobs.read(job.folder).state == "paused")
-    assert jobs.read(job.folder).running
+    until(lambda: jobs.read_job(job.folder).state == "paused")
+    assert jobs.read_job(job.folder).is_running
     assert jobs.unpause(job)
-    until(lambda: jobs.read(job.folder).state == "running")
+    until(lambda: jobs.read_job(job.folder).state == "running")
     jobs.pause(job)
     assert jobs.stop(job)
-    until(lambda: not jobs.read(job.folder).running)
-    assert not jobs.pause(jobs.read(job.folder))
+    until(lambda: not jobs.read_job(job.folder).is_running)
+    assert not jobs.pause(jobs.read_job(job.folder))
 
 
 def command(*words: Any) -> subprocess.Popen[bytes]:
@@ -310,16 +310,16 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     until(lambda: (first / "checkpoints").is_dir() and complete(first))
     worker.kill()
     worker.wait()
-    job = named(home, "first").job
+    job = find_entry(home, "first").job
     assert job is not None
-    assert job.running, "the training outlives its worker"
+    assert job.is_running, "the training outlives its worker"
     pids = json.loads((job.folder / "pid.json").read_text())
     os.kill(pids["runner"], signal.SIGKILL)
     os.kill(pids["command"], signal.SIGKILL)
-    until(lambda: named(home, "first").state == "waiting")
-    assert work(home, tell=lambda _: None) == FAILED
+    until(lambda: find_entry(home, "first").state == "waiting")
+    assert run_queue(home, tell=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
-    assert named(home, "second").tries == 2
+    assert find_entry(home, "second").tries == 2
     assert_same_run(first, finished(*sets), 60)
 
 
@@ -333,7 +333,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     a = home / "runs" / "a"
     until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
     with pytest.raises(VideotuneError):
-        work(home)  # another worker has it
+        run_queue(home)  # another worker has it
     worker.send_signal(signal.SIGINT)
     assert worker.wait(60) == INTERRUPTED
     assert states(home) == {"a": "stopped"}

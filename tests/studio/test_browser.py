@@ -84,7 +84,7 @@ RARER = (("validate_every", "0"), ("sample_metrics.budget", "0"), ("sample.steps
 def plan(page: Any, home: Path) -> None:
     """Type the settings and read the plan."""
     go(page, "Setup")
-    named = projects.named(home.parent, home.name)
+    named = projects.find_project(home.parent, home.name)
     for key, value in (*SETTINGS, *RARER):
         if key not in ("steps", "learning_rate"):
             page.locator("#find").fill(key)

@@ -25,13 +25,13 @@ from videotune.queue.jobs import QueuedJob
 
 EntryState = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
 
-CONFIGS = (".json", ".yaml", ".yml")
-LISTED = "queue.json"
-TRIES = 2
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+LIST_FILE = "queue.json"
+MAX_TRIES = 2
 """Times in a row that a training may fail before the queue leaves it."""
 
-CARD = "CUDA_VISIBLE_DEVICES"
-NAME = re.compile(r"[\w][\w.,=+-]{0,149}")
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+NAME_PATTERN = re.compile(r"[\w][\w.,=+-]{0,149}")
 
 
 class EntryRecord(TypedDict, total=False):
@@ -64,22 +64,22 @@ class QueueEntry:
     state: EntryState
     tries: int
     job: QueuedJob | None
-    words: tuple[str, ...] = ()
-    fresh: bool = True
-    held: bool = False
+    arguments: tuple[str, ...] = ()
+    is_fresh: bool = True
+    is_held: bool = False
 
     @property
     def kind(self) -> str:
         """The command that it runs."""
-        return self.words[0] if self.words else "train"
+        return self.arguments[0] if self.arguments else "train"
 
     def to_json(self) -> dict[str, Any]:
         """What ``queue ls --json`` prints of it."""
         ended = self.state in ("failed", "stopped") or (
             self.state == "waiting" and self.tries > 0
         )
-        why = jobs.why(self.job) if self.job is not None and ended else None
-        card = None if self.job is None else self.job.env.get(CARD)
+        why = jobs.describe_outcome(self.job) if self.job is not None and ended else None
+        card = None if self.job is None else self.job.env.get(GPU_VARIABLE)
         facts = {
             "name": self.name,
             "state": self.state,
@@ -104,7 +104,7 @@ def entries(queue: Path) -> list[QueueEntry]:
     files = [
         one
         for one in queue.glob("[!.]*")
-        if one.suffix in CONFIGS and one.name != LISTED and one.is_file()
+        if one.suffix in CONFIG_SUFFIXES and one.name != LIST_FILE and one.is_file()
     ]
     names = [path.stem for path in files]
     if wrong := [
@@ -138,7 +138,7 @@ def _entry(
     again = not words or (
         "--resume" not in words and (run / "config.json").is_file()
     )  # it got as far as to begin
-    state = cast(EntryState, "waiting" if tries < (TRIES if again else 1) else "failed")
+    state = cast(EntryState, "waiting" if tries < (MAX_TRIES if again else 1) else "failed")
     if now and now[0].state in ("running", "paused", "done", "stopped"):
         state = now[0].state
     if row.get("held") and state == "waiting":
@@ -153,7 +153,7 @@ def _entry(
 
 def _rows(queue: Path) -> dict[str, Any]:
     """What ``queue.json`` says of each; VideotuneError where it is damaged."""
-    listed = queue / LISTED
+    listed = queue / LIST_FILE
     try:
         return dict(
             checked(dict[str, EntryRecord], read_json(listed) if listed.is_file() else {})
@@ -180,13 +180,13 @@ def add(
     Raises VideotuneError where the name is taken, or is none for a file, and where the run folder is that of another run,
     which would be resumed in its place.
     """
-    if not NAME.fullmatch(name) or name == Path(LISTED).stem:
+    if not NAME_PATTERN.fullmatch(name) or name == Path(LIST_FILE).stem:
         raise VideotuneError(
             f"--name {name!r}: letters, digits and . , = + - _, at most 150, and not queue"
         )
     queue.mkdir(parents=True, exist_ok=True)
     with FileLock(queue / ".list-lock"):
-        if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
+        if any((queue / f"{name}{ending}").exists() for ending in CONFIG_SUFFIXES):
             raise VideotuneError(
                 f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`"
             )
@@ -204,12 +204,12 @@ def add(
             "skips": skips,
         }
         row |= {"words": list(words)} if words else {}
-        write_json(queue / LISTED, _rows(queue) | {name: row})
+        write_json(queue / LIST_FILE, _rows(queue) | {name: row})
         write_json(queue / f"{name}.json", config)
     return queue / f"{name}.json"
 
 
-def named(queue: Path, name: str) -> QueueEntry:
+def find_entry(queue: Path, name: str) -> QueueEntry:
     """An entry by its name; VideotuneError that lists them where there is none."""
     found = {entry.name: entry for entry in entries(queue)}
     if name not in found:
@@ -221,12 +221,12 @@ def named(queue: Path, name: str) -> QueueEntry:
 
 def remove(queue: Path, name: str) -> Path:
     """Stop an entry if it runs, wait until it has saved, and take its config out; returns its run folder, which stays."""
-    while (entry := named(queue, name)).job is not None and entry.job.running:
+    while (entry := find_entry(queue, name)).job is not None and entry.job.is_running:
         jobs.stop(entry.job)
         time.sleep(0.5)
     with FileLock(queue / ".list-lock"):
         write_json(
-            queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name}
+            queue / LIST_FILE, {key: row for key, row in _rows(queue).items() if key != name}
         )
         entry.config.unlink(missing_ok=True)
     for job in jobs.all_jobs(queue):
@@ -240,7 +240,7 @@ def _change(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
     with FileLock(queue / ".list-lock"):
         rows = _rows(queue)
         write_json(
-            queue / LISTED,
+            queue / LIST_FILE,
             rows | {name: {**rows.get(name, {}), **row} for name, row in changes.items()},
         )
 
@@ -250,9 +250,9 @@ def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
 
     Raises VideotuneError while it runs.
     """
-    if (entry := named(queue, name)).state in ("running", "paused"):
+    if (entry := find_entry(queue, name)).state in ("running", "paused"):
         raise VideotuneError(f"{name} is running: stop it first")
-    own = entry.words if words is None else words
+    own = entry.arguments if words is None else words
     _change(
         queue,
         {name: {"since": round(time.time() - 1e-3, 3), "held": False, "words": list(own)}},
@@ -261,9 +261,9 @@ def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
 
 def hold(queue: Path, name: str) -> None:
     """Let an entry stand as stopped until it is queued again, also for later workers; one that runs is asked to end."""
-    entry = named(queue, name)
+    entry = find_entry(queue, name)
     _change(queue, {name: {"held": True}})
-    if entry.job is not None and entry.job.running:
+    if entry.job is not None and entry.job.is_running:
         jobs.stop(entry.job)
 
 
@@ -284,12 +284,12 @@ def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
     how = ["--resume"] if begun else ["--config", str(entry.config.absolute())]
     skips = ["--allow-skips", entry.skips] if entry.skips and not begun else []
     words = ["train", "--out", str(entry.run), *how, *skips]
-    if entry.words and (entry.fresh or entry.kind != "train" or not begun):
-        words = list(entry.words)
-    jobs.start(queue, entry.kind, words, entry.name, env={} if card is None else {CARD: card})
+    if entry.arguments and (entry.is_fresh or entry.kind != "train" or not begun):
+        words = list(entry.arguments)
+    jobs.start(queue, entry.kind, words, entry.name, env={} if card is None else {GPU_VARIABLE: card})
 
 
-def work(
+def run_queue(
     queue: Path,
     cards: Sequence[str | None] = (None,),
     watch: bool = False,
@@ -333,7 +333,7 @@ def _turn(
         tell(entry)
     running = [entry for entry in found if entry.state in ("running", "paused")]
     ready = [one for one in found if one.state == "waiting" or _ended_before(one, begun)]
-    busy = [entry.job.env.get(CARD) for entry in running if entry.job]
+    busy = [entry.job.env.get(GPU_VARIABLE) for entry in running if entry.job]
     free = [card for card in cards if card not in busy][: max(0, len(cards) - len(busy))]
     for entry, card in zip(ready, free, strict=False):
         start(queue, entry, card)
@@ -345,7 +345,7 @@ def _ended_before(entry: QueueEntry, begun: float) -> bool:
     job = entry.job
     return (
         entry.state == "stopped"
-        and not entry.held
+        and not entry.is_held
         and job is not None
         and (job.ended or job.started) < begun
     )
@@ -354,7 +354,7 @@ def _ended_before(entry: QueueEntry, begun: float) -> bool:
 def _stop_all(queue: Path) -> int:
     """Ask all trainings to save and end, and wait until they have."""
     while running := [
-        entry.job for entry in entries(queue) if entry.job is not None and entry.job.running
+        entry.job for entry in entries(queue) if entry.job is not None and entry.job.is_running
     ]:
         for job in running:
             jobs.stop(job)

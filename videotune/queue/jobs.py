@@ -29,20 +29,20 @@ JobState = Literal["running", "paused", "done", "failed", "stopped", "dead"]
 _started: list[subprocess.Popen[bytes]] = []
 """Runners that this process has begun and that are to be waited for once they end."""
 
-BEGINNING = 20.0
+STARTUP_SECONDS = 20.0
 """Seconds that a runner may take until it has said its number."""
 
-LONGEST_WORD = 100_000
+MAX_ARGUMENT_BYTES = 100_000
 """Bytes of one argument; Linux takes 128 kB."""
 
-WHOLE = ("split", "train")
+ALL_OR_NOTHING = ("split", "train")
 """Kinds whose exit code 2 says that nothing was done: the video is not split, the run is refused."""
 
-KEPT = 40
+MAX_ENDED_JOBS = 40
 """Folders of ended jobs that stay, of one kind."""
 
 
-class Facts(TypedDict):
+class JobRecord(TypedDict):
     """``job.json``: what was started, when, and how."""
 
     kind: str
@@ -52,7 +52,7 @@ class Facts(TypedDict):
     env: NotRequired[dict[str, str]]
 
 
-class Pids(TypedDict):
+class ProcessRecord(TypedDict):
     """``pid.json``: the processes, and when they were written down."""
 
     runner: int
@@ -60,7 +60,7 @@ class Pids(TypedDict):
     time: float
 
 
-class End(TypedDict):
+class ExitRecord(TypedDict):
     """``rc.json``: how and when the command ended."""
 
     code: int
@@ -78,7 +78,7 @@ class QueuedJob:
     folder: Path
     kind: str
     about: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     state: JobState
     code: int | None
     started: float
@@ -86,7 +86,7 @@ class QueuedJob:
     env: Mapping[str, str] = field(hash=False)
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process is there, at work or paused."""
         return self.state in ("running", "paused")
 
@@ -103,9 +103,9 @@ def start(
     ``env``: environment variables beside this process's own. Raises VideotuneError for a word that no process can be given.
     """
     for word in words:
-        if "\0" in word or len(word.encode(errors="surrogatepass")) > LONGEST_WORD:
+        if "\0" in word or len(word.encode(errors="surrogatepass")) > MAX_ARGUMENT_BYTES:
             raise VideotuneError(
-                f"{word[:40]!r}…: at most {LONGEST_WORD:,} bytes of text, without a NUL character"
+                f"{word[:40]!r}…: at most {MAX_ARGUMENT_BYTES:,} bytes of text, without a NUL character"
             )
     home = project / "jobs"
     home.mkdir(exist_ok=True)
@@ -136,10 +136,10 @@ def start(
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
     _started[:] = [one for one in _started if one.poll() is None] + [process]
-    return read(folder)
+    return read_job(folder)
 
 
-def read(folder: Path) -> QueuedJob:
+def read_job(folder: Path) -> QueuedJob:
     """A job as its folder and the table of processes say that it stands; ValueError where its folder is damaged."""
     try:
         return _read(folder, (folder / "rc.json").stat().st_mtime_ns)
@@ -150,10 +150,10 @@ def read(folder: Path) -> QueuedJob:
 @lru_cache(maxsize=4096)
 def _read(folder: Path, ended_at: int) -> QueuedJob:
     """A job; one that ended is read once, since its folder does not change any more."""
-    facts: Facts = checked(Facts, read_json(folder / "job.json"))
+    facts: JobRecord = checked(JobRecord, read_json(folder / "job.json"))
     alive = not (folder / "rc.json").is_file() and _alive(folder, facts["started"])
     end = (
-        None if alive else _json(folder / "rc.json", End)
+        None if alive else _json(folder / "rc.json", ExitRecord)
     )  # read after: it may end between the two looks
     code, ended = (None, None) if end is None else (end["code"], end["ended"])
     state = ("paused" if _paused(folder) else "running") if alive else _how(code, facts["kind"])
@@ -171,7 +171,7 @@ def _read(folder: Path, ended_at: int) -> QueuedJob:
 
 
 def _how(code: int | None, kind: str) -> JobState:
-    if code == DONE or (code == SKIPPED and kind not in WHOLE):
+    if code == DONE or (code == SKIPPED and kind not in ALL_OR_NOTHING):
         return "done"
     if code in (INTERRUPTED, -15, -2):
         return "stopped"
@@ -182,9 +182,9 @@ def _alive(folder: Path, started: float) -> bool:
     """Whether the runner, or the command that it left behind, is there: the same process, not its number alone."""
     for one in _started:
         one.poll()  # an ended child is a zombie until it is asked
-    pids = _json(folder / "pid.json", Pids)
+    pids = _json(folder / "pid.json", ProcessRecord)
     if pids is None:
-        return time.time() - started < BEGINNING
+        return time.time() - started < STARTUP_SECONDS
     return any(_same(pid, pids["time"]) for pid in (pids["runner"], pids["command"]))
 
 
@@ -205,7 +205,7 @@ def _paused(folder: Path) -> bool:
 
 def _command(folder: Path, family: bool = False) -> list[psutil.Process]:
     """The command of a job, with its children where the ``family`` is asked for; none where it is gone."""
-    pids = _json(folder / "pid.json", Pids)
+    pids = _json(folder / "pid.json", ProcessRecord)
     with suppress(psutil.Error):
         if pids is not None and _same(pids["command"], pids["time"]):
             command = psutil.Process(pids["command"])
@@ -225,7 +225,7 @@ def _each(project: Path, kind: str | None) -> Iterator[QueuedJob]:
         with suppress(
             OSError, ValueError
         ):  # a folder that is being made or taken away, or that nobody can read
-            yield read(folder)
+            yield read_job(folder)
 
 
 def all_jobs(project: Path, kind: str | None = None) -> list[QueuedJob]:
@@ -280,7 +280,7 @@ def result(job: QueuedJob) -> Any:
     return None
 
 
-def why(job: QueuedJob) -> str:
+def describe_outcome(job: QueuedJob) -> str:
     """How a job ended, in words; an error as the command told it, which may be several lines."""
     known = {
         "running": "at work",
@@ -302,8 +302,8 @@ def why(job: QueuedJob) -> str:
 def restart(project: Path, kind: str, words: Sequence[str], about: str = "") -> None:
     """Start a job in place of the last one of its kind, which is ended if it runs; the oldest ended ones are removed."""
     for place, job in enumerate(all_jobs(project, kind)):
-        if job.running and place == 0:
+        if job.is_running and place == 0:
             stop(job)
-        elif place >= KEPT and not job.running:
+        elif place >= MAX_ENDED_JOBS and not job.is_running:
             shutil.rmtree(job.folder)
     start(project, kind, words, about)

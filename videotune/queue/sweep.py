@@ -13,15 +13,15 @@ from typing import Any
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
-from videotune.queue.entries import CONFIGS, QueueEntry, add, entries, work
+from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries, run_queue
 from videotune.reporter.build import write_comparison
 
-MOST_RUNS = 256
-LONGEST = 100
+MAX_RUNS = 256
+MAX_NAME_LENGTH = 100
 """Runs of a sweep, and characters of a run's name."""
 
 
-def standalone(overrides: Overrides) -> dict[str, Any]:
+def standalone_config(overrides: Overrides) -> dict[str, Any]:
     """The config of a command, its preset's values among its own; VideotuneError where it does not resolve."""
     resolve_config(overrides, planning=True)
     return merge(preset_keys(overrides), user_keys(overrides))
@@ -30,7 +30,7 @@ def standalone(overrides: Overrides) -> dict[str, Any]:
 def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
     """Every combination of ``KEY=V1,V2`` words, as ``--set`` takes them; commas inside [] and {} separate nothing.
 
-    Raises VideotuneError for a word without values, for a key given twice, and beyond ``MOST_RUNS`` runs.
+    Raises VideotuneError for a word without values, for a key given twice, and beyond ``MAX_RUNS`` runs.
     """
     lists: dict[str, list[str]] = {}
     for word in vary:
@@ -42,8 +42,8 @@ def combinations(vary: Sequence[str]) -> list[dict[str, str]]:
             )
         lists[key] = list(dict.fromkeys(values))
     count = math.prod(map(len, lists.values()))
-    if count > MOST_RUNS:
-        raise VideotuneError(f"--vary: {count} runs; at most {MOST_RUNS}, so leave values out")
+    if count > MAX_RUNS:
+        raise VideotuneError(f"--vary: {count} runs; at most {MAX_RUNS}, so leave values out")
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
@@ -57,15 +57,15 @@ def plan_sweep(
     configs: dict[str, dict[str, Any]] = {}
     for values in combinations(vary):
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-        name = re.sub(r"[^\w.,=+-]+", "-", name)[:LONGEST]
+        name = re.sub(r"[^\w.,=+-]+", "-", name)[:MAX_NAME_LENGTH]
         if name in configs:
             raise VideotuneError(
-                f"--vary: two runs have the name {name!r}, of which {LONGEST} characters count"
+                f"--vary: two runs have the name {name!r}, of which {MAX_NAME_LENGTH} characters count"
             )
         sets = tuple(f"{key}={value}" for key, value in values.items())
-        configs[name] = standalone(replace(overrides, sets=(*overrides.sets, *sets)))
+        configs[name] = standalone_config(replace(overrides, sets=(*overrides.sets, *sets)))
     for name, config in configs.items():
-        if not any((out / f"{name}{ending}").exists() for ending in CONFIGS):
+        if not any((out / f"{name}{ending}").exists() for ending in CONFIG_SUFFIXES):
             add(out, name, config, skips=skips)
     return list(configs)
 
@@ -81,5 +81,5 @@ def run_sweep(
         if entry.state not in ("waiting", "running"):
             write_comparison([one.run for one in entries(out)], page)
 
-    code = work(out, cards, tell=heard)
+    code = run_queue(out, cards, tell=heard)
     return code, write_comparison([one.run for one in entries(out)], page)

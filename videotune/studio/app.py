@@ -26,14 +26,14 @@ from videotune.studio import (
     setup_page,
     train_page,
 )
-from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
+from videotune.studio.security import SESSION_COOKIE, ATTEMPT_WINDOW, Guard, LoginLimiter, check_host, is_local
 from videotune.studio.uploads import UPLOADS
-from videotune.studio.web import STATIC, Changes, In, PageContext, PostedForm, html, page, say
+from videotune.studio.web import STATIC, Changes, CurrentPage, PageContext, PostedForm, render, page_response, reply
 
-PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
+PASSWORD_VARIABLE = "VIDEOTUNE_STUDIO_PASSWORD"
 """Where the password is looked for: an environment variable, so that no list of processes shows it."""
 
-NAME = "studio"
+LOGIN_NAME = "studio"
 """The name to log in with."""
 
 PAGES = {
@@ -48,7 +48,7 @@ def serve(root: Path, host: str, port: int) -> int:
 
     Raises VideotuneError where the host needs a password, or the port is taken.
     """
-    password = os.environ.pop(PASSWORD, None)  # no job inherits it
+    password = os.environ.pop(PASSWORD_VARIABLE, None)  # no job inherits it
     check_host(host, password)
     root.mkdir(parents=True, exist_ok=True)
     app = make_app(root.resolve(), host, password)
@@ -107,7 +107,7 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     app.state.is_ending = lambda: False
     app.state.locked = password is not None
     sessions = set[str]()
-    wrong = WrongPasswords()
+    wrong = LoginLimiter()
     app.add_middleware(
         Guard,
         host=host,
@@ -117,37 +117,37 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
 
     @app.get("/login")
     def login() -> Response:
-        return HTMLResponse(html("login", wrong=False))
+        return HTMLResponse(render("login", wrong=False))
 
     @app.post("/login")
     def log_in(request: Request, form: PostedForm) -> Response:
         address = request.client.host if request.client else ""
         if not wrong.begin(address):
             return PlainTextResponse(
-                f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429
+                f"Too many wrong passwords: wait {ATTEMPT_WINDOW:g} seconds and try again.", 429
             )
-        right = secrets.compare_digest(form["username"].encode(), NAME.encode())
+        right = secrets.compare_digest(form["username"].encode(), LOGIN_NAME.encode())
         if not right & secrets.compare_digest(
             form["password"].encode(), str(password).encode()
         ):
-            return HTMLResponse(html("login", wrong=True), 400)
+            return HTMLResponse(render("login", wrong=True), 400)
         wrong.forget(address)
         sessions.add(session := secrets.token_urlsafe(32))
         answer = RedirectResponse("/", 303)
-        answer.set_cookie(COOKIE, session, httponly=True, samesite="strict")
+        answer.set_cookie(SESSION_COOKIE, session, httponly=True, samesite="strict")
         return answer
 
     @app.post("/logout")
     def log_out(request: Request) -> Response:
-        sessions.discard(request.cookies.get(COOKIE, ""))
-        return say(go="/login")
+        sessions.discard(request.cookies.get(SESSION_COOKIE, ""))
+        return reply(go="/login")
 
     @app.get("/design")
-    def design(asked: In) -> Response:
-        return page(asked, "design", header.REGIONS, "Components")
+    def design(asked: CurrentPage) -> Response:
+        return page_response(asked, "design", header.REGIONS, "Components")
 
     for kind in (ValueError, OSError, RecursionError):
-        app.add_exception_handler(kind, refused)
+        app.add_exception_handler(kind, error_response)
     app.mount("/static", StaticFiles(directory=STATIC))
     for module in PAGES.values():
         app.include_router(module.routes)
@@ -160,12 +160,12 @@ def make_app(root: Path, host: str, password: str | None) -> FastAPI:
     return app
 
 
-def refused(request: Request, error: Exception) -> Response:
+def error_response(request: Request, error: Exception) -> Response:
     """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
     told = f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
     told = told[:2000].encode("utf-8", "backslashreplace").decode()
     if request.headers.get("hx-request"):
-        answer = say(told, bad=True, status=422)
+        answer = reply(told, bad=True, status=422)
         answer.body = told.encode()
         answer.headers["Content-Length"] = str(len(answer.body))
         return answer
@@ -173,4 +173,4 @@ def refused(request: Request, error: Exception) -> Response:
         return PlainTextResponse(told, 400)
     state = request.app.state
     nothing = PageContext(state.root, state.local, None, {}, state.locked)
-    return page(nothing, "error", header.REGIONS, "Not found", 404, words=told)
+    return page_response(nothing, "error", header.REGIONS, "Not found", 404, words=told)

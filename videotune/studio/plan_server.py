@@ -10,16 +10,16 @@ from threading import Lock, Thread
 from typing import Any
 
 from videotune.files import read_json, write_json
-from videotune.studio.web import tag
+from videotune.studio.web import content_tag
 
-ANSWERS = "videotune.studio.plan_worker"
+WORKER_MODULE = "videotune.studio.plan_worker"
 """The module that answers; this process does not import it, since it brings torch."""
 
-LONGEST = 120.0
+TIMEOUT = 120.0
 """Seconds of an answer, unless the question allows more."""
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([ANSWERS, "videotune.cli.main", __name__])
+_forks.set_forkserver_preload([WORKER_MODULE, "videotune.cli.main", __name__])
 _lock = Lock()
 _asked: dict[Path, str] = {}
 """The key of the last question about each answer, of this process."""
@@ -27,7 +27,7 @@ _asked: dict[Path, str] = {}
 _workers: dict[Path, Thread] = {}
 
 
-def read(out: Path) -> dict[str, Any]:
+def read_answer(out: Path) -> dict[str, Any]:
     """An answer as it is now; empty where there is none yet."""
     try:
         return dict(read_json(out))
@@ -35,14 +35,14 @@ def read(out: Path) -> dict[str, Any]:
         return {}
 
 
-def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
+def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
     """What the file ``out`` answers so far; its question is sent where it is another than that of the answer.
 
     ``current`` in the answer: it answers this question, wholly; ``measuring``: a part of it is there. A newer question takes
     the place of an older one about the same file.
     """
-    found = read(out)
-    key = tag(json.dumps(question, sort_keys=True))
+    found = read_answer(out)
+    key = content_tag(json.dumps(question, sort_keys=True))
     current = found.get("key") == key
     full = found.get("part") == "full"
     with _lock:
@@ -60,7 +60,7 @@ def _work(question: dict[str, Any], before: Thread | None) -> None:
         before.join()
     out = Path(question["out"])
     key = question["key"]
-    longest = question.get("longest", LONGEST)
+    longest = question.get("longest", TIMEOUT)
     if _asked[out] != key:
         return
     out.parent.mkdir(exist_ok=True)
@@ -82,9 +82,9 @@ def _work(question: dict[str, Any], before: Thread | None) -> None:
         why = f"could not begin: {error}"
     if _asked[out] == key and process.exitcode != 0:
         failed = {"key": key, "code": 1, "words": f"the calculation {why}", "part": "full"}
-        write_json(out, read(out) | failed, durable=False)
+        write_json(out, read_answer(out) | failed, durable=False)
 
 
 def _answer(question: dict[str, Any]) -> None:
     """What runs in the fork."""
-    import_module(ANSWERS).answer(question)
+    import_module(WORKER_MODULE).answer(question)

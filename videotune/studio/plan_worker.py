@@ -25,7 +25,7 @@ from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.planner.gpus import known_card
 
-MEASURED = (
+MEASURED_KEYS = (
     "fits",
     "hours",
     "hours_beside",
@@ -39,7 +39,7 @@ MEASURED = (
 """Keys of a plan that need a measured step."""
 
 
-def answer(question: Mapping[str, Any]) -> None:
+def write_answer(question: Mapping[str, Any]) -> None:
     """Write the answer to a question (``what``: plan, hours or import) with its ``key``, in parts as they are there.
 
     An error is an answer: its code and words. A plan is written twice where its step has to be measured, first with the
@@ -58,7 +58,7 @@ def answer(question: Mapping[str, Any]) -> None:
             old = facts["plan"] = before.get("plan") or {}  # stays in sight beside an error
             found = plan(question, known=True)
             if found["device"] is None:
-                kept = {key: old[key] for key in MEASURED if key in old}
+                kept = {key: old[key] for key in MEASURED_KEYS if key in old}
                 write_json(out, facts | {"plan": found | kept, "part": "known"}, durable=False)
                 found = plan(question)
             facts["plan"] = found

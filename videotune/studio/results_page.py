@@ -19,67 +19,67 @@ from videotune.runs.schemas import load_json
 from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
-from videotune.studio.status import remembered
-from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
-from videotune.studio.web import FormData, In, PageContext, Regions, html, page
+from videotune.studio.status import read_cached
+from videotune.studio.train_page import branches, checkpoint, selected_run, refuse_running
+from videotune.studio.web import FormData, CurrentPage, PageContext, Regions, render, page_response
 
 routes = APIRouter()
-TRIES = 24
+MAX_TRIES = 24
 """So many of the latest tries are shown."""
 
-FILES = ("report.html", "export/README.md")
+RUN_FILES = ("report.html", "export/README.md")
 """What is linked where a run has it: the report and the model card."""
 
 
 def summary(asked: PageContext) -> str:
     """The recommended checkpoint and why it is that one, the checkpoints, the written files, and what is being written."""
-    if not chosen(asked):
-        return html("train_none", asked=asked, project=asked.home)
-    now = train_page.facts(asked)
-    home = asked.home.folder
+    if not selected_run(asked):
+        return render("train_none", asked=asked, project=asked.current_project)
+    now = train_page.run_context(asked)
+    home = asked.current_project.folder
     run = now["run"]
     works = {
         kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")
     }
     works["export"] = next(
-        iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None
+        iter(queue_page.jobs_about(asked.root, asked.current_project, now["name"], "export")), None
     )
     given = {
-        "files": list(written(home, run.folder)),
+        "files": list(exported_files(home, run.folder)),
         "works": works,
-        "size": size,
-        "formats": offered(run),
+        "size": disk_usage,
+        "formats": export_formats(run),
         "home": home,
     }
     given |= {
-        "there": [name for name in FILES if (run.folder / name).is_file()],
+        "there": [name for name in RUN_FILES if (run.folder / name).is_file()],
         "use": use(run),
     }
     losses = dict(points(run.validations, "held_out", "normalised"))
     given |= {
         "losses": losses,
         "grounds": grounds(run) if losses else None,
-        "measured": list(measured(home, run)),
+        "measured": list(metric_samples(home, run)),
     }
-    return html("results_summary", **now, **given)
+    return render("results_summary", **now, **given)
 
 
-def written(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
+def exported_files(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
     """The files that a run and its branches have written for other programs, which are still there."""
     for label, folder in branches(run):
-        for one in map(mapping, items(remembered(folder / "exports.json"))):
+        for one in map(mapping, items(read_cached(folder / "exports.json"))):
             if (path := folder / str(one["path"])).exists() and path.resolve().is_relative_to(
                 home.resolve()
             ):
                 yield label, one, path
 
 
-def size(path: Path) -> int:
+def disk_usage(path: Path) -> int:
     """Bytes of a file, or of all files of a folder."""
     return sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
 
 
-def offered(run: Run) -> tuple[str, ...]:
+def export_formats(run: Run) -> tuple[str, ...]:
     """The formats that can be written of what the run trained."""
     method = run.setting("training_method")
     variant = run.setting("lora", "variant")
@@ -87,7 +87,7 @@ def offered(run: Run) -> tuple[str, ...]:
     return tuple(texts()["offered"].get(str(variant), every)) if method == "LORA" else every
 
 
-def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
+def metric_samples(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
     """The samples of the latest sample metrics, each with the training clip that is nearest in pictures."""
     clips = {str(clip["path"]): clip for clip in run.clips}
     for one in map(mapping, items(run.last("sample_metrics")["samples"])):
@@ -102,13 +102,13 @@ def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
 
 def tries(asked: PageContext) -> str:
     """What was tried, the last one first, each with what became of it."""
-    name = chosen(asked)
-    home = asked.home.folder
+    name = selected_run(asked)
+    home = asked.current_project.folder
     entries = (
-        {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
+        {one.name: one for one in queue_page.project_entries(asked.root, asked.current_project, name)} if name else {}
     )
     books = (
-        sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
+        sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:MAX_TRIES] if name else []
     )
     rows = [
         (
@@ -118,35 +118,35 @@ def tries(asked: PageContext) -> str:
         )
         for book in books
     ]
-    return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
+    return render("results_tries", project=asked.current_project, name=name, home=home, rows=rows)
 
 
 REGIONS: Regions = {"summary": summary, "tries": tries, "previews": train_page.previews_part}
 
 
 @routes.get("/p/{project}/results")
-def show(asked: In) -> Response:
+def show(asked: CurrentPage) -> Response:
     """The page."""
-    more: dict[str, Any] = {"run": (name := chosen(asked)), "runs": train_page.names(asked)}
+    more: dict[str, Any] = {"run": (name := selected_run(asked)), "runs": train_page.run_names(asked)}
     if name:
-        now = train_page.facts(asked)
-        more |= {"saves": now["saves"], "best": now["best"], "formats": offered(now["run"])}
-    return page(asked, "results", header.REGIONS | REGIONS, "Results", **more)
+        now = train_page.run_context(asked)
+        more |= {"saves": now["saves"], "best": now["best"], "formats": export_formats(now["run"])}
+    return page_response(asked, "results", header.REGIONS | REGIONS, "Results", **more)
 
 
 @routes.get("/p/{project}/compare")
-def compare(asked: In, run: Annotated[list[str], Query()]) -> Response:
+def compare(asked: CurrentPage, run: Annotated[list[str], Query()]) -> Response:
     """A page that compares runs: what differs in their settings, and their validation losses on one chart."""
-    folders = [folder for name in run if (folder := run_folder(asked.home, name)).is_dir()]
-    write_comparison(folders, asked.home.folder / "runs" / "comparison.html")
-    return RedirectResponse(f"/p/{asked.home.name}/file/runs/comparison.html", 303)
+    folders = [folder for name in run if (folder := run_folder(asked.current_project, name)).is_dir()]
+    write_comparison(folders, asked.current_project.folder / "runs" / "comparison.html")
+    return RedirectResponse(f"/p/{asked.current_project.name}/file/runs/comparison.html", 303)
 
 
 def draw(asked: PageContext, run: Path, words: FormData) -> str:
     """Try a prompt with a checkpoint, when its turn in the queue comes."""
     if not (prompt := words["prompt"].strip()):
         raise VideotuneError("type what the video should show")
-    folder = asked.home.folder / "tries" / run.name / f"{time.time_ns():x}"
+    folder = asked.current_project.folder / "tries" / run.name / f"{time.time_ns():x}"
     options = {"--step": words.number("step"), "--seed": words.number("seed")}
     options |= {"--strength": words.number("strength", whole=False)}
     more = [part for option, value in options.items() if value for part in (option, value)]
@@ -154,7 +154,7 @@ def draw(asked: PageContext, run: Path, words: FormData) -> str:
         ["--set", f"sample.negative={words['negative']}"] if words["negative"].strip() else []
     )
     command = ["sample", str(run), "--prompt", prompt, "--out", str(folder), *more]
-    entry = queue_page.submit(asked.root, asked.home, run.name, command, "sample")
+    entry = queue_page.submit(asked.root, asked.current_project, run.name, command, "sample")
     folder.mkdir(parents=True)
     write_json(folder / "try.json", {**words, "entry": entry, "asked": time.time()})
     return ""
@@ -162,11 +162,11 @@ def draw(asked: PageContext, run: Path, words: FormData) -> str:
 
 def dismiss(asked: PageContext, run: Path, words: FormData) -> str:
     """Move a try to the bin, and take it out of the queue."""
-    folder = inside(asked.home.folder / "tries" / run.name, words["try"])
-    for entry in queue_page.of(asked.root, asked.home, run.name):
-        if str(folder) in entry.words:
-            queue_page.ACTS["remove"][0](queue_page.home(asked.root), entry.name)
-    trash.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
+    folder = inside(asked.current_project.folder / "tries" / run.name, words["try"])
+    for entry in queue_page.project_entries(asked.root, asked.current_project, run.name):
+        if str(folder) in entry.arguments:
+            queue_page.ACTIONS["remove"][0](queue_page.queue_folder(asked.root), entry.name)
+    trash.move_to_trash(asked.current_project.folder, "sample", words["prompt"][:60] or folder.name, [folder])
     return ""
 
 
@@ -179,7 +179,7 @@ def export(asked: PageContext, run: Path, words: FormData) -> str:
         ["--merge"] if words["merge"] else []
     )
     queue_page.submit(
-        asked.root, asked.home, run.name, ["export", str(run), *step, *more], "export"
+        asked.root, asked.current_project, run.name, ["export", str(run), *step, *more], "export"
     )
     return ""
 
@@ -188,7 +188,7 @@ def delete(asked: PageContext, run: Path, words: FormData) -> str:
     """Move a checkpoint to the bin."""
     refuse_running(asked, run)
     folder = checkpoint(run, words)
-    trash.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
+    trash.move_to_trash(asked.current_project.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
     return f"The checkpoint of step {words['step']} is in the bin"
 
 
@@ -198,13 +198,13 @@ def write(asked: PageContext, run: Path, words: FormData) -> str:
     more = {
         "report": [],
         "doctor": ["--json"],
-        "card": ["--out", str(run / FILES[1])],
+        "card": ["--out", str(run / RUN_FILES[1])],
         "publish": repo,
     }
     if words["kind"] not in more:
         raise VideotuneError(f"there is no command {words['kind'][:40]}")
     jobs.restart(
-        asked.home.folder,
+        asked.current_project.folder,
         words["kind"],
         [words["kind"], str(run), *more[words["kind"]]],
         run.name,
@@ -212,7 +212,7 @@ def write(asked: PageContext, run: Path, words: FormData) -> str:
     return ""
 
 
-train_page.ACTS |= {
+train_page.ACTIONS |= {
     "draw": draw,
     "dismiss": dismiss,
     "export": export,
