@@ -24,8 +24,8 @@ from videotune.queue.entries import (
     GPU_VARIABLE,
     add,
     entries,
-    hold,
     find_entry,
+    hold,
     remove,
     reorder,
     requeue,
@@ -112,7 +112,9 @@ def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPat
     assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
-    ended(home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"})  # begun a moment ago: it runs
+    ended(
+        home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"}
+    )  # begun a moment ago: it runs
     assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
     assert started == [("b", "0")]
 
@@ -227,9 +229,9 @@ def ran(home: Path) -> list[list[str]]:
 def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: Path) -> None:
     home, run_folder = tmp_path / "queue", tmp_path / "run"
     for name in ("a--sample-1", "a--sample-2"):
-        add(home, name, {}, run_folder, words=["sample", str(run_folder), "--nonsense"])
+        add(home, name, {}, run_folder, arguments=["sample", str(run_folder), "--nonsense"])
     assert find_entry(home, "a--sample-1").kind == "sample"
-    assert run_queue(home, tell=lambda _: None) == FAILED
+    assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
     assert [one[0] for one in ran(home)] == ["sample"] * 2, (
         "what failed before it began is not tried again"
@@ -317,7 +319,7 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     os.kill(pids["runner"], signal.SIGKILL)
     os.kill(pids["command"], signal.SIGKILL)
     until(lambda: find_entry(home, "first").state == "waiting")
-    assert run_queue(home, tell=lambda _: None) == FAILED
+    assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
     assert find_entry(home, "second").tries == 2
     assert_same_run(first, finished(*sets), 60)

@@ -45,7 +45,7 @@ def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
     write_json(
         folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now}
     )
-    jobs._started.append(process)
+    jobs._runners.append(process)
     return jobs.read_job(folder), process.pid
 
 
@@ -90,7 +90,9 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
     assert client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code == 204
-    until(lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).is_running)
+    until(
+        lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).is_running
+    )
     ended = jobs.latest(project.folder, "split")
     assert ended is not None
     assert ended.state == "failed"

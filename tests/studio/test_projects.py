@@ -39,7 +39,8 @@ def test_a_project_is_made_listed_renamed_and_put_aside(
     assert client.post("/p/my-cats/remove").status_code == 204
     assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2"]
     assert (
-        client.post("/bin/restore", data={"id": trash.list_items(tmp_path)[0].id}).status_code == 204
+        client.post("/bin/restore", data={"id": trash.list_items(tmp_path)[0].id}).status_code
+        == 204
     )
     assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
     with pytest.raises(VideotuneError, match="needs a name"):

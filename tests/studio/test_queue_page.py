@@ -92,7 +92,9 @@ def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(
             queue_page.queue_sweep(tmp_path, cats, wrong)
     assert queue_page.project_entries(tmp_path, cats) == []
     assert (
-        queue_page.queue_sweep(tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"})
+        queue_page.queue_sweep(
+            tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"}
+        )
         == "sweep-1"
     )
     found = queue_page.project_entries(tmp_path, cats)
@@ -105,7 +107,9 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = Gpu(0, "Card", 0, 24_000_000_000, 0, 40, 20.0)
-    monkeypatch.setattr(gpu, "list_gpus", lambda: [card, Gpu(1, *list(card.__dict__.values())[1:])])
+    monkeypatch.setattr(
+        gpu, "list_gpus", lambda: [card, Gpu(1, *list(card.__dict__.values())[1:])]
+    )
     queue = queue_page.queue_folder(tmp_path)
     queue_page.ensure_worker(tmp_path)
     assert jobs.all_jobs(queue) == [], "nothing waits"
@@ -114,7 +118,7 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
         "cats--run-1--sample-1",
         {},
         tmp_path / "run",
-        words=["wait", str(tmp_path), "--timeout", "0"],
+        arguments=["wait", str(tmp_path), "--timeout", "0"],
     )
     for _ in range(3):
         queue_page.ensure_worker(tmp_path)
@@ -131,7 +135,7 @@ def test_a_worker_of_a_terminal_is_enough(tmp_path: Path) -> None:
     from filelock import FileLock
 
     queue = queue_page.queue_folder(tmp_path)
-    entries.add(queue, "a", {}, tmp_path / "run", words=["wait", str(tmp_path)])
+    entries.add(queue, "a", {}, tmp_path / "run", arguments=["wait", str(tmp_path)])
     with FileLock(queue / ".lock"):
         queue_page.ensure_worker(tmp_path)
     assert jobs.all_jobs(queue) == []

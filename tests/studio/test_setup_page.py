@@ -52,7 +52,11 @@ def studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
     monkeypatch.setattr(
         plan_server,
         "request_answer",
-        lambda out, question: {**plan_server.read_answer(out), "current": False, "measuring": False},
+        lambda out, question: {
+            **plan_server.read_answer(out),
+            "current": False,
+            "measuring": False,
+        },
     )
     with TestClient(
         make_app(tmp_path, "127.0.0.1", None), base_url="http://127.0.0.1"

@@ -61,7 +61,9 @@ def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
 
 
 def test_an_item_is_deleted_for_good(tmp_path: Path) -> None:
-    item = trash.move_to_trash(tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent])
+    item = trash.move_to_trash(
+        tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent]
+    )
     trash.delete(tmp_path, item)
     assert trash.list_items(tmp_path) == []
     with pytest.raises(VideotuneError, match="no longer"):

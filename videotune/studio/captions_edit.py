@@ -40,12 +40,10 @@ def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=8)
 def _read_history(path: Path, size: int) -> list[dict[str, Any]]:
-    return [line for line in reversed(read_lines(path)) if REQUIRED_KEYS <= line.keys()]
+    return [line for line in reversed(read_lines(path)) if line.keys() >= REQUIRED_KEYS]
 
 
-def change(
-    project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = ""
-) -> int:
+def change(project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = "") -> int:
     """Write captions and return how many changed.
 
     Args:

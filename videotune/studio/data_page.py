@@ -240,7 +240,9 @@ def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
 
     # Only a local user may name a model by a path of this computer.
     may_name_any_model = page.is_local or options["endpoint"]
-    if not options["model"] or not (may_name_any_model or HUB_MODEL.fullmatch(options["model"])):
+    if not options["model"] or not (
+        may_name_any_model or HUB_MODEL.fullmatch(options["model"])
+    ):
         raise VideotuneError(
             "model: name a model of the server, or of the Hub, such as "
             "Qwen/Qwen2.5-VL-7B-Instruct"

@@ -117,7 +117,9 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
     host_header = headers.get("host", "")
     host_name = urlsplit(f"//{host_header}").hostname or ""
     if is_local(host) and not is_local(host_name):
-        return f"This studio serves only this computer, not {host_name or 'an empty host name'}."
+        return (
+            f"This studio serves only this computer, not {host_name or 'an empty host name'}."
+        )
 
     origin = headers.get("origin")
     is_foreign_origin = origin is not None and (

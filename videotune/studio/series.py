@@ -192,7 +192,9 @@ def _raw_charts(
         "loss": [("loss", *steps.mse)],
         "validation": [("held-out clips", *held_out), ("training clips", *train)],
         "noise": ninths,
-        "modules": [(name, *np.transpose(pairs)) for name, pairs in sorted(norm_curves.items())],
+        "modules": [
+            (name, *np.transpose(pairs)) for name, pairs in sorted(norm_curves.items())
+        ],
         "rate": rates,
         "norm": [("gradient norm", *steps.norms)],
         "speed": speed,
@@ -205,9 +207,7 @@ def _validation_curve(run: Run, key: str) -> Any:
 
 
 @routes.get("/p/{project}/series")
-def series(
-    page: CurrentPage, request: Request, run: Annotated[list[str], Query()]
-) -> Response:
+def series(page: CurrentPage, request: Request, run: Annotated[list[str], Query()]) -> Response:
     """Send the charts of some runs; HTTP 304 if nothing was added."""
     folders = [run_folder(page.current_project, name) for name in run[:MAX_RUNS]]
 

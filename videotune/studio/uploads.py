@@ -72,7 +72,9 @@ def rejection_reason(path: Path, name: str) -> str | None:
     suffix = Path(name).suffix.lower()
     kind = content_kind(path)
     if kind == "empty":
-        return "the file is empty: the upload was cut off, or it was never written; send it again"
+        return (
+            "the file is empty: the upload was cut off, or it was never written; send it again"
+        )
     if suffix in CLIP_SUFFIXES:
         return _clip_rejection(kind)
     if suffix in TEXT_SUFFIXES:
