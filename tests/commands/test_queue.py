@@ -19,7 +19,7 @@ from tests.waiting import until
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
-from videotune.queue import jobs
+from videotune.queue import jobs, worker
 from videotune.queue.entries import (
     GPU_VARIABLE,
     add,
@@ -29,9 +29,9 @@ from videotune.queue.entries import (
     remove,
     reorder,
     requeue,
-    run_queue,
 )
 from videotune.queue.sweep import combinations
+from videotune.queue.worker import run_queue
 
 Queue = Callable[..., Path]
 
@@ -109,13 +109,17 @@ def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         queue, "start", lambda _, entry, card: started.append((entry.name, card))
     )
-    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    assert worker._start_ready(
+        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+    )
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
     ended(
         home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"}
     )  # begun a moment ago: it runs
-    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    assert worker._start_ready(
+        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+    )
     assert started == [("b", "0")]
 
 
@@ -271,7 +275,11 @@ def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(filled: Que
     hold(home, "b")
     hold(home, "c")
     assert states(home) == {"a": "stopped", "b": "stopped", "c": "stopped"}
-    assert [queue._ended_before(one, begun) for one in entries(home)] == [True, False, False]
+    assert [worker._was_interrupted(one, begun) for one in entries(home)] == [
+        True,
+        False,
+        False,
+    ]
     requeue(home, "b")
     requeue(home, "c")
     assert states(home) == {"a": "stopped", "b": "waiting", "c": "waiting"}

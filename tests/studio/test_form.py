@@ -9,7 +9,7 @@ from videotune.studio import form
 
 def test_every_key_of_the_config_has_a_field() -> None:
     own = {key for key in leaves() if not key.startswith("datasets.")}
-    assert {field.key for field in form.fields()} == own - set(form.ELSEWHERE)
+    assert {field.key for field in form.fields()} == own - set(form.MANAGED_KEYS)
     assert all(field.help and field.values and field.default for field in form.fields())
 
 

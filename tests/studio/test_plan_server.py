@@ -83,7 +83,7 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
     tmp_path: Path, question: dict[str, Any]
 ) -> None:
     ask = "import json, sys; from pathlib import Path; from videotune.studio import plan_server as one; "
-    ask += "one.ask(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
+    ask += "one.request_answer(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
     words = [
         sys.executable,
         "-c",

@@ -301,7 +301,7 @@ def stop(job: QueuedJob) -> bool:
 
 
 def pause(job: QueuedJob) -> bool:
-    """Suspend a job with its children, which keep their memory; return whether it was running."""
+    """Suspend a job and its children, which keep their memory; return whether it ran."""
     processes = _command_processes(job.folder, with_children=True)
     return _signal(processes, psutil.Process.suspend)
 

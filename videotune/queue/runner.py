@@ -1,7 +1,7 @@
 """Runs one job from start to end: ``python -m videotune.queue.runner FOLDER``.
 
-It has a process group of its own, so neither a closed page nor a stopped server ends the job. The
-output of the job and its exit code are files in the folder.
+It has a process group of its own, so neither a closed page nor a stopped server ends the job.
+The output of the job and its exit code are files in the folder.
 """
 
 import os

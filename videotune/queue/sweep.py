@@ -13,7 +13,8 @@ from typing import Any
 from videotune.config.load import merge
 from videotune.errors import VideotuneError
 from videotune.job.overrides import Overrides, preset_keys, resolve_config, user_keys
-from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries, run_queue
+from videotune.queue.entries import CONFIG_SUFFIXES, QueueEntry, add, entries
+from videotune.queue.worker import run_queue
 from videotune.reporter.build import write_comparison
 
 MAX_RUNS = 256

@@ -187,7 +187,7 @@ def _last_change(
 
 
 def latest_check(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
-    """Return the newest ended check that has a result, with the result; None if there is none."""
+    """Return the newest ended check that has a result, and the result; None if none."""
     for job in all_jobs(project.folder, "check"):
         if not job.is_running:
             check_result = _check_result(job)

@@ -81,7 +81,7 @@ def state(page: PageContext) -> str:
 
 
 def version(page: PageContext) -> str:
-    """Render the version of the clips, by which the page's script knows when to reload tiles."""
+    """Render the version of the clips, whose change makes the page reload its tiles."""
     return render("data_version", version=clips.table(page.current_project).version)
 
 
@@ -179,8 +179,8 @@ def _media_path(page: PageContext, path: str) -> Path:
 def caption(page: CurrentPage, form: PostedForm) -> Response:
     """Save a caption.
 
-    HTTP 409 with the caption on disk if that is neither the one the page loaded (``was``) nor the
-    new one.
+    HTTP 409 with the caption on disk if that is neither the one the page loaded (``was``)
+    nor the new one.
     """
     project = page.current_project
     row = clips.find_clip(clips.table(project).rows, form["path"])

@@ -1,4 +1,4 @@
-"""The settings form, built from the config schema: each key with its help, bounds and default."""
+"""The settings form, built from the config schema: help, bounds and default of each key."""
 
 import json
 from collections.abc import Mapping
@@ -113,7 +113,7 @@ def _metadata(schema_field: Any) -> list[Any]:
         if get_origin(inner_type) is Annotated:
             annotations += get_args(inner_type)[1:]
 
-    items = []
+    items: list[Any] = []
     for annotation in annotations:
         items += getattr(annotation, "metadata", [annotation])
     return items

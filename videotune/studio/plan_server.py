@@ -49,8 +49,8 @@ def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
         question: the question, as ``plan_worker.write_answer`` takes it.
 
     Returns:
-        The answer. ``current``: it answers this question completely. ``measuring``: a part of it
-        is there.
+        The answer. ``current``: it answers this question completely. ``measuring``: a part of
+        it is there.
     """
     answer = read_answer(out)
     key = content_tag(json.dumps(question, sort_keys=True))

@@ -69,7 +69,7 @@ def check_host(host: str, password: str | None) -> None:
 
 
 class LoginLimiter:
-    """Limits wrong passwords per address, so that passwords cannot be tried one after another."""
+    """Limits wrong passwords per address, so that nobody can guess them by trying."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -134,7 +134,7 @@ def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
 
 
 class Guard:
-    """Middleware that refuses other sites and users without login, and adds security headers."""
+    """Middleware that refuses other sites and users without login; adds security headers."""
 
     def __init__(
         self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes

@@ -49,9 +49,9 @@ def curve(name: str, steps: Any, values: Any, max_points: int = MAX_POINTS) -> d
         for section in np.array_split(np.arange(len(x)), max_points // 2 - 1):
             indices.append(section[0] + np.argmin(y[section]))
             indices.append(section[0] + np.argmax(y[section]))
-        indices = np.unique(indices)
-        x = x[indices]
-        y = y[indices]
+        kept_indices = np.unique(indices)
+        x = x[kept_indices]
+        y = y[kept_indices]
 
     return {"name": name, "x": x.tolist(), "y": [float(f"{value:.6g}") for value in y]}
 
@@ -152,7 +152,11 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 def charts(run: Run) -> dict[str, Any]:
     """Return all charts of a run, and the steps at which it saved and sampled previews."""
     norm_curves, is_pending = norms_by_checkpoint(run.folder)
-    raw_charts = _raw_charts(run, norm_curves)
+    chart_curves = {}
+    for name, raw_curves in _raw_charts(run, norm_curves).items():
+        chart_curves[name] = [
+            curve(*raw_curve) for raw_curve in raw_curves if len(raw_curve[1])
+        ]
     sample_steps = {number(record.get("step")) or 0 for record in run.of_kind("sample")}
 
     return {
@@ -160,10 +164,7 @@ def charts(run: Run) -> dict[str, Any]:
         "pending": is_pending,
         "saves": [step for step, _ in checkpoints(run.folder)],
         "previews": sorted(sample_steps),
-        "charts": {
-            name: [curve(*raw_curve) for raw_curve in raw_curves if len(raw_curve[1])]
-            for name, raw_curves in raw_charts.items()
-        },
+        "charts": chart_curves,
     }
 
 

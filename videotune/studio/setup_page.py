@@ -42,7 +42,7 @@ from videotune.text import duration
 routes = APIRouter()
 
 PRESETS_FOLDER = "presets"
-"""Folder of the user's presets, next to the projects: each a file with ``preset`` and ``keys``."""
+"""Folder of the user's presets: each a file with ``preset`` and ``keys``."""
 
 HOURS_TIMEOUT = 9000.0
 """Seconds that the hours of all presets may take."""
@@ -202,7 +202,7 @@ def show(page: CurrentPage) -> Response:
 
 @routes.post("/p/{project}/setup/set")
 def put(page: CurrentPage, form: PostedForm) -> Response:
-    """Save one setting; HTTP 409 if it no longer has the value that the page showed (``was``)."""
+    """Save one setting; HTTP 409 if its value is no longer the one shown (``was``)."""
     project = page.current_project
     key = form["key"]
     with _lock:
@@ -310,7 +310,7 @@ async def receive_config(page: CurrentPage, name: str, request: Request) -> Resp
 
 @routes.post("/p/{project}/setup/{act}")
 def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
-    """Start a run, apply or discard an imported config, compute hours, or reset all settings."""
+    """Start a run, apply or discard an imported config, compute hours, or reset settings."""
     project = page.current_project
     if act == "start":
         run = queue_page.queue_run(page.root, project, form["run"].strip())

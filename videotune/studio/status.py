@@ -1,4 +1,4 @@
-"""The state of a run while it trains: its journal, read on from where the last reading ended."""
+"""The state of a run while it trains, from its journal; only new lines are read."""
 
 import time
 from array import array
@@ -50,7 +50,7 @@ class JournalReader:
         self.curves = {}
 
     def read_on(self, path: Path) -> None:
-        """Read the lines that were added; an incomplete last line waits for the next reading."""
+        """Read the added lines; an incomplete last line waits for the next reading."""
         with path.open("rb") as file:
             file.seek(self.offset)
             for line in file:

@@ -85,14 +85,17 @@ def rejection_reason(path: Path, name: str) -> str | None:
     if kind in ("video", "image"):
         supported = ", ".join(CLIP_SUFFIXES[:6])
         ending = f"files ending in {suffix}" if suffix else "files without a suffix"
-        return f"it looks like a {kind}, but {ending} are not supported; convert it ({supported} …)"
+        return (
+            f"it looks like a {kind}, but {ending} are not supported; "
+            f"convert it ({supported} …)"
+        )
     return "it is not a video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
 
 
 def _clip_rejection(kind: str) -> str | None:
     if kind in ("video", "image"):
         return None
-    content = "a text" if kind == "text" else "not a video or picture"
+    content = "text" if kind == "text" else "not a video or picture"
     return f"its name is that of a clip, but its content is {content}: export it again"
 
 

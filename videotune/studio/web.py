@@ -40,7 +40,7 @@ class PageContext:
     """The folder of all projects."""
 
     is_local: bool
-    """Whether only this computer can reach the studio; then a request may name folders outside it."""
+    """Whether only this computer can reach the studio; then a request may name any folder."""
 
     project: Project | None
     """The project that the address names."""
