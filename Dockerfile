@@ -17,9 +17,10 @@ RUN apt-get update \
     && mkdir /data && chown videotune /data
 
 WORKDIR /src
-COPY constraints.txt requirements.txt ./
-RUN pip install --index-url "${TORCH_INDEX}" -c constraints.txt torch \
-    && pip install --require-hashes --no-deps -r requirements.txt
+COPY requirements.lock ./
+RUN pip install --index-url "${TORCH_INDEX}" "$(sed -n 's/^# torch==/torch==/p' requirements.lock)" \
+    && sed '/^# for development/,$d' requirements.lock > runtime.txt \
+    && pip install --require-hashes --no-deps -r runtime.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY videotune videotune
 RUN pip install --no-deps --no-build-isolation .

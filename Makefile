@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+LOCK := requirements.lock
+TORCH := $(shell sed -n 's/^. torch==/torch==/p' $(LOCK))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-core test-slow test-long lint docs golden bench wheel-demo clean
@@ -37,8 +39,8 @@ wheel-demo: $(VENV)/.dev
 	rm -rf dist build $(VENV)-wheel
 	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
 	$(PYTHON) -m venv $(VENV)-wheel
-	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[all]"
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check $(TORCH)
+	$(VENV)-wheel/bin/pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt "$$(ls dist/*.whl)[all]"
 	cd dist && ../$(VENV)-wheel/bin/videotune demo --out demo
 
 # the pages of docs/ as a site in site/
@@ -51,20 +53,22 @@ golden: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py
 
-# torch goes first and alone, so that nothing else chooses its build
-$(VENV)/.torch: constraints.txt
+# torch goes first and alone, so that nothing else chooses its build; constraints.txt has the versions without hashes, for pip -c
+$(VENV)/.torch: $(LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q $(TORCH)
+	sed -n 's/^\([a-z0-9.-]*==[^ ]*\).*/\1/p' $(LOCK) > $(VENV)/constraints.txt
 	touch $@
 
 # all else as locked, by hash; videotune itself without a look at what it needs
-$(VENV)/.base: $(VENV)/.torch pyproject.toml requirements.txt
-	$(PIP) install -q --require-hashes --no-deps -r requirements.txt
+$(VENV)/.base: $(VENV)/.torch pyproject.toml
+	sed '/^# for development/,$$d' $(LOCK) > $(VENV)/runtime.txt
+	$(PIP) install -q --require-hashes --no-deps -r $(VENV)/runtime.txt
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml requirements-dev.txt
-	$(PIP) install -q --require-hashes --no-deps -r requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(PIP) install -q --require-hashes --no-deps -r $(LOCK)
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/.base
 

@@ -61,7 +61,7 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from tests.studio.browser_kit import Studio
+    from tests.support.browser import Studio
 
     root, project, *out = sys.argv[1:]
     studio = Studio(Path(root))

@@ -1,8 +1,8 @@
-"""Writes constraints.txt, requirements.txt, requirements-dev.txt from what is installed: python scripts/write_lock.py.
+"""Write requirements.lock from the installed packages: python scripts/write_lock.py.
 
-constraints.txt pins every version. The other two are what `make` installs from: the packages that videotune needs, and
-those that its tests need as well, each with the hashes of all its files on the package index. torch is in neither, and
-nothing that torch alone needs: which build of it fits is the user's choice, and pip installs it first.
+The lock pins every package with the hashes of all its files on the package index. First come the packages that videotune
+needs, then, below ``DEVELOPMENT``, those that only its tests and tools need. torch is named in a comment, without hashes:
+the user chooses its build, and pip installs it first.
 """
 
 import subprocess
@@ -14,81 +14,74 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
-ELSEWHERE = {"colorama": "0.4.6"}
-"""Packages that are needed on Windows alone, so that they are not installed where this runs."""
+LOCK = Path(__file__).parents[1] / "requirements.lock"
+ALWAYS = {"setuptools", "colorama"}
+"""setuptools builds videotune. colorama is needed on Windows, so it is not found as a dependency here."""
 
-HEAD = "# The exact versions that the tests passed with; pip install -c constraints.txt …\n"
-LOCK_HEAD = "# Written by scripts/write_lock.py; torch goes first: pip install -c constraints.txt torch\n"
+TORCH_BUILD = ("nvidia-", "cuda-", "triton")
+"""How the names of packages begin that only a CUDA build of torch needs; they come with it."""
+
+HEAD = "# Written by scripts/write_lock.py. torch goes first, from the index that has the build you want:\n"
+DEVELOPMENT = "# for development\n"
+"""The Makefile and the Dockerfile cut the file here for an installation without tests and tools."""
 
 
-def needed(name: str, extras: Iterable[str] = ()) -> set[str]:
-    """The names of all packages that a package with these extras needs here, but for torch and what it alone needs."""
-    found: set[str] = set()
+def required_packages(name: str, extras: Iterable[str] = ()) -> set[str]:
+    """Return the names of all packages that ``name`` with these extras needs on this machine, without torch."""
+    packages: set[str] = set()
     todo = [(name, frozenset(extras))]
     seen = set(todo)
     while todo:
-        package, wanted = todo.pop()
+        package, active_extras = todo.pop()
         for text in metadata.requires(package) or ():
-            need = Requirement(text)
-            own = canonicalize_name(need.name)
-            here = any(
-                need.marker is None or need.marker.evaluate({"extra": extra})
-                for extra in (*wanted, "")
+            requirement = Requirement(text)
+            marker = requirement.marker
+            applies = marker is None or any(
+                marker.evaluate({"extra": extra}) for extra in (*active_extras, "")
             )
-            if not here or own == "torch":
+            if not applies:
                 continue
-            found |= {own} - {"videotune"}
-            step = (own, frozenset(need.extras))
+
+            dependency = canonicalize_name(requirement.name)
+            if package == "torch" and dependency.startswith(TORCH_BUILD):
+                continue
+            if dependency not in ("torch", "videotune"):
+                packages.add(dependency)
+            step = (dependency, frozenset(requirement.extras))
             if step not in seen:
                 seen.add(step)
                 todo.append(step)
-    return found
+    return packages
 
 
-def lock(names: Iterable[str]) -> str:
-    """Pins of these packages with the hashes of every file of each version, for any system and Python."""
-    pins = [f"{name}=={metadata.version(name)}" for name in sorted(names)]
-    pins += [
-        f'{name}=={version} ; sys_platform == "win32"' for name, version in ELSEWHERE.items()
-    ]
+def lock(pins: Iterable[str]) -> str:
+    """Return the pins with the hashes of every file of each version, for any system and Python."""
+    options = ["--universal", "--no-deps", "--generate-hashes"]
+    options += ["--no-header", "--no-annotate", "--no-emit-index-url", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "in.txt", Path(folder) / "out.txt"
-        source.write_text("\n".join(pins) + "\n", encoding="utf-8")
-        words = [
-            "uv",
-            "pip",
-            "compile",
-            "--universal",
-            "--no-deps",
-            "--generate-hashes",
-            "--no-header",
-            "--no-annotate",
-        ]
-        subprocess.run(
-            [
-                *words,
-                "--no-emit-index-url",
-                "--quiet",
-                str(source),
-                "--output-file",
-                str(target),
-            ],
-            check=True,
-        )
+        source = Path(folder) / "in.txt"
+        target = Path(folder) / "out.txt"
+        source.write_text("\n".join(sorted(pins)) + "\n", encoding="utf-8")
+        command = ["uv", "pip", "compile", *options, str(source), "--output-file", str(target)]
+        subprocess.run(command, check=True)
         return target.read_text(encoding="utf-8")
 
 
+def installed_pins(packages: Iterable[str]) -> list[str]:
+    """Return ``name==version`` of installed packages."""
+    return [f"{name}=={metadata.version(name)}" for name in packages]
+
+
 def main() -> None:
-    base, dev = ({"setuptools"} | needed("videotune", extras) for extras in ((), ("dev",)))
-    (ROOT / "requirements.txt").write_text(LOCK_HEAD + lock(base), encoding="utf-8")
-    (ROOT / "requirements-dev.txt").write_text(LOCK_HEAD + lock(dev), encoding="utf-8")
-    torch = needed("torch") | {"torch"}
-    pins = [
-        f"{name}=={metadata.version(name).partition('+')[0]}" for name in sorted(dev | torch)
-    ]
-    (ROOT / "constraints.txt").write_text(HEAD + "\n".join(pins) + "\n", encoding="utf-8")
-    print(f"{len(base)} packages, with those of the tests {len(dev)}")
+    """Write the lock."""
+    runtime = ALWAYS | required_packages("videotune")
+    development = required_packages("videotune", ["dev"]) - runtime
+    torch_version = metadata.version("torch").partition("+")[0]
+
+    parts = [HEAD, f"# torch=={torch_version}\n", lock(installed_pins(runtime))]
+    parts += [DEVELOPMENT, lock(installed_pins(development))]
+    LOCK.write_text("".join(parts), encoding="utf-8")
+    print(f"{len(runtime)} packages, and {len(development)} for development")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 HOME = Path(__file__).parents[1] / "tests" / "manifests"
 CONFIGS = Path(__file__).parents[1] / "videotune" / "assets" / "models"
-IN_CODE = ("aliases", "lora_targets", "fused")
+IN_CODE = ("aliases", "lora_targets", "fused_modules")
 """Facts of a family that no checkpoint changes."""
 UNKNOWN = "not verified: no public source that counts them was found; the model is known by its name alone"
 

@@ -76,7 +76,7 @@ def messages() -> Iterator[str]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) in errors and node.args:
                 text = node.args[0]
             elif (
-                isinstance(node, ast.Yield) and path.name == "rules.py"
+                isinstance(node, ast.Yield) and path.name == "validators.py"
             ):  # the faults of a config
                 text = node.value
             if text is not None:

@@ -41,6 +41,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+ROOT = Path(__file__).parents[1]
+ENTRIES = pytest.StashKey[set[str]]()
+"""What is in the repository's root before the tests."""
+
+
+def root_entries() -> set[str]:
+    """Names in the repository's root, without caches of tools."""
+    return {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[ENTRIES] = root_entries()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session if the tests left something in the repository's root."""
+    if hasattr(session.config, "workerinput"):
+        return  # a worker of pytest-xdist; the controller compares
+
+    before = session.config.stash[ENTRIES]
+    left = sorted(root_entries() - before)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        writer = session.config.get_terminal_writer()
+        writer.line(f"\ntests left in the repository's root: {', '.join(left)}", red=True)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _little_to_collect() -> None:
     """What is alive by now is not looked through again: a run collects garbage, which among millions of objects of libraries

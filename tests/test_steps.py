@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.journal_lines import step_line
+from tests.support.journal_lines import step_line
 from videotune.reporter.build import write_report
 from videotune.reporter.read import read_run
 from videotune.runs.journal import History

@@ -1,19 +1,21 @@
 """The nouns of videotune, and the shape legend that every docstring uses.
 
-Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and columns, **T** pixel frames,
-**L** text tokens, **D** text width. Pixel frames are uint8 (T, H, W, 3) on the data side and float (B, 3, T, H, W) in
-[-1, 1] on the model side. Latents are always normalised, (B, C, F, H, W), and float32 where losses are taken.
+Legend: **B** batch, **C** latent channels, **F** latent frames, **H W** latent rows and columns,
+**T** pixel frames, **L** text tokens, **D** text width. Pixel frames are uint8 (T, H, W, 3) on the
+data side and float (B, 3, T, H, W) in [-1, 1] on the model side. Latents are always normalised,
+(B, C, F, H, W), and float32 where losses are taken.
 
-``t`` lies in [0, 1]: 0 is data, 1 is noise. v-prediction's t is k / (K - 1) with k an integer timestep; flow matching's
-is the noise level itself. What the network is told (k, 1000 t, …) is the family's business, inside ``predict``.
+``t`` lies in [0, 1]: 0 is data, 1 is noise. For v-prediction t is k / (K - 1) with an integer
+timestep k; for flow matching it is the noise level itself. The timestep input of the network (k,
+1000 t, …) is the family's business, inside ``predict``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:  # importing this module must not import torch
     import numpy as np
@@ -22,18 +24,20 @@ if TYPE_CHECKING:  # importing this module must not import torch
 
 
 Networks = Mapping[str, "nn.Module"]
-"""Denoisers by their experts' names."""
+"""Denoisers by expert name."""
 
 LogFn = Callable[[str], None]
-"""What is told a sentence for the user."""
+"""Prints a sentence for the user."""
 
 FillFn = Callable[["nn.Module"], object] | None
-"""What puts tensors in the place of a network's parameters, which are on the meta device; None: its weights are read."""
+"""Puts tensors in the place of a network's parameters, which are on the meta device. None: read its weights."""
+
+ImageConditioning = Literal["none", "replace", "concat"]
 
 
 @dataclass(frozen=True, order=True)
 class ClipShape:
-    """What one sample looks like in pixels: frames × height × width, at fps frames a second. A bucket is one of these."""
+    """The shape of one sample in pixels: frames × height × width, at fps frames a second. Each bucket has one."""
 
     frames: int
     height: int
@@ -46,52 +50,58 @@ class ClipShape:
 
 @dataclass(frozen=True)
 class Clip:
-    """One file of the person's data; ``id`` is a hash of its bytes, ``source`` the video it was cut from.
-
-    ``kind`` is "train", "validation" (then it is held out) or "regularization", whose ``target`` is "base" (what the base
-    model itself predicts) or "clip". ``repeats`` entries of the schedule show it; its loss is multiplied by ``loss_weight``.
-    ``still``: it is an image. ``caption_weights``: of its captions by place, none: all alike.
-    """
+    """One file of the user's data."""
 
     id: str
+    """Hash of the file's bytes."""
     path: str
     source: str
+    """The video that it was cut from."""
     captions: tuple[str, ...]
     held_out: bool = False
     kind: str = "train"
+    """One of "train", "validation" (held out) or "regularization"."""
     repeats: int = 1
+    """Entries of the schedule that show it."""
     loss_weight: float = 1.0
+    """Factor of its loss."""
     target: str = "clip"
+    """What a regularization clip is trained towards: "clip", or "base", the base model's own prediction."""
     still: bool = False
+    """Whether it is an image."""
     caption_weights: tuple[float, ...] = ()
+    """Weights of its captions, in their order. Empty: all alike."""
 
     @property
     def prior_preservation(self) -> bool:
-        """Whether the target of its samples is the base model's own prediction (prior preservation)."""
+        """Whether the target of its samples is the base model's own prediction."""
         return self.kind == "regularization" and self.target == "base"
 
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a clip from which a sample shows ``shape.frames`` frames: ``start`` to ``end``, in seconds of the clip.
+    """A part of a clip that samples are taken from; the unit of the schedule.
 
-    The window is the schedule's unit. ``sampling`` says how frames lie in it: "even" (spread over it), "hold" (at
-    shape.fps from its start, the last one held when the clip ends), "start" (at shape.fps from a random start within
-    it), "frames" (random times within it, in order). ``swaps``: neighbouring frames may change places. ``resize`` says
-    how a frame gets its size: "center" or "random" crop, "pad", "stretch". What of it is random, ``FrameSample`` settles.
+    Its random parts (start, frame times, crop) are settled by a ``FrameSample``.
     """
 
     clip_id: str
     start: float
+    """Begin in seconds of the clip."""
     end: float
     shape: ClipShape
+    """The shape of its samples."""
     sampling: str = "even"
+    """How frame times are chosen: "even" (spread over the window), "hold" (at shape.fps from its start, the last
+    frame held when the clip ends), "start" (at shape.fps from a random start), "frames" (random times, in order)."""
     swaps: bool = False
+    """Whether neighbouring frames may change places."""
     resize: str = "center"
+    """How a frame gets its size: "center" or "random" crop, "pad" or "stretch"."""
 
     @property
     def id(self) -> str:
-        """Short, stable and readable: the clip, the second at which it starts, and the shape."""
+        """A short, stable, readable name: the clip, the second at which it starts, and the shape."""
         return f"{self.clip_id[:12]}@{self.start:.3f}+{self.shape}"
 
     @property
@@ -101,52 +111,53 @@ class Window:
 
 
 DETERMINISTIC_VARIANT = -1
-"""The variant of a window without any draw: what validation and sample metrics read."""
+"""The variant of a window with nothing drawn, which validation and sample metrics read."""
 
 
 @dataclass(frozen=True)
 class FrameSample:
-    """The pixels that one variant of a window shows; all that decides them beside the file itself.
-
-    ``times`` (T,) seconds of the clip in the order shown; ``place`` where a crop lies in the room it has, (down, right),
-    each in [0, 1]: (0.5, 0.5) is the centre.
-    """
+    """The frames that one variant of a window shows: with the file, all that decides its pixels."""
 
     window: Window
     variant: int
     times: tuple[float, ...]
+    """Seconds of the clip (T,), in the order shown."""
     place: tuple[float, float] = (0.5, 0.5)
+    """Position of a crop within the room that it has, (down, right), each in [0, 1]: (0.5, 0.5) is the centre."""
 
 
 @dataclass(frozen=True)
 class VideoRules:
-    """The few facts of a model that decide which frames and sizes it can take (the data room knows no model).
+    """The frame counts and sizes that a model accepts. data/ knows no more of it, for data/ does not import models/.
 
-    A valid frame count is ``frame_step · n + frame_rest``, at most ``most_frames``; a valid side is a multiple of
-    ``side_multiple`` pixels, at most ``most_side``. ``size``: the only height and width that there are; ``most_area``: the
-    most pixels of a frame. None: no such limit.
+    A valid frame count is ``frame_step`` · n + ``frame_rest``. None as a limit: there is none.
     """
 
     frame_step: int
     frame_rest: int
     side_multiple: int
+    """Height and width are multiples of this many pixels."""
     fps: float
     spatial_stride: int
+    """Pixels of a latent cell's side."""
     temporal_stride: int
+    """Pixel frames of a latent frame."""
     most_frames: int | None = None
     most_side: int | None = None
     size: tuple[int, int] | None = None
+    """The only height and width that the model accepts."""
     most_area: int | None = None
+    """Pixels of a frame, at most."""
 
     def latent_size(self, shape: ClipShape) -> tuple[int, int, int]:
-        """(F, H, W) of a clip of this shape."""
+        """Return (F, H, W) of a clip of this shape."""
         frames = (shape.frames - 1) // self.temporal_stride + 1
         return frames, shape.height // self.spatial_stride, shape.width // self.spatial_stride
 
 
 @dataclass(frozen=True)
 class Expert:
-    """A denoiser that sees t in [t_lo, t_hi)."""
+    """A denoiser for the noise levels t in [t_lo, t_hi)."""
 
     name: str
     t_lo: float = 0.0
@@ -155,32 +166,21 @@ class Expert:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What is true of a checkpoint without loading a weight; read from its own configs where they say it.
-
-    ``aliases``: its pipelines' classes and other names of the family. ``path`` is "flow" or "v"; ``given`` how clean frames
-    enter: "replace", "concat" or "none"; ``blocks`` the module path of the repeated blocks (offload, checkpointing, compile,
-    sharding and quantization all use this one fact); ``patch`` (frames, rows, columns) of latents a token covers;
-    ``timestep_*`` and ``sample_*`` the family's own defaults.
-    ``first_frame``: the share of samples that are told their clip's first frame, unless the config says another (None: the
-    checkpoint takes no image); ``image_noise``: noise is drawn onto that frame before it is encoded, anew for each view.
-    ``sample_shape`` (frames, height, width) is what the model samples by default (None: 8 steps of its frames in a square
-    of ``default_resolution``). What ``encode_video`` gives of a clip: the mean, with ``keeps_variance`` the
-    variance too; ``image_channels`` (of each latent frame, of the first alone) and ``image_numbers`` of an image.
-    ``fused``: for an export format that makes one module of several, their list of blocks and their paths within a block,
-    in the order of their rows. ``text_numbers``: what text encoders give of a caption beside its ``text_tokens`` states of
-    ``text_width``. ``guidance_embedded``: the network is told the guidance and takes no second pass. ``padded_tokens``: as
-    many as a picture that is not square is padded to (None: its own). ``shift_by_tokens``: (tokens, μ at them, other tokens,
-    μ at those) of the checkpoint's own scheduler, whose shift e^μ grows with the resolution (None: it has a fixed one).
-    """
+    """What is known of a checkpoint without loading a weight, read from its own configs where they say it."""
 
     name: str
     aliases: tuple[str, ...]
+    """Class names of its pipelines, and other names of the family."""
     title: str
     path: str
+    """What it predicts: "flow" or "v"."""
     rules: VideoRules
     text_tokens: int
+    """Tokens of a caption, at most."""
     blocks: tuple[str, ...]
+    """Module paths of the repeated blocks, for offload, checkpointing, compile, sharding and quantization."""
     lora_targets: Mapping[str, tuple[str, ...]]
+    """Patterns of module paths, by the name of a preset of targets."""
     default_resolution: int | str
     timestep_shift: float
     sample_steps: int
@@ -188,145 +188,172 @@ class ModelSpec:
     licence: str
     latent_channels: int = 16
     patch: tuple[int, int, int] = (1, 2, 2)
+    """Latent (frames, rows, columns) of a token."""
     text_width: int = 4096
-    image_conditioning: str = "none"
+    """Width D of the text states."""
+    image_conditioning: ImageConditioning = "none"
+    """How a conditioning image enters: "replace" feeds the first latent frame clean, "concat" adds channels."""
     experts: tuple[Expert, ...] = (Expert("transformer"),)
     timestep_distribution: str = "LOGIT_NORMAL"
     path_constants: Mapping[str, float] = field(default_factory=dict)
+    """Constants of the noise schedule of v-prediction."""
     first_frame: float | None = None
+    """Share of samples that are conditioned on their first frame by default. None: it takes no image."""
     image_noise: bool = False
+    """Whether noise is drawn onto the conditioning frame before it is encoded, for each view."""
     sample_shape: tuple[int, int, int] | None = None
+    """(frames, height, width) that it samples by default. None: 8 steps of its frames in a square of
+    ``default_resolution``."""
     keeps_variance: bool = False
+    """Whether the cache keeps the variance of its latents beside the mean."""
     image_channels: tuple[int, int] = (0, 0)
+    """Channels of a conditioning image that the cache keeps: of each latent frame, and of the first one only."""
     image_numbers: int = 0
+    """Numbers of a conditioning image that the cache keeps beside those."""
     fused_modules: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = field(
         default_factory=dict
     )
+    """Modules that an export format joins into one, by format: their list of blocks, and their paths within a block in
+    the order of their rows."""
     text_numbers: int = 0
+    """Numbers that text encoders give of a caption beside its ``text_tokens`` states."""
     guidance_embedded: bool = False
+    """Whether guidance is an input of the network, so that sampling needs no second pass."""
     padded_tokens: int | None = None
+    """Tokens that a picture is padded to unless it is square. None: it is not padded."""
     shift_by_tokens: tuple[float, float, float, float] | None = None
+    """(tokens, μ there, other tokens, μ there) of a scheduler whose shift e^μ grows with the resolution. None: the
+    shift is fixed."""
 
     def part_of(self, expert: str | None = None) -> str:
-        """The folder of an expert's weights in diffusers layout: transformer, then transformer_2. None: the first one."""
-        index = 0 if expert is None else [known.name for known in self.experts].index(expert)
+        """Return the folder of an expert's weights in diffusers layout: transformer, then transformer_2. None: the first."""
+        names = [known_expert.name for known_expert in self.experts]
+        index = 0 if expert is None else names.index(expert)
         return "transformer" if index == 0 else f"transformer_{index + 1}"
 
     def export_suffix(self, expert: str) -> str:
-        """What the name of an expert's exported file ends in, before its .safetensors; empty where there is one expert.
+        """Return the end of an exported file's name before .safetensors, as ComfyUI's workflows expect it.
 
-        ComfyUI's workflows go by it.
+        Empty for a model with one expert.
         """
         return f"_{expert}_noise" if len(self.experts) > 1 else ""
 
     def cached_numbers(self, shape: ClipShape) -> int:
-        """How many numbers the cache keeps of one view of this shape."""
+        """Return how many numbers the cache keeps of one view of this shape."""
         frames, rows, columns = self.rules.latent_size(shape)
-        each, first = self.image_channels
-        each += self.latent_channels * (2 if self.keeps_variance else 1)
-        return (each * frames + first) * rows * columns + self.image_numbers
+        channels_per_frame, channels_of_first = self.image_channels
+        channels_per_frame += self.latent_channels * (2 if self.keeps_variance else 1)
+        channels = channels_per_frame * frames + channels_of_first
+        return channels * rows * columns + self.image_numbers
 
     def tokens(self, shape: ClipShape) -> int:
-        """How many tokens the denoiser sees for one sample of this shape."""
+        """Return how many tokens the denoiser sees of one sample of this shape."""
         frames, rows, columns = self.rules.latent_size(shape)
         if self.padded_tokens is not None and rows != columns:
             return self.padded_tokens
-        pf, ph, pw = self.patch
-        return -(-frames // pf) * (rows // ph) * (columns // pw)
+        patch_frames, patch_rows, patch_columns = self.patch
+        return -(-frames // patch_frames) * (rows // patch_rows) * (columns // patch_columns)
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the denoiser is told beside the noisy latents: text (B,L,D), text_mask (B,L) or None, extras by name."""
+    """What the denoiser reads beside the noisy latents."""
 
     text: Tensor
+    """Text states (B,L,D)."""
     text_mask: Tensor | None = None
+    """(B,L), or None if all tokens count."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further inputs, by the family's own names."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Conditioning:
-        """The same condition with ``fn`` applied to each tensor."""
-        mask = None if self.text_mask is None else fn(self.text_mask)
-        return Conditioning(fn(self.text), mask, {k: fn(v) for k, v in self.extras.items()})
+        """Return the same conditioning with ``fn`` applied to each tensor."""
+        return Conditioning(
+            text=fn(self.text),
+            text_mask=None if self.text_mask is None else fn(self.text_mask),
+            extras={name: fn(tensor) for name, tensor in self.extras.items()},
+        )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one bucket.
-
-    x0 (B,C,F,H,W); given (B,1,F,1,1) bool, conditioning frames, fed clean; dropped (B,1,F,1,1) bool, frames fed as pure
-    noise; weight (B,1,F,1 or H,1 or W), what the loss counts, 0 where given, dropped or masked; scale (B,) multiplies a
-    sample's loss; prior (B), samples whose target is the base model's own prediction; fps (B,). ``any_given`` False: the
-    host knows that there is none, so nobody has to ask the device.
-    """
+    """Samples of one bucket."""
 
     x0: Tensor
+    """Clean latents (B,C,F,H,W)."""
     conditioning_mask: Tensor
+    """(B,1,F,1,1) bool: frames that are fed clean."""
     dropped_frames_mask: Tensor
+    """(B,1,F,1,1) bool: frames that are fed as pure noise."""
     loss_mask: Tensor
+    """(B,1,F,1 or H,1 or W): weight of each cell in the loss, 0 where it is conditioning, dropped or masked."""
     loss_weight: Tensor
+    """(B,): factor of each sample's loss."""
     conditioning: Conditioning
     captions: tuple[str, ...]
     window_ids: tuple[str, ...]
     fps: Tensor
+    """(B,)."""
     prior_preservation: tuple[bool, ...]
+    """Samples whose target is the base model's own prediction."""
     has_conditioning: bool = True
+    """Whether ``conditioning_mask`` may hold True. False saves asking the device."""
 
     @classmethod
-    def of(cls, x0: Tensor, conditioning: Conditioning, **more: Any) -> Batch:
-        """Samples of which every frame is noised and counts the same, but for what ``more`` says."""
-        count = len(x0)
-        none = x0.new_zeros(len(x0), 1, x0.shape[2], 1, 1).bool()
-        plain: dict[str, Any] = {
-            "conditioning_mask": none,
-            "dropped_frames_mask": none,
-            "loss_mask": (~none).float(),
-            "loss_weight": x0.new_ones(count),
+    def of(cls, x0: Tensor, conditioning: Conditioning, **fields: Any) -> Batch:
+        """Build a batch whose frames are all noised and weighted alike, except for the ``fields`` that are passed."""
+        samples = len(x0)
+        no_frames = x0.new_zeros(samples, 1, x0.shape[2], 1, 1).bool()
+        defaults: dict[str, Any] = {
+            "fps": x0.new_ones(samples),
+            "conditioning_mask": no_frames,
+            "dropped_frames_mask": no_frames,
+            "loss_mask": (~no_frames).float(),
+            "loss_weight": x0.new_ones(samples),
+            "captions": ("",) * samples,
+            "window_ids": ("",) * samples,
+            "prior_preservation": (False,) * samples,
         }
-        plain |= {
-            "captions": ("",) * count,
-            "window_ids": ("",) * count,
-            "prior_preservation": (False,) * count,
-        }
-        return cls(
-            x0=x0, conditioning=conditioning, **({"fps": x0.new_ones(count)} | plain | more)
-        )
+        return cls(x0=x0, conditioning=conditioning, **(defaults | fields))
 
     def __len__(self) -> int:
         return self.x0.shape[0]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
-        tensors = {
-            name: fn(getattr(self, name))
-            for name in (
-                "x0",
-                "conditioning_mask",
-                "dropped_frames_mask",
-                "loss_mask",
-                "loss_weight",
-                "fps",
-            )
-        }
-        return replace(self, conditioning=self.conditioning.map(fn), **tensors)  # type: ignore[arg-type]
+        """Return the same batch with ``fn`` (a slice, a copy to a device) applied to each tensor."""
+        return replace(
+            self,
+            x0=fn(self.x0),
+            conditioning_mask=fn(self.conditioning_mask),
+            dropped_frames_mask=fn(self.dropped_frames_mask),
+            loss_mask=fn(self.loss_mask),
+            loss_weight=fn(self.loss_weight),
+            conditioning=self.conditioning.map(fn),
+            fps=fn(self.fps),
+        )
 
     def split(self, size: int) -> list[Batch]:
-        """Micro-batches of at most ``size`` samples, in order."""
+        """Return micro-batches of at most ``size`` samples, in order."""
         if size >= len(self):
             return [self]
+
         parts = []
-        for lo in range(0, len(self), size):
-            part = slice(lo, lo + size)
-            names: dict[str, Any] = {
-                key: getattr(self, key)[part]
-                for key in ("captions", "window_ids", "prior_preservation")
-            }
-            parts.append(replace(self.map(lambda x, part=part: x[part]), **names))  # type: ignore[misc]
+        for begin in range(0, len(self), size):
+            rows = slice(begin, begin + size)
+            part = self.map(lambda x, rows=rows: x[rows])  # type: ignore[misc]
+            part = replace(
+                part,
+                captions=self.captions[rows],
+                window_ids=self.window_ids[rows],
+                prior_preservation=self.prior_preservation[rows],
+            )
+            parts.append(part)
         return parts
 
 
 @dataclass(frozen=True)
 class NoisePath:
-    """Where x_t = alpha·x0 + sigma·noise lies and how it moves: v = d_alpha·x0 + d_sigma·noise.
+    """The path x_t = alpha·x0 + sigma·noise and its velocity v = d_alpha·x0 + d_sigma·noise.
 
     Each is (B,1,1,1,1) float32, with alpha·d_sigma - sigma·d_alpha = 1.
     """
@@ -339,29 +366,33 @@ class NoisePath:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """loss () with its graph; mse (B,) plain v-MSE, detached; per_clip (B,) what was averaged, detached; t (B,)."""
+    """The loss of a batch."""
 
     loss: Tensor
+    """Mean of ``per_sample_loss`` (), with its graph."""
     mse: Tensor
+    """Plain mean squared error of v (B,), detached."""
     per_sample_loss: Tensor
+    """(B,), detached."""
     t: Tensor
+    """Noise levels (B,)."""
 
 
 @dataclass(frozen=True)
 class LatentDistribution:
-    """A video's latent Gaussian, normalised: mean (C,F,H,W), and logvar likewise or None where only the mean trains.
-
-    ``extras``: what else of the clip's pixels the denoiser is told, under the family's own names, for ``Family.condition``.
-    """
+    """A clip's latents as a Gaussian, normalised."""
 
     mean: Tensor
+    """(C,F,H,W)."""
     logvar: Tensor | None = None
+    """(C,F,H,W), or None if only the mean trains."""
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further inputs that are encoded of the clip's pixels, by the family's own names."""
 
 
 @dataclass(frozen=True)
 class TextPart:
-    """A text encoder in memory, frozen unless somebody lets it train, and the tokenizer whose numbers it reads."""
+    """A text encoder in memory, frozen unless it is made to train, with its tokenizer."""
 
     tokenizer: Any
     encoder: nn.Module
@@ -369,14 +400,16 @@ class TextPart:
 
 @dataclass(frozen=True)
 class WeightDtypes:
-    """How frozen weights are kept: a name of ``memory/quantization.py``; None: in the run's dtype."""
+    """Quantization of frozen weights, by names of ``memory/quantization.py``. None: the run's dtype."""
 
     transformer: str | None = None
     text_encoder: str | None = None
 
     def of_text(self, dtype: torch.dtype) -> str:
-        """Names what a text encoder computes with, as its states differ by it."""
-        return "-".join(filter(None, (str(dtype), self.text_encoder)))
+        """Return a name for what a text encoder computes with; its states differ by it."""
+        if not self.text_encoder:
+            return str(dtype)
+        return f"{dtype}-{self.text_encoder}"
 
 
 PLAIN_WEIGHTS = WeightDtypes()
@@ -403,22 +436,22 @@ class Family(Protocol):
 
     def __init__(
         self,
-        folder: FilePath,
+        folder: Path,
         device: torch.device,
         dtype: torch.dtype,
         weights: WeightDtypes = PLAIN_WEIGHTS,
     ) -> None: ...
 
     @classmethod
-    def read_spec(cls, folder: FilePath) -> ModelSpec:
+    def read_spec(cls, folder: Path) -> ModelSpec:
         """The spec of the checkpoint in a folder, from its own configs, without torch."""
 
     @classmethod
-    def token_lengths(cls, folder: FilePath, captions: Sequence[str]) -> list[int] | None:
+    def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
         """How many tokens each caption has, marks included, without torch; None where there is no tokenizer.json."""
 
     @classmethod
-    def tiny(cls, folder: FilePath, seed: int = 0, variant: str | None = None) -> FilePath:
+    def tiny(cls, folder: Path, seed: int = 0, variant: str | None = None) -> Path:
         """Write a tiny random checkpoint, one of ``variants``, in the real layout."""
 
     def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -503,23 +536,26 @@ class Family(Protocol):
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What to draw: the shape, steps, guidance (``guidance_2``: of the second expert, None: the same), a seed each.
-
-    ``shift`` None: the checkpoint's own. ``first`` (B,C,1,H,W): clean first latent frames in the place of noise.
-    """
+    """What to sample."""
 
     shape: ClipShape
     steps: int
     guidance: float
     seeds: tuple[int, ...]
+    """One sample is drawn for each."""
     shift: float | None = None
+    """Timestep shift. None: the checkpoint's own."""
     guidance_2: float | None = None
+    """Guidance of the second expert. None: as of the first."""
     first: Tensor | None = None
+    """Clean first latent frames (B,C,1,H,W), in the place of noise."""
 
 
 @dataclass(frozen=True)
 class BasePlace:
-    """Where a base model lies: a folder in diffusers layout, and the name by which the person asked for it."""
+    """A base model on the disk."""
 
     name: str
-    folder: FilePath
+    """The name by which the user asked for it."""
+    folder: Path
+    """Its folder in diffusers layout."""

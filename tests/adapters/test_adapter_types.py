@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.read_runs import updates
+from tests.support.run_results import updates
 from videotune.adapters.adapter_types import (
     PARTS,
     by_module,

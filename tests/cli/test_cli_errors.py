@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clips import noise, write_clip, write_dataset
+from tests.support.clips import noise, write_clip, write_dataset
 from videotune import __version__
 from videotune.cli.main import main
 from videotune.config.load import preset_names
@@ -268,14 +268,14 @@ MISTAKES = {
     "cache --preset toy --data {clips} --set cache_dir={tmp}/file": "cache_dir",
     "train --preset toy --data {tmp}/nowhere --out {tmp}/run": "does not exist",
     "train --preset toy --data {clips} --out {tmp}/file": "file is a file",
-    "train --preset toy --data {clips} --out {run}": "holds a run already",
+    "train --preset toy --data {clips} --out {run}": "already holds a run",
     "train --data {clips} --out {tmp}/none --override": "go with --resume",
     "train --out {tmp}/none --resume": "holds no run",
     "train --out {run} --resume --preset toy": "cannot be resumed with another",
     "train --out {run} --resume --from 7": "no complete checkpoint of step 7",
     "train --out {run} --resume --set lora.rank=3": "cannot be resumed with another",
     "train --out {run} --resume --set learning_rate=0.5": "add --override",
-    "sample {run}": "which prompt?",
+    "sample {run}": "no prompt given",
     "sample --prompt cat": "name one",
     "sample {run} --prompt cat --out {tmp}/file": "{tmp}/file",
     "export {tmp}": "holds no run",

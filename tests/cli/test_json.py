@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.shell import run
+from tests.support.command_line import run
 from videotune.cli.main import GROUPS, app
 from videotune.errors import DONE, SKIPPED
 

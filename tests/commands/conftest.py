@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make, Work
-from tests.shell import Bases, train
+from tests.support.command_line import Bases, train
+from tests.support.run_processes import Finished, Make, Work
 from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 
@@ -74,6 +74,6 @@ def work(overrides: Make, finished: Finished, tmp_path: Path) -> Work:
 @pytest.fixture(scope="session")
 def server() -> None:
     """Processes of their own start at once: see forked."""
-    from tests import forked
+    from tests.support import fork_server
 
-    forked.wake()
+    fork_server.wake()

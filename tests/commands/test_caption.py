@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.clips import noise, write_clip, write_image
 from tests.docs.test_schemas import faults
-from tests.local_server import Handler, serving
-from tests.shell import Bases, Patch, Printed, run
-from tests.waiting import until
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.command_line import Bases, Patch, Printed, run
+from tests.support.http_server import Handler, serving
+from tests.support.waiting import wait_until
 from videotune.captioning import backends
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.commands.caption import STATE, CaptionOptions, CaptionResult, caption
@@ -210,7 +210,7 @@ def test_a_stopped_run_continues(
         return {name: text for name, text in texts(clips).items() if text.startswith("caption")}
 
     # a request may go out while the answer to the one before is being written
-    until(
+    wait_until(
         lambda: (
             (len(server.requests) >= server.hang_from and len(written()) == 2)
             or child.poll() is not None

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.commands import moments
-from tests.commands.safety_kit import KILLED, Running, Work, resume, start
-from tests.read_runs import assert_same_run, complete, of_kind, steps_of
-from tests.shell import Patch, train
+from tests.support import interruptions
+from tests.support.command_line import Patch, train
+from tests.support.run_processes import KILLED, Running, Work, resume, start
+from tests.support.run_results import assert_same_run, complete, of_kind, steps_of
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import LATE, life, read_json
 from videotune.job.overrides import Overrides
@@ -72,7 +72,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
         work.tmp / "cache",
         {},
         step.clip_grad_norm,
-        moments.nth(3),
+        interruptions.nth(3),
     )
 
     def damage(*given: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
                 path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
         return clip(*given)
 
-    monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr(setup, "CACHE_BYTES_IN_MEMORY", 0)
     monkeypatch.setattr(step, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
@@ -99,8 +99,8 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
 
 def in_short_step() -> None:
     """The third step takes a second."""
-    moments.LONG = 1.0
-    moments.in_step(3)
+    interruptions.LONG = 1.0
+    interruptions.in_step(3)
 
 
 BETWEEN = (
@@ -126,7 +126,7 @@ def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
 ) -> None:
     """Weights are put back before they are saved, where averages have taken their place; a resume makes up for it."""
     run, settings = work.run, ("steps=4", *BETWEEN)
-    first = moments.in_validation if moment == "Validation" else moments.in_preview
+    first = interruptions.in_validation if moment == "Validation" else interruptions.in_preview
     running = start(work.overrides(*settings), run, first=first, given=(step,))
     assert asked(running, moment, number) < 5
     assert complete(run) == ([step] if step else [])
@@ -149,7 +149,10 @@ def test_a_signal_between_steps_gives_up_what_is_computed_and_saves(
 
 def test_a_terminal_that_closes_may_say_so_twice(work: Work) -> None:
     running = start(
-        work.overrides("steps=6", "save_every=2"), work.run, first=moments.in_save, given=(2,)
+        work.overrides("steps=6", "save_every=2"),
+        work.run,
+        first=interruptions.in_save,
+        given=(2,),
     )
     running.until_printed("at: saving")
     running.send(signal.SIGHUP)
@@ -214,7 +217,7 @@ def test_a_signal_before_the_first_step_ends_at_once(
 ) -> None:
     """But for a Ctrl-C where a script began the run in the background: that is for what runs in front."""
     run = work.run
-    first = moments.in_encoding_in_the_background if behind else moments.in_encoding
+    first = interruptions.in_encoding_in_the_background if behind else interruptions.in_encoding
     running = start(work.overrides("steps=4"), run, first=first)
     if behind and number == signal.SIGINT:
         running.until_printed("at: encoding")
@@ -230,7 +233,7 @@ def test_a_signal_before_the_first_step_ends_at_once(
 
 def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(work: Work) -> None:
     run = work.run
-    running = start(work.overrides("steps=2"), run, first=moments.in_export)
+    running = start(work.overrides("steps=2"), run, first=interruptions.in_export)
     assert asked(running, "export", signal.SIGINT) < 3
     assert complete(run) == [2]
     assert not (run / "exports.json").exists()
@@ -245,13 +248,13 @@ def test_a_signal_during_the_export_leaves_a_run_that_is_done_but_for_it(work: W
 def test_a_second_signal_ends_at_once_in_the_middle_of_saving(work: Work) -> None:
     number = signal.SIGINT
     run, settings = work.run, ("steps=6", "save_every=2")
-    running = start(work.overrides(*settings), run, first=moments.in_save, given=(2,))
+    running = start(work.overrides(*settings), run, first=interruptions.in_save, given=(2,))
     running.until_printed("at: saving")
     running.send(number)
     assert running.ended(0.5) is None, "one signal lets it finish"
     running.send(number)
     assert running.ended(2) == INTERRUPTED
-    assert "stopped at once; the last checkpoint is whole" in running.stderr
+    assert "stopped at once; the last checkpoint is complete" in running.stderr
     assert complete(run) == [2]
     assert (run / "checkpoints" / ".step-4.part").is_dir()
     assert not heartbeat(run)["alive"]
@@ -269,7 +272,7 @@ def test_a_killed_run_is_reported_dead_and_a_torn_last_line_is_dropped_by_the_re
     work: Work,
 ) -> None:
     run, settings = work.run, ("steps=6", "save_every=2")
-    running = start(work.overrides(*settings), run, first=moments.in_step, given=(4,))
+    running = start(work.overrides(*settings), run, first=interruptions.in_step, given=(4,))
     running.until_printed("at: ")
     assert heartbeat(run)["alive"]
     assert f"(process {running.pid} on " in page(read_run(run))
@@ -401,7 +404,7 @@ def test_killed_while_clips_are_encoded_no_entry_is_encoded_twice(work: Work) ->
         start(
             words,
             work.run,
-            first=moments.kill_at,
+            first=interruptions.kill_at,
             given=("latent_cache.encode:_encode_frames", 3),
         ).ended()
         == KILLED

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shell import Patch, Printed
+from tests.support.command_line import Patch, Printed
 from videotune.cli.demo import show_demo
 from videotune.commands import demo
 from videotune.data.video_writer import write_sheet

@@ -11,10 +11,10 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from tests.commands import moments
-from tests.commands.safety_kit import KILLED, start
-from tests.read_runs import equal, of_kind, state
-from tests.shell import Bases
+from tests.support import interruptions
+from tests.support.command_line import Bases
+from tests.support.run_processes import KILLED, start
+from tests.support.run_results import of_kind, same_tensors, state
 from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 from videotune.runs.checkpoint import complete_checkpoints
@@ -149,7 +149,9 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     where, call = MOMENTS[moment]
     call *= 2 if moment == "validation" and "EMA" in kind else 1
     threaded = more(settings, f"dataloader_threads={threads}")
-    assert start(threaded, run, first=moments.kill_at, given=(where, call)).ended() == KILLED
+    assert (
+        start(threaded, run, first=interruptions.kill_at, given=(where, call)).ended() == KILLED
+    )
     assert max(line.get("step", 0) for line in read_journal(run)) < STEPS
     written = [
         found.step for found in complete_checkpoints(run)
@@ -159,7 +161,7 @@ def check(moment: str, method: str, kind: str, threads: int, straight: Any, run:
     assert [line["from_step"] for line in of_kind(run, "resume")] == [max(written)]
     assert facts_of(run) == facts_of(whole)
     ours, theirs = state(run, STEPS), state(whole, STEPS)
-    assert equal(ours, theirs)
+    assert same_tensors(ours, theirs)
     averages = {"ema"} if kind in AVERAGED else set()
     assert {name.split("/")[0] for name in theirs} == {"weights", "optimizer"} | averages
     assert (
@@ -201,7 +203,7 @@ def test_previews_validation_and_workers_change_nothing(
         "dataloader_threads=2",
     )
     assert start(more(settings, *off), tmp_path / "off").ended() == DONE
-    assert equal(state(tmp_path / "off", STEPS), state(whole, STEPS))
+    assert same_tensors(state(tmp_path / "off", STEPS), state(whole, STEPS))
     kinds = [line["kind"] for line in read_journal(tmp_path / "off") if line["kind"] != "views"]
     assert kinds == ["start", *["step"] * STEPS, "save", "end"]
 

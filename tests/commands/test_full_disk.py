@@ -21,24 +21,24 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.commands import small_disk
-from tests.commands.safety_kit import Running, Work, resume, start
-from tests.commands.small_disk import (
+from tests.support import small_disk
+from tests.support.command_line import Patch, Printed, train
+from tests.support.run_processes import Running, Work, resume, start
+from tests.support.run_results import (
+    assert_same_run,
+    complete,
+    facts_of,
+    of_kind,
+    same_tensors,
+    state,
+    warnings_of,
+)
+from tests.support.small_disk import (
     after_step_three,
     after_the_first_save,
     before_the_export,
     in_the_second_save,
 )
-from tests.read_runs import (
-    assert_same_run,
-    complete,
-    equal,
-    facts_of,
-    of_kind,
-    state,
-    warnings_of,
-)
-from tests.shell import Patch, Printed, train
 from videotune.errors import DONE, FAILED, INTERRUPTED, DoesNotFit, VideotuneError
 from videotune.files import life, read_json
 from videotune.job.overrides import Overrides
@@ -99,7 +99,7 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     )
     disk.paused()
     assert complete(disk.run) == saved
-    assert equal(state(disk.run, 2), state(straight, 2)), "the older one is whole"
+    assert same_tensors(state(disk.run, 2), state(straight, 2)), "the older one is whole"
     assert (life(disk.run) or {})["alive"], "a process that waits is no dead one"
     assert "Checkpoints: complete are those of the steps 2" in disk.running.stderr
     assert not list(disk.run.glob("export/*")), "nothing half written stays"
@@ -108,12 +108,12 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert complete(disk.after) == [2, 4, 6]
     assert_same_run(disk.after, straight, 2, 4, 6)
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
-    assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, (
+    assert sum("no room to save step" in text for text in warnings_of(disk.after)) == 1, (
         "once, not at each look"
     )
     assert list((disk.after / "checkpoints").glob(".*")) == []
     name = Path("export") / "run-step-6.safetensors"
-    assert equal(load_file(disk.after / name), load_file(straight / name))
+    assert same_tensors(load_file(disk.after / name), load_file(straight / name))
 
 
 @LIMITED
@@ -181,7 +181,7 @@ def test_a_run_that_waits_for_room_can_be_ended_and_resumed(
     run = shutil.copytree(disk.home / "run", work.tmp / "again" / "run")
     assert resume(run) == DONE
     assert (run / "export" / "run-step-6.safetensors").is_file()
-    assert equal(state(run, 6), state(work.finished(*settings), 6))
+    assert same_tensors(state(run, 6), state(work.finished(*settings), 6))
 
 
 @pytest.mark.parametrize("room", [False, True])
@@ -263,7 +263,7 @@ def test_a_broken_disk_is_not_waited_for(work: Work, monkeypatch: Patch) -> None
     monkeypatch.setattr(saving, "save_checkpoint", broken)
     with pytest.raises(
         VideotuneError,
-        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with",
+        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; resume with",
     ):
         resume(run, "steps=5")
 
@@ -276,7 +276,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
 
     monkeypatch.setattr(saving, "remove", held)
     work.train("steps=3", "save_every=1", "save_keep=1")
-    assert any("step-1 cannot be taken away" in text for text in warnings_of(work.run))
+    assert any("step-1 cannot be removed" in text for text in warnings_of(work.run))
     assert complete(work.run) == [1, 2, 3]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Make, Work
-from tests.read_runs import assert_same_run, of_kind, state, steps_of
-from tests.shell import train
+from tests.support.command_line import train
+from tests.support.run_processes import Make, Work
+from tests.support.run_results import assert_same_run, of_kind, state, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.job.job import open_job
@@ -146,9 +146,7 @@ def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset: Make) -
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
     assert {str(shape) for shape in job.shapes} == {"5x32x32"}
-    assert any(
-        "of 9 frames one in 2 is kept, so that a window has 5" in note for note in job.notes
-    )
+    assert any("one in 2 of 9 frames is kept, so a window has 5" in note for note in job.notes)
     assert {shape.fps for shape in job.shapes} == {6.0}
     assert job.library.windows
 

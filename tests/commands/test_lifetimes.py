@@ -10,9 +10,9 @@ from weakref import ref
 import pytest
 import torch
 
-from tests.commands.safety_kit import Work
-from tests.read_runs import of_kind
-from tests.shell import Patch, sample, train
+from tests.support.command_line import Patch, sample, train
+from tests.support.run_processes import Work
+from tests.support.run_results import of_kind
 from videotune.commands.sample import SampleOptions
 from videotune.errors import DONE, DoesNotFit
 from videotune.job.overrides import Overrides

@@ -11,16 +11,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.clips import write_image
-from tests.commands import moments
-from tests.commands.safety_kit import KILLED, Make, Work, resume, start
-from tests.read_runs import assert_same_run, of_kind, state, steps_of, warnings_of
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Patch, Printed, sample, train
+from tests.support import interruptions
+from tests.support.clips import write_image
+from tests.support.command_line import Bases, Patch, Printed, sample, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_processes import KILLED, Make, Work, resume, start
+from tests.support.run_results import assert_same_run, of_kind, state, steps_of, warnings_of
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import resolve_config
@@ -106,7 +106,7 @@ def test_killed_in_any_expert_and_resumed_is_one_run(server: None, work: Work) -
     )
     settings = ("steps=8", *often, "ema=0.5", "learning_rate_scheduler=LINEAR", *HALVES)
     cut = work.tmp / "cut"
-    kill = {"first": moments.kill_at, "given": ("trainer.step:denoising_loss", 7)}
+    kill = {"first": interruptions.kill_at, "given": ("trainer.step:denoising_loss", 7)}
     assert start(work.overrides(*settings, base=BASE), cut, **kill).ended() == KILLED
     assert 0 < len(steps_of(cut)) < 8
     assert resume(cut) == DONE
@@ -175,7 +175,7 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     ("sets", "named"),
     [
         (("training_method=FINE_TUNE",), "FINE_TUNE changes every weight of one expert"),
-        (("experts=high", "expert_share=0.5"), "expert_share: high alone trains"),
+        (("experts=high", "expert_share=0.5"), "expert_share: only high trains"),
     ],
 )
 def test_what_two_experts_do_not_allow_is_refused(
@@ -357,7 +357,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(
             )
 
     refused("takes no image", "t2v", images=(image,))
-    refused("which image", "i2v")
+    refused("no image given", "i2v")
     refused("one for all 3 prompts", "i2v", 3, images=(image, image))
     refused(r"b\.png", "i2v", images=(broken,))
     refused(r"none\.png", "i2v", images=(tmp_path / "none.png",))

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.commands.safety_kit import Work, resume, start
-from tests.failing_forward import OUT_OF_MEMORY, failing_forward
-from tests.read_runs import (
+from tests.support.command_line import Patch, train
+from tests.support.out_of_memory import OUT_OF_MEMORY, fail_forward
+from tests.support.run_processes import Work, resume, start
+from tests.support.run_results import (
     assert_same_run,
     complete,
-    equal,
-    furthest,
+    largest_weight_difference,
     of_kind,
+    same_tensors,
     state,
     steps_of,
     warnings_of,
 )
-from tests.shell import Patch, train
 from videotune.config.resolve import parse
 from videotune.errors import DONE, FAILED, SKIPPED, DoesNotFit, VideotuneError
 from videotune.files import read_json
@@ -104,7 +104,7 @@ def test_a_clip_that_is_not_finite_is_named_and_its_steps_are_not_applied(
     ]
     assert 1 <= len(skipped) < 5
     for step in range(2, 10):
-        same = equal(state(run, step), state(run, step - 1))
+        same = same_tensors(state(run, step), state(run, step - 1))
         assert same == (step in skipped), f"step {step}"
     assert [line["loss"] for line in steps_of(run) if line["step"] in skipped] == [None] * len(
         skipped
@@ -125,9 +125,9 @@ def test_a_gradient_alone_that_is_not_finite_is_not_applied(
     run = work.train("steps=4", "save_every=1", "batch_size=2", "ema.decay=0.9")
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [True, False, True, False]
     assert all(isinstance(line["loss"], float) for line in steps_of(run))
-    assert not equal(state(run, 2), state(run, 1))
-    assert equal(state(run, 3), state(run, 2))
-    assert not equal(state(run, 4), state(run, 3))
+    assert not same_tensors(state(run, 2), state(run, 1))
+    assert same_tensors(state(run, 3), state(run, 2))
+    assert not same_tensors(state(run, 4), state(run, 3))
     assert all(
         bool(value.isfinite().all())
         for value in state(run, 4).values()
@@ -168,7 +168,7 @@ def test_five_in_a_row_end_the_run_with_the_last_good_state_saved(
     assert text.startswith(
         "5 steps in a row had no finite loss or gradient; the journal names their clips."
     )
-    assert "complete are those of the steps 3; go on with:" in text
+    assert "complete are those of the steps 3; resume with:" in text
     assert "--set learning_rate=" in text
     assert [bool(line.get("skipped")) for line in steps_of(run)] == [
         False,
@@ -216,7 +216,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
     monkeypatch.setattr(loop, "step_records", spoilt)
     with pytest.raises(
         VideotuneError,
-        match=rf"step 4: 1 tensors are not finite, the first: {part} of .*: not saved",
+        match=rf"step 4 is not saved: 1 tensors are not finite, the first is {part} of",
     ):
         train(work.overrides("steps=6", "save_every=2", "ema.decay=0.9"), run)
     assert complete(run) == [2]
@@ -256,7 +256,7 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
         ("steps=6", "batch_size=4", "ema.decay=0.9", "gradient_checkpointing=OFF"),
     )
     straight = work.finished(*settings, "save_every=3")
-    with failing_forward(4), pytest.raises(DoesNotFit) as caught:
+    with fail_forward(4), pytest.raises(DoesNotFit) as caught:
         train(work.overrides(*settings, "save_every=0"), run)
     text = str(caught.value)
     shape = re.search(r"(\d+)x(\d+)x(\d+)", text)
@@ -268,20 +268,20 @@ def test_a_step_that_does_not_fit_is_reported_its_state_kept_and_the_first_remed
     samples = f"4 samples of {bucket['shape']} pixels, {bucket['tokens']} tokens each."
     assert text.startswith(f"out of memory in step 4: {samples}")
     assert (
-        "Checkpoints: complete are those of the steps 3; go on with: videotune train --out"
+        "Checkpoints: complete are those of the steps 3; resume with: videotune train --out"
         in text
     )
     first = next(line.strip() for line in text.splitlines() if line.startswith("  "))
     assert first.startswith("--resume --set micro_batch_size=1:")
     assert "gradient_checkpointing=ON" in text
     assert complete(run) == [3]
-    assert equal(state(run, 3), state(straight, 3))
+    assert same_tensors(state(run, 3), state(straight, 3))
     assert [line["step"] for line in steps_of(run)] == [1, 2, 3], (
         "the line that came late is there too"
     )
     assert any("out of memory in step 4" in text for text in warnings_of(run))
     assert resume(run, "micro_batch_size=1") == DONE
-    assert furthest(state(run, 6), state(straight, 6)) < 1e-3
+    assert largest_weight_difference(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
     ]
@@ -304,7 +304,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
         apply(optimizer, good)
 
     monkeypatch.setattr(step_module, "step_if_finite", half)
-    with pytest.raises(DoesNotFit, match="complete are those of the steps 2; go on with"):
+    with pytest.raises(DoesNotFit, match="complete are those of the steps 2; resume with"):
         train(work.overrides("steps=6", "save_every=2"), run)
     assert complete(run) == [2]
 
@@ -312,7 +312,7 @@ def test_a_state_that_may_be_half_updated_is_not_saved(work: Work, monkeypatch: 
 def test_another_error_is_raised_as_it_is(work: Work) -> None:
     error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
     with (
-        failing_forward(2, error),
+        fail_forward(2, error),
         pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
     ):
         train(work.overrides("steps=3"), work.run)

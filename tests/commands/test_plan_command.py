@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.clips import noise, write_dataset
-from tests.commands.moments import nth
-from tests.commands.safety_kit import Make, Work, resume
-from tests.failing_forward import OUT_OF_MEMORY
-from tests.offload_kit import deepen
-from tests.read_runs import assert_same_run, equal, of_kind, state
-from tests.shell import Bases, Patch, Printed, plan, train
+from tests.support.clips import noise, write_dataset
+from tests.support.command_line import Bases, Patch, Printed, plan, train
+from tests.support.interruptions import nth
+from tests.support.out_of_memory import OUT_OF_MEMORY
+from tests.support.run_processes import Make, Work, resume
+from tests.support.run_results import assert_same_run, of_kind, same_tensors, state
+from tests.support.tiny_networks import deepen
 from videotune.cli.plan import ROWS, curve
 from videotune.commands.plan import COLUMNS, levels, noise_levels
 from videotune.console import size
@@ -264,7 +264,7 @@ def test_a_preview_without_room_offloads_the_denoiser_and_then_decodes_in_tiles(
         )
         assert tries[: len(wanted)] == wanted
         assert len(of_kind(run, "sample")) == 3
-        assert equal(state(run, 2), state(work.tmp / "run0", 2))
+        assert same_tensors(state(run, 2), state(work.tmp / "run0", 2))
     assert np.array_equal(seen[0][0], seen[3][0]), (
         "step 0, whole and with the denoiser offloaded"
     )
@@ -276,15 +276,18 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 ) -> None:
     fill, met, plain, run = cache_filling.fill, nth(1), work.finished("steps=2"), work.run
 
-    def short(family: Any, *more: Any) -> Any:
+    def short(family: Any, *more: Any, **named: Any) -> Any:
         if met():
             family.part("text_encoder")
             raise OUT_OF_MEMORY
-        return fill(family, *more)
+        return fill(family, *more, **named)
 
     monkeypatch.setattr(cache_filling, "fill", short)
     assert train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
-    assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
+    assert (
+        "the blocks of the text encoder are now streamed from host memory"
+        in capsys.readouterr().err
+    )
     assert_same_run(run, plain, 2)
     assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
 

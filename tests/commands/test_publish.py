@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from tests.commands.safety_kit import Work
-from tests.shell import Patch
-from tests.shell import run as shell
-from tests.upload_hub import TOKEN, upload_hub
-from tests.waiting import until
+from tests.support.command_line import Patch
+from tests.support.command_line import run as shell
+from tests.support.hub_uploads import TOKEN, upload_hub
+from tests.support.run_processes import Work
+from tests.support.waiting import wait_until
 from videotune.commands.publish import card, publish
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
@@ -190,7 +190,7 @@ def test_an_upload_that_broke_or_was_killed_goes_on(run: Path, hub: Any, work: W
     }
 
     process = subprocess.Popen(command, env=os.environ | env, stderr=subprocess.DEVNULL)
-    until(lambda: len(hub.stored) > 1 or process.poll() is not None)
+    wait_until(lambda: len(hub.stored) > 1 or process.poll() is not None)
     process.kill()
     process.wait()
     assert hub.files == {}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.commands.safety_kit import Make
-from tests.read_runs import assert_same_run, complete, steps_of
-from tests.shell import options_of, run
-from tests.waiting import until
+from tests.support.command_line import options_of, run
+from tests.support.run_processes import Make
+from tests.support.run_results import assert_same_run, complete, steps_of
+from tests.support.waiting import wait_until
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
@@ -290,15 +290,15 @@ def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
 ) -> None:
     (tmp_path / "queue").mkdir()
     job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
-    until(lambda: (job.folder / "pid.json").is_file())
+    wait_until(lambda: (job.folder / "pid.json").is_file())
     assert jobs.pause(job)
-    until(lambda: jobs.read_job(job.folder).state == "paused")
+    wait_until(lambda: jobs.read_job(job.folder).state == "paused")
     assert jobs.read_job(job.folder).is_running
     assert jobs.unpause(job)
-    until(lambda: jobs.read_job(job.folder).state == "running")
+    wait_until(lambda: jobs.read_job(job.folder).state == "running")
     jobs.pause(job)
     assert jobs.stop(job)
-    until(lambda: not jobs.read_job(job.folder).is_running)
+    wait_until(lambda: not jobs.read_job(job.folder).is_running)
     assert not jobs.pause(jobs.read_job(job.folder))
 
 
@@ -317,7 +317,7 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     (home / "second.json").write_text('{"steps": 3, "base_model_name": "nowhere-at-all"}')
     worker = command("queue", "run", "--queue", home)
     first = home / "runs" / "first"
-    until(lambda: (first / "checkpoints").is_dir() and complete(first))
+    wait_until(lambda: (first / "checkpoints").is_dir() and complete(first))
     worker.kill()
     worker.wait()
     job = find_entry(home, "first").job
@@ -326,7 +326,7 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     pids = json.loads((job.folder / "pid.json").read_text())
     os.kill(pids["runner"], signal.SIGKILL)
     os.kill(pids["command"], signal.SIGKILL)
-    until(lambda: find_entry(home, "first").state == "waiting")
+    wait_until(lambda: find_entry(home, "first").state == "waiting")
     assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
     assert find_entry(home, "second").tries == 2
@@ -341,7 +341,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     run("queue", "add", **options_of(overrides("steps=400")), name="a", queue=home)
     worker = command("queue", "run", "--queue", home)
     a = home / "runs" / "a"
-    until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
+    wait_until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
     with pytest.raises(VideotuneError):
         run_queue(home)  # another worker has it
     worker.send_signal(signal.SIGINT)
@@ -350,7 +350,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     reached = complete(a)
     assert reached
     again = command("queue", "run", "--queue", home)
-    until(lambda: len(steps_of(a)) > reached[-1])
+    wait_until(lambda: len(steps_of(a)) > reached[-1])
     assert remove(home, "a") == a
     assert again.wait(60) == DONE
     assert entries(home) == []

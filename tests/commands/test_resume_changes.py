@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Finished, Make, Work, refusal, resume, start
-from tests.read_runs import (
+from tests.support.command_line import Printed, train
+from tests.support.run_parts import open_run
+from tests.support.run_processes import Finished, Make, Work, refusal, resume, start
+from tests.support.run_results import (
     assert_same_run,
     complete,
-    equal,
     facts_of,
-    furthest,
+    largest_weight_difference,
     of_kind,
+    same_tensors,
     state,
     steps_of,
     warnings_of,
 )
-from tests.runs import open_run
-from tests.shell import Printed, train
 from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import digest, read_json, write_json
 from videotune.job.overrides import Overrides
@@ -80,7 +80,7 @@ def test_safe_keys_apply_at_once_and_are_reported(
     assert "changes" not in of_kind(run, "resume")[-1]
 
 
-LEAVE = "Leave it as it was, or start a new run; --init-from takes weights over"
+LEAVE = "Leave it as it was, or start a new run; --init-from starts from these weights"
 ALLOWED = {"override": True, "data_change": True}
 
 
@@ -139,7 +139,7 @@ def test_an_override_applies_at_the_very_next_step(begun: Begun, finished: Finis
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert rates(run) == [0.01] * 4 + [0.02] * 2
     assert facts_of(run, 4) == facts_of(straight, 4)
-    assert all(equal(state(run, step), saved[step]) for step in (2, 4))
+    assert all(same_tensors(state(run, step), saved[step]) for step in (2, 4))
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
     ]
@@ -167,8 +167,8 @@ def test_each_kind_of_override_has_an_effect(
     """An optimizer's numbers too, which a restored state must not bring back."""
     run, plain = begun(), finished("steps=6", "save_every=2")
     assert resume(run, change, "steps=6", override=True) == DONE
-    assert not equal(state(run, 6), state(plain, 6))
-    assert equal(state(run, 4), state(plain, 4))
+    assert not same_tensors(state(run, 6), state(plain, 6))
+    assert same_tensors(state(run, 4), state(plain, 4))
 
 
 def test_an_average_that_is_asked_for_later_begins_at_the_weights_of_then(begun: Begun) -> None:
@@ -212,7 +212,7 @@ def test_another_split_of_a_step_agrees_to_rounding(work: Work) -> None:
         work.finished("steps=6", *settings),
     )
     assert resume(run, "steps=6", "batch_size=2", "gradient_accumulation_steps=2") == DONE
-    assert 0 <= furthest(state(run, 6), state(straight, 6)) < 1e-3
+    assert 0 <= largest_weight_difference(state(run, 6), state(straight, 6)) < 1e-3
     assert [line["window_ids"] for line in steps_of(run)] == [
         line["window_ids"] for line in steps_of(straight)
     ]
@@ -367,7 +367,7 @@ def test_changed_clips_are_named_and_refused_unless_allowed(
     assert "continue with the changed data: --allow-data-change" in text
     assert resume(run, "steps=21", data_change=True) == DONE
     assert facts_of(run, 9) == facts
-    assert equal(state(run, 9), saved)
+    assert same_tensors(state(run, 9), saved)
     assert any(named in text for text in of_kind(run, "resume")[0]["changes"])
     counts_agree(run, 21)
     if what == "added":
@@ -496,7 +496,7 @@ def test_the_first_command_resumes_also_when_it_began_with_a_file(
     assert running.ended() == DONE, running.stderr
     assert "init_from is not read again" in running.stderr
     assert "changed:" not in running.stderr
-    assert equal(state(work.run, 2), before)
+    assert same_tensors(state(work.run, 2), before)
     other = start(
         settings, work.run, "--init-from", str(work.tmp / "other.safetensors"), "--resume"
     )

@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands.safety_kit import Work, resume
-from tests.faults import Disk, each_fault
-from tests.journal_lines import step_line
-from tests.kills import SAVING, kill_points, killed_at
-from tests.read_runs import assert_same_run, complete, equal, facts_of, of_kind, state, steps_of
-from tests.shell import Printed
+from tests.support.command_line import Printed
+from tests.support.failing_disk import Disk, each_fault
+from tests.support.journal_lines import step_line
+from tests.support.kill_points import SAVING, kill_points, killed_at
+from tests.support.run_processes import Work, resume
+from tests.support.run_results import (
+    assert_same_run,
+    complete,
+    facts_of,
+    of_kind,
+    same_tensors,
+    state,
+    steps_of,
+)
 from videotune.errors import DONE, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.runs.checkpoint import complete_checkpoints
@@ -177,7 +185,7 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
             with pytest.raises(
-                VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"
+                VideotuneError, match=r"the newest checkpoint .*, step 12, is not complete"
             ):
                 checkpoint_of(
                     run, None, History(run)
@@ -208,7 +216,7 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
     branch = run / "branches" / "1"
     assert (branch / "journal.jsonl").read_bytes() == journal
     assert complete(branch) == [4, 6]
-    assert all(equal(state(branch, step), first[step]) for step in (4, 6))
+    assert all(same_tensors(state(branch, step), first[step]) for step in (4, 6))
     later = {
         path.name: path.read_bytes()
         for folder in ("samples", "export")
@@ -218,7 +226,7 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
     assert len(later) == 2
     assert all(later[name] == files[name] for name in later)
     assert facts_of(run) == facts
-    assert all(equal(state(run, step), first[step]) for step in (2, 4, 6))
+    assert all(same_tensors(state(run, step), first[step]) for step in (2, 4, 6))
     assert [line["from_step"] for line in of_kind(run, "resume")] == [2]
     assert "changes" not in of_kind(run, "resume")[0]
     (branch / "checkpoints" / "step-6").rename(work.tmp / "step-6")
@@ -229,7 +237,7 @@ def test_a_rollback_repeats_the_first_run_and_keeps_it_whole(
     ]
     (branch / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert resume(branch) == DONE
-    assert equal(state(branch, 6), first[6])
+    assert same_tensors(state(branch, 6), first[6])
 
 
 def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -> None:
@@ -238,7 +246,7 @@ def test_a_rollback_to_before_a_change_restores_the_config_of_then(work: Work) -
     straight, branch = work.finished("steps=6", "save_every=2"), run / "branches" / "1"
     assert resume(run, "learning_rate=0.02", "steps=6", override=True) == DONE
     assert steps_of(run)[-1]["lr"] == {"transformer": 0.02}
-    assert not equal(state(run, 6), state(straight, 6))
+    assert not same_tensors(state(run, 6), state(straight, 6))
     assert resume(run, "steps=6", step=2) == DONE
     assert_same_run(run, straight, 6)
     assert read_json(run / "config.json")["settings"]["learning_rate"] == 0.01
@@ -268,7 +276,7 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(work: Wor
     shutil.rmtree(run / "checkpoints" / "step-6")
     with pytest.raises(
         VideotuneError,
-        match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4",
+        match=r"step 6, is not complete: its folder is missing; .* 2, 4. .*--from 4",
     ):
         resume(run)
     assert resume(run, step=2) == DONE

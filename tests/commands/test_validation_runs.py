@@ -16,10 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commands.safety_kit import Finished, Make, Work, resume
-from tests.read_runs import assert_same_run, of_kind, steps_of, warnings_of
-from tests.runs import measure, open_run, prepare, preview
-from tests.shell import Patch, Printed, plan, train
+from tests.support.command_line import Patch, Printed, plan, train
+from tests.support.run_parts import measure, open_run, prepare, preview
+from tests.support.run_processes import Finished, Make, Work, resume
+from tests.support.run_results import assert_same_run, of_kind, steps_of, warnings_of
 from videotune.cli.plan import overhead_text
 from videotune.errors import DONE, INTERRUPTED
 from videotune.files import digest, read_json, write_json
@@ -479,9 +479,7 @@ def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(bands.values())) == 4
     assert {step: trainer.band_at(step) for step in bands} == bands
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
-        f"views a window, {bands[120]}"
-    )
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"times, {bands[120]}")
 
 
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.safety_kit import Make
-from tests.shell import options_of
+from tests.support.command_line import options_of
+from tests.support.run_processes import Make
 from videotune.commands.wait import wait
 from videotune.errors import DONE, FAILED, SKIPPED
 

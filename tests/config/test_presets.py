@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.shell import run
+from tests.support.command_line import run
 from videotune.config import load
 from videotune.errors import VideotuneError
 

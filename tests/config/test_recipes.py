@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.read_runs import steps_of
-from tests.shell import Bases, run
+from tests.support.command_line import Bases, run
+from tests.support.run_results import steps_of
 from videotune.config.load import preset_names, read_config, read_preset
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides, resolve_config

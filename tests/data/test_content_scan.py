@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.clips import noise, write_clip, write_image
-from tests.scenery import pan, scenery, shots
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.landscapes import landscape, pan, shots
 from videotune.data.content_scan import ContentScan, scan_content
-from videotune.data.media_info import probe
-from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates
+from videotune.data.picture_matching import SourceClip, near_duplicates
+from videotune.data.probe import probe
+from videotune.data.source_videos import group_by_source, hold_out
 from videotune.toy.dataset import write_dataset
 
 
@@ -29,7 +30,7 @@ def seen(path: Path, frames: np.ndarray, **how: Any) -> ContentScan:
 
 def breathing(count: int, fps: float = 24) -> np.ndarray:
     """A picture of which a part rises and falls by 1.5 pixels in 3.5 s, as a chest does before a tripod."""
-    still = scenery(3, 240, 320).astype(np.float32)
+    still = landscape(3, 240, 320).astype(np.float32)
     rows, columns = np.mgrid[:240, :320]
     bump = np.exp(-(((columns - 160) / 60) ** 2 + ((rows - 120) / 60) ** 2))
     frames = []
@@ -52,7 +53,7 @@ def breathing(count: int, fps: float = 24) -> np.ndarray:
 def test_a_still_with_codec_noise_is_frozen(
     tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
-    frames = np.repeat(scenery(1, 240, 320)[None], 60, 0)
+    frames = np.repeat(landscape(1, 240, 320)[None], 60, 0)
     assert seen(tmp_path / name, frames, options=options).frozen > 0.9
 
 
@@ -117,7 +118,7 @@ def panned(speed: float) -> np.ndarray:
 FOUND: dict[str, tuple[Callable[[], np.ndarray], dict[str, Any]]] = {
     "a slow pan": (lambda: pan(1, [i * 0.3 for i in range(60)]), {"frozen": 0, "cuts": ()}),
     "stops halfway": (lambda: pan(1, [min(i, 48) * 2 for i in range(96)]), {"frozen": 0.5}),
-    "a slideshow": (lambda: np.repeat(np.stack([scenery(i) for i in range(3)]), 36, 0), {"cuts": (1.5, 3.0), "frozen": 1}),
+    "a slideshow": (lambda: np.repeat(np.stack([landscape(i) for i in range(3)]), 36, 0), {"cuts": (1.5, 3.0), "frozen": 1}),
     **{
         f"one tone, {tone}": (lambda tone=tone: changed(slice(24), lambda _: tone, shots([1], 48)), {"black": 0.5})
         for tone in (0, 255, 90)
@@ -182,7 +183,7 @@ def test_a_rotated_file_has_the_signatures_of_an_upright_one(tmp_path: Path) -> 
 
 
 def test_an_image_has_a_signature_alone(tmp_path: Path) -> None:
-    found = scan_content(probe(write_image(tmp_path / "a.png", scenery(1))), 10.0)
+    found = scan_content(probe(write_image(tmp_path / "a.png", landscape(1))), 10.0)
     assert len(found.signatures) == 1
     assert (found.frozen, found.black, found.cuts, found.jitter) == (0.0, 0.0, (), 0.0)
 

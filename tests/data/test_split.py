@@ -12,11 +12,11 @@ import av
 import numpy as np
 import pytest
 
-from tests.clips import numbered, read_numbers, write_clip
-from tests.scenery import pan, scenery, shots
+from tests.support.clips import numbered, read_numbers, write_clip
+from tests.support.landscapes import landscape, pan, shots
 from videotune.data import split as module
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.data.split import JOURNAL, split
 from videotune.data.video_writer import video_bytes, write_video
 from videotune.errors import VideotuneError
@@ -42,7 +42,7 @@ def frames_of(path: Path, height: int = 120, width: int = 160) -> np.ndarray:
 def tagged(seeds: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray:
     """Shots whose frames carry their number over all, in the picture's middle, while the rest is each shot's landscape."""
     frames = np.concatenate(
-        [np.repeat(scenery(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
+        [np.repeat(landscape(s)[None], n, 0) for s, n in zip(seeds, lengths, strict=True)]
     )
     frames[:, 45:75, 60:105] = numbered(len(frames), 30, 45)
     return frames
@@ -195,7 +195,7 @@ def test_a_stopped_split_goes_on_where_it_was(
 ) -> None:
     path, out = video(tmp_path / "film.mp4"), tmp_path / "out"
     (path.with_suffix(".txt")).write_text("a film")
-    encode, calls = module._encode, []
+    encode, calls = module.encode_scene, []
 
     def stop_at_the_second(aside: Path, **how: object) -> None:
         calls.append(aside.name)
@@ -203,7 +203,7 @@ def test_a_stopped_split_goes_on_where_it_was(
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_encode", stop_at_the_second)
+    monkeypatch.setattr(module, "encode_scene", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         split(path, out, min_seconds=0.5)
     assert sorted(hashes(out)) == [JOURNAL, "film-scene-001.mp4"]

@@ -23,13 +23,14 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.clips import noise, write_clip, write_image
-from tests.fuzz.mutate import damaged_bytes
-from tests.waiting import until
+from tests.support.clips import noise, write_clip, write_image
+from tests.support.damaged_files import damaged_bytes
+from tests.support.waiting import wait_until
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS, ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.files import hash_file
 
@@ -51,7 +52,7 @@ def ask(
     workers: Workers, path: Path, limit: float | None = None, known: Sequence[str] = ()
 ) -> Future[Any]:
     return workers.submit(
-        "examine", {"path": str(path), "until": 9.0, "known": list(known)}, limit
+        "examine", {"path": str(path), "until": 9.0, "known_ids": list(known)}, limit
     )
 
 
@@ -82,7 +83,7 @@ def children() -> set[int]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.ZombieProcess):  # one that has ended
-            if child.pid not in OTHERS and "videotune.data.workers" in " ".join(
+            if child.pid not in OTHERS and "videotune.data.worker_process" in " ".join(
                 child.cmdline()
             ):
                 found.add(child.pid)
@@ -126,10 +127,10 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
         "height": 640,
         "width": 640,
         "resize": "random",
-        "place": (0.0, 1.0),
+        "crop_position": (0.0, 1.0),
     }
     wanted = decode(
-        info, [1.0, 0.0, 1.0], 640, 640, resize="random", place=(0.0, 1.0)
+        info, [1.0, 0.0, 1.0], 640, 640, resize="random", crop_position=(0.0, 1.0)
     )  # more than a pipe holds
     for given in (info, answer["info"]):
         frames = workers.submit("decode", {"info": given, **words}).result()
@@ -146,7 +147,7 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
 
 def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
     words = {"info": probe(clip), "times": [99.0], "height": 32, "width": 32}
-    with pytest.raises(ClipProblem, match="lies outside the clip") as caught:
+    with pytest.raises(ClipProblem, match="is outside the clip") as caught:
         workers.submit("decode", words).result()
     assert (caught.value.reason, type(caught.value)) == ("decode_error", ClipProblem)
     (tmp_path / "text.mp4").write_text("hello " * 100)
@@ -187,7 +188,7 @@ def test_a_crash_or_a_hang_costs_one_clip(
     clip: Path, endless: Path, workers: Workers, sign: Any, limit: Any
 ) -> None:
     broken = ask(workers, endless, limit)
-    until(lambda: reading(endless))
+    wait_until(lambda: reading(endless))
     (pid,) = children()
     others = [ask(workers, clip) for _ in range(4)]
     assert others[0].result(20)
@@ -246,7 +247,7 @@ def test_closing_ends_everything_also_when_an_exception_flies(
     def work(workers: Workers) -> None:
         with workers:
             futures.extend(ask(workers, endless) for _ in range(5))
-            until(lambda: len(children()) == 2 and reading(endless))
+            wait_until(lambda: len(children()) == 2 and reading(endless))
             raise ZeroDivisionError
 
     workers = Workers(2)
@@ -319,20 +320,20 @@ def test_a_parent_that_ends_leaves_no_child(
         *map(str, (script, clip, endless, said)),
     ]
     parent = subprocess.Popen(command, start_new_session=True, cwd=folder)
-    until(lambda: said.exists() or parent.poll() is not None)
+    wait_until(lambda: said.exists() or parent.poll() is not None)
     told = json.loads(said.read_text())
     assert told["answer"]["id"] == hash_file(clip)
     assert told["pids"]
     assert not any(gone({pid}) for pid in told["pids"])
     os.killpg(parent.pid, signal.Signals[sign])
     assert parent.wait(20) == code
-    until(lambda: gone(set(told["pids"])))
+    wait_until(lambda: gone(set(told["pids"])))
 
 
 def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     code = """
         import os, sys
-        from videotune.data import workers as worker
+        from videotune.data import worker_process as worker
         examine = worker.examine
         def noisy(path, until):
             os.write(1, b"noise ")

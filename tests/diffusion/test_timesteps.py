@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.offload_kit import no_host_sync
+from tests.support.tiny_networks import no_host_sync
 from videotune.diffusion.loss import flow_path, objective, scaled_linear_alphas_cumprod, v_path
 from videotune.diffusion.timesteps import (
     TimestepSampler,

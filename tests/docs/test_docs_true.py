@@ -40,7 +40,7 @@ PAGE_OF = {
 """Packages whose page has another name."""
 
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-OURS = ("videotune/", "tests/", "docs/", "scripts/", "benchmarks/")
+OURS = ("videotune/", "tests/", "docs/", "scripts/", "benchmarks/", "research/")
 
 
 def prose(page: Path) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.read_runs import of_kind
-from tests.shell import check, options_of, plan, train
-from tests.shell import run as shell
+from tests.support.command_line import check, options_of, plan, train
+from tests.support.command_line import run as shell
+from tests.support.run_results import of_kind
 from videotune.cli.interop import ORDER, import_config
 from videotune.config.resolve import Resolved
 from videotune.config.suggestions import others

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.clips import noise, write_dataset
-from tests.effects.effects_kit import Lab
+from tests.support.clips import noise, write_dataset
+from tests.support.trainers import Lab
 from videotune.models.wan import Wan
 from videotune.rng import generator_for
 from videotune.toy.dataset import encode_clip

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.clips import noise, numbered, read_numbers, write_clip, write_dataset
-from tests.effects.effects_kit import (
+from tests.support.clips import noise, numbered, read_numbers, write_clip, write_dataset
+from tests.support.run_parts import measure
+from tests.support.run_results import of_kind
+from tests.support.trainers import (
     Lab,
     in_cache,
     job_of,
@@ -23,8 +25,6 @@ from tests.effects.effects_kit import (
     text_of,
     trainer_of,
 )
-from tests.read_runs import of_kind
-from tests.runs import measure
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import refuse_skips
 from videotune.latent_cache.batches import prepare

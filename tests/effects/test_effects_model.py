@@ -10,9 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, job_of, run_steps, take, trainer_of, weights, written
-from tests.exporter.export_kit import read_back
-from tests.runs import measure
+from tests.support.adapters import read_back
+from tests.support.run_parts import measure
+from tests.support.trainers import (
+    Lab,
+    job_of,
+    run_steps,
+    take_steps,
+    trainer_of,
+    weights,
+    written,
+)
 from videotune.adapters.adapter_types import PARTS, parse_param_name
 from videotune.config.fields import ROUNDED
 from videotune.errors import VideotuneError
@@ -46,7 +54,7 @@ def test_the_model_that_is_named_is_trained(lab: Lab) -> None:
             trainer.net.blocks[0].attn1.to_q.base_layer.weight,
             on_disk["blocks.0.attn1.to_q.weight"],
         )
-        answers.append(take(trainer, 1).calls[0]["answer"])
+        answers.append(take_steps(trainer, 1).calls[0]["answer"])
     assert not torch.allclose(*answers)
 
 
@@ -67,7 +75,7 @@ def test_the_file_s_weights_stand_for_the_base_s(
     for value in (None, str(file), [str(file)]):
         trainer = trainer_of(lab, {"transformer.file": value})
         prints.append(trainer.family.fingerprints())
-        answers.append(take(trainer, 1).calls[0]["answer"])
+        answers.append(take_steps(trainer, 1).calls[0]["answer"])
     held = trainer.net.blocks[0].attn1.to_q.base_layer.weight
     assert torch.equal(held, load_file(file)["blocks.0.attn1.to_q.weight"])
     assert not torch.allclose(answers[0], answers[1])
@@ -119,7 +127,7 @@ def test_a_family_stands_in_for_a_base_model_and_must_not_contradict_one(lab: La
             assert (frames - spec.rules.frame_rest) % max(1, spec.rules.frame_step) == 0
             assert height == width
             assert abs(height - side) <= spec.rules.side_multiple
-    with pytest.raises(VideotuneError, match="which model"):
+    with pytest.raises(VideotuneError, match="no model given"):
         shapes(None)
     assert shapes("wan2.1", lab.model) == shapes(None, lab.model)
     with pytest.raises(VideotuneError, match="no family 'wam'; did you mean 'wan'"):
@@ -283,7 +291,7 @@ def test_the_layers_that_are_named_train_and_the_model_is_written_whole(lab: Lab
         assert {id(parameter) for parameter in held} == {
             id(parameter) for parameter in trainer.parameters.values()
         }
-        moves = take(trainer, 2).moves
+        moves = take_steps(trainer, 2).moves
         assert all(moves[name].any() for name, value in weights(trainer).items() if value.any())
         saved = load_file(
             written(trainer) / "transformer" / "diffusion_pytorch_model.safetensors"
@@ -332,7 +340,7 @@ def bytes_of(trainer: Trainer) -> int:
 
 def first_text(lab: Lab, knobs: dict[str, Any]) -> torch.Tensor:
     """The text states of the network in the first step."""
-    return take(trainer_of(lab, knobs), 1).calls[0]["text"]
+    return take_steps(trainer_of(lab, knobs), 1).calls[0]["text"]
 
 
 def losses(lab: Lab, knobs: dict[str, Any], steps: int = 2) -> list[float]:

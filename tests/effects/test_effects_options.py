@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.effects.effects_kit import (
+from tests.support.trainers import (
     Lab,
     overrides_of,
     run_steps,
     source_of,
-    take,
+    take_steps,
     trainer_of,
     weights,
     written,
@@ -69,7 +69,7 @@ def test_the_loss_is_of_its_kind_and_plain_mse_is_logged(
     kind: str, delta: float, lab: Lab
 ) -> None:
     trainer = trainer_of(lab, {"loss": kind, "loss_delta": delta})
-    took, prepared = take(trainer, 1), prepare(trainer.source, 1)
+    took, prepared = take_steps(trainer, 1), prepare(trainer.source, 1)
     (line,) = took.lines
     error = (took.calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
     square, size = error.square(), error.abs()
@@ -134,12 +134,14 @@ def test_lora_b_learns_at_its_multiple_of_the_rate(ratio: float, lab: Lab) -> No
         lab,
         {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3, "optimizer.weight_decay": 0},
     )
-    took = take(trainer, 1)
+    took = take_steps(trainer, 1)
     assert took.lines[0]["lr"] == {"transformer": 1e-3} | (
         {} if ratio == 1 else {"transformer lora_B": 16e-3}
     )
     assert took.moved("lora_B").abs().max().item() == pytest.approx(1e-3 * ratio, rel=1e-2)
-    both = take(trainer_of(lab, {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3}), 2)
+    both = take_steps(
+        trainer_of(lab, {"lora.learning_rate_ratio": ratio, "learning_rate": 1e-3}), 2
+    )
     usual = 1e-3 * (0.1 / 0.19) / (0.01 / 0.0199) ** 0.5
     assert both.moved("lora_A").abs().max().item() == pytest.approx(usual, rel=1e-2)
     kept = optimizer_state(trainer.pool.trainable.optimizer, trainer.parameters)
@@ -168,7 +170,10 @@ def test_the_first_rule_that_names_a_module_gives_its_rank_scale_and_rate(lab: L
     assert trainer.plan["adapter"]["parameters"] == sum(
         p.numel() for p in trainer.parameters.values()
     )
-    assert take(trainer, 1).lines[0]["lr"] == {"transformer": 1e-3, "transformer to_q": 5e-3}
+    assert take_steps(trainer, 1).lines[0]["lr"] == {
+        "transformer": 1e-3,
+        "transformer to_q": 5e-3,
+    }
 
 
 @pytest.mark.effect("lora.modules")

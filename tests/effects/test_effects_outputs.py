@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.effects.effects_kit import Lab, run_steps, take, text_of, trainer_of, watched
-from tests.read_runs import film, of_kind
-from tests.runs import callback, preview, probe
+from tests.support.run_parts import callback, preview, probe
+from tests.support.run_results import film, of_kind
+from tests.support.trainers import Lab, record_calls, run_steps, take_steps, text_of, trainer_of
 from videotune.commands.sample import SampleOptions, open_sampler, render
 from videotune.errors import VideotuneError
 from videotune.files import digest
@@ -53,7 +53,7 @@ def test_validation_and_previews_come_every_so_many_steps(
 ) -> None:
     """Each validation calls the network once for each of the 4 clips, at three of its nine noise levels."""
     trainer = trainer_of(lab, {"steps": 5, "validate_every": every, "validation_windows": 24})
-    with watched(trainer.net) as calls:
+    with record_calls(trainer.net) as calls:
         train_loop(trainer)
     assert len(calls) == 5 + 4 * len(steps)
     assert sum(len(call["t"]) for call in calls) == 5 + 12 * len(steps)
@@ -73,7 +73,7 @@ def previews(
     """The films of a preview in order of their prompts, the network's calls for them, and the films' file names."""
     settings = {key.replace("__", "."): value for key, value in knobs.items()}
     trainer = trainer_of(lab, {"sample_after": 1000} | settings)
-    with watched(trainer.net) as calls:
+    with record_calls(trainer.net) as calls:
         preview(trainer, 0)
     assert of_kind(trainer.run, "warning") == []
     paths = [trainer.run / line["path"] for line in of_kind(trainer.run, "sample")]
@@ -296,7 +296,7 @@ def measured(
     trainer = trainer_of(
         lab, PROBED | {f"sample_metrics.{key}": value for key, value in knobs.items()}
     )
-    with watched(trainer.net) as calls:
+    with record_calls(trainer.net) as calls:
         probe(trainer, 0)
     (line,) = of_kind(trainer.run, "sample_metrics")
     return line, calls, trainer.run
@@ -312,7 +312,7 @@ def test_what_the_budget_does_not_allow_is_not_measured(
     trainer = trainer_of(
         lab, PROBED | {"sample_metrics.budget": budget, "steps": 4, "save_every": 3}
     )
-    with watched(trainer.net) as calls:
+    with record_calls(trainer.net) as calls:
         train_loop(trainer)
     lines = of_kind(trainer.run, "sample_metrics")
     assert [line["step"] for line in lines if "not_measured" not in line] == steps
@@ -383,7 +383,7 @@ def kind(lab: Lab, tiny_bases: Callable[..., Path]) -> Callable[[str], Lab]:
 def test_the_share_has_a_clean_first_frame_at_noise_level_0(kind: Callable[[str], Lab]) -> None:
     for share in (0.0, 1.0, None):
         trainer = trainer_of(kind("ti2v"), {"first_frame_probability": share, "steps": 3})
-        for step, call in enumerate(take(trainer).calls, 1):
+        for step, call in enumerate(take_steps(trainer).calls, 1):
             x0 = prepare(trainer.source, step).batch.x0
             clean = torch.equal(call["x_t"][:, :, 0], x0[:, :, 0])
             assert clean == (share == 1.0)
@@ -398,7 +398,7 @@ def test_an_image_model_is_conditioned_on_its_image_or_zeros(
     kind: Callable[[str], Lab],
 ) -> None:
     for share, conditioned in ((0.0, False), (1.0, True), (None, True)):
-        calls = take(
+        calls = take_steps(
             trainer_of(kind("i2v"), {"first_frame_probability": share, "steps": 2})
         ).calls
         mask, image = (calls[0]["x_t"][:, part] for part in (slice(4, 8), slice(8, 12)))

@@ -15,8 +15,11 @@ import pytest
 import torch
 from diffusers import CogVideoXDDIMScheduler
 
-from tests.clips import noise, write_dataset, write_image
-from tests.effects.effects_kit import (
+from tests.support.clips import noise, write_dataset, write_image
+from tests.support.command_line import train
+from tests.support.run_parts import measure
+from tests.support.run_results import of_kind
+from tests.support.trainers import (
     Lab,
     in_cache,
     job_of,
@@ -24,13 +27,10 @@ from tests.effects.effects_kit import (
     pixels,
     run_steps,
     source_of,
-    take,
+    take_steps,
     trainer_of,
     weights,
 )
-from tests.read_runs import of_kind
-from tests.runs import measure
-from tests.shell import train
 from videotune.config.resolve import resolve
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
@@ -93,7 +93,7 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
     alone = [{"path": str(one), "kind": "regularization"}]
-    with pytest.raises(VideotuneError, match="nothing would be learnt"):
+    with pytest.raises(VideotuneError, match="would learn nothing"):
         train(overrides_of(lab, {"datasets": alone}), lab.tmp / "nothing")
 
 
@@ -105,7 +105,7 @@ def test_a_samples_loss_is_multiplied(lab: Lab) -> None:
         rows = [{"path": str(one), "loss_weight": weight}]
         trainer = trainer_of(in_cache(lab, "own"), {"datasets": rows, "max_grad_norm": 1e9})
         return torch.cat(
-            [gradient.flatten() for gradient in take(trainer, 1).gradients[0].values()]
+            [gradient.flatten() for gradient in take_steps(trainer, 1).gradients[0].values()]
         )
 
     torch.testing.assert_close(
@@ -242,7 +242,7 @@ def test_a_step_takes_exactly_batch_times_accumulation_samples(
     trainer = trainer_of(
         lab, {"batch_size": batch, "gradient_accumulation_steps": accumulation, "steps": 2}
     )
-    took = take(trainer)
+    took = take_steps(trainer)
     assert [len(call["x_t"]) for call in took.calls] == [batch] * (2 * accumulation)
     assert [len(line["window_ids"]) for line in took.lines] == [batch * accumulation] * 2
     assert {
@@ -309,7 +309,7 @@ def test_the_error_may_be_weighed_by_its_change_from_frame_to_frame(
 ) -> None:
     """(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), from what the network answered; the plain mse is logged too."""
     trainer = trainer_of(lab, {"video_config.temporal_consistency_weight": weight})
-    took, prepared = take(trainer, 1), prepare(trainer.source, 1)
+    took, prepared = take_steps(trainer, 1), prepare(trainer.source, 1)
     (line,) = took.lines
     error = (took.calls[0]["answer"] - (prepared.noise - prepared.batch.x0)).double()
     frames = error.shape[2]
@@ -447,7 +447,7 @@ def test_min_snr_prices_each_timestep_that_a_run_draws(
             "learning_rate": 1e-2,
         }
         trainer = trainer_of(cog, knobs | {"video_config.target_fps": 16})
-        took = take(trainer)
+        took = take_steps(trainer)
         levels.append([call["t"].item() for call in took.calls])
         moves.append(took.moved("lora_B"))
         for k, line in zip(levels[0], took.lines, strict=True):

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.effects.effects_kit import (
+from tests.support.command_line import train
+from tests.support.trainers import (
     Lab,
     job_of,
     overrides_of,
@@ -21,7 +22,6 @@ from tests.effects.effects_kit import (
     weights,
     written,
 )
-from tests.shell import train
 from videotune.distributed import DistributedContext
 from videotune.files import read_json
 from videotune.runs.checkpoint import complete_checkpoints
@@ -231,7 +231,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({}, "validate_every is 0, and only readings can say when to stop"),
+        ({}, "validate_every is 0, and only validations can say when to stop"),
         ({"validate_every": 2}, "fewer than two clips are held out"),
     ],
 )

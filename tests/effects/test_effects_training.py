@@ -18,20 +18,20 @@ from safetensors.torch import load_file
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._subclasses import FakeTensorMode
 
-from tests.clips import noise, write_dataset
-from tests.effects.effects_kit import (
+from tests.support.clips import noise, write_dataset
+from tests.support.command_line import Patch, train
+from tests.support.out_of_memory import fail_forward
+from tests.support.run_results import of_kind
+from tests.support.trainers import (
     Lab,
     in_cache,
     job_of,
     overrides_of,
     run_steps,
-    take,
+    take_steps,
     trainer_of,
     weights,
 )
-from tests.failing_forward import failing_forward
-from tests.read_runs import of_kind
-from tests.shell import Patch, train
 from videotune.diffusion.loss import denoising_loss
 from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
@@ -89,7 +89,7 @@ def test_weights_after_three_steps_are_those_of_adamw_with_the_config_s_numbers(
 ) -> None:
     trainer = trainer_of(lab, {"learning_rate": 0.01} | knobs)
     start = weights(trainer)
-    given = take(trainer, 3).gradients
+    given = take_steps(trainer, 3).gradients
     numbers = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.01}
     numbers |= {
         key.rsplit(".", 1)[-1]: value for key, value in knobs.items() if key != "optimizer"
@@ -156,7 +156,7 @@ def test_gradients_are_clipped_to_the_norm_once_a_step(lab: Lab) -> None:
     found = {}
     for limit in (1e-3, 1e6):
         trainer = trainer_of(lab, {"max_grad_norm": limit, "gradient_accumulation_steps": 2})
-        took = take(trainer, 1)
+        took = take_steps(trainer, 1)
         found[limit] = (
             torch.cat([g.flatten() for g in took.gradients[0].values()]),
             took.lines[0]["grad_norm"],
@@ -177,7 +177,7 @@ def test_frozen_weights_and_activations_have_the_train_dtype(lab: Lab) -> None:
         (None, torch.float32),
     ):
         trainer = trainer_of(in_cache(lab, str(name)), {"train_dtype": name})
-        took = take(trainer, 1)
+        took = take_steps(trainer, 1)
         assert trainer.net.blocks[0].attn1.to_q.base_layer.weight.dtype == dtype
         assert [took.calls[0][name].dtype for name in ("x_t", "text", "t")] == [
             dtype,
@@ -258,7 +258,7 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
     for name in EVERY:
         rate = {} if name == "PRODIGY" else {"learning_rate": 1e-3}
         trainer = trainer_of(lab, {"optimizer": name, "steps": 2} | rate)
-        ways[name] = take(trainer).moved("lora_B")
+        ways[name] = take_steps(trainer).moved("lora_B")
         (trainable,) = trainer.pool.trainables.values()
         kept[name] = {
             key.rpartition(".")[2]
@@ -280,7 +280,7 @@ def test_each_optimizer_keeps_its_own_state_and_moves_the_weights_its_own_way(la
 def test_prodigy_multiplies_the_rate_that_it_finds(lab: Lab) -> None:
     updates = {}
     for rate in (None, 1.0, 2.0):
-        took = take(
+        took = take_steps(
             trainer_of(lab, {"optimizer": "PRODIGY", "learning_rate": rate, "steps": 1})
         )
         updates[rate] = took.moved("lora_B"), took.lines[0]["lr"]["transformer"]
@@ -392,7 +392,7 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
             assert trainable.ema is not None
-            assert trainable.ema._now([pretended])[0].device.type == (
+            assert trainable.ema._as_averages([pretended])[0].device.type == (
                 "cuda" if where == "device" else "cpu"
             )
     assert all(
@@ -439,7 +439,8 @@ def test_a_batch_goes_through_in_parts_and_the_step_is_the_same(
     """Two batches of four a step, of which a part takes its samples one after the other."""
     knobs = {"batch_size": 4, "gradient_accumulation_steps": 2}
     whole, split = (
-        take(trainer_of(lab, knobs | more), 1) for more in ({}, {"micro_batch_size": size})
+        take_steps(trainer_of(lab, knobs | more), 1)
+        for more in ({}, {"micro_batch_size": size})
     )
     assert [len(call["x_t"]) for call in split.calls] == passes
     assert split.lines[0]["window_ids"] == whole.lines[0]["window_ids"]
@@ -479,7 +480,7 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     assert go("unsafe") == DONE
     with pytest.raises(
         VideotuneError,
-        match="deterministic: an operation of this model cannot promise the same bits",
+        match="deterministic: an operation of this model has no deterministic kernel",
     ):
         go("refused", deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -496,9 +497,9 @@ def test_a_step_is_retried_where_it_is_allowed_and_ends_the_run_where_not(
         return load_file(tmp_path / run / "checkpoints" / "step-4" / "weights.safetensors")
 
     assert train(overrides_of(lab), tmp_path / "straight") == DONE
-    with failing_forward(3), pytest.raises(DoesNotFit, match="out of memory in step 3"):
+    with fail_forward(3), pytest.raises(DoesNotFit, match="out of memory in step 3"):
         train(overrides_of(lab, {"out_of_memory": "stop"}), tmp_path / "stopped")
-    with failing_forward(3):
+    with fail_forward(3):
         assert train(overrides_of(lab, {"out_of_memory": "retry"}), tmp_path / "again") == DONE
     assert "Trying once more with gradient_checkpointing=ON" in capsys.readouterr().err
     straight, again = weights("straight"), weights("again")
@@ -627,7 +628,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
         tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
         return 1.0 if tried[-1] == fastest else 2.0
 
-    monkeypatch.setattr(attention, "TRIED", ("native", "flash", "_native_math"))
+    monkeypatch.setattr(attention, "CANDIDATES", ("native", "flash", "_native_math"))
     monkeypatch.setattr(attention, "_seconds", seconds)
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.read_runs import updates
+from tests.support.run_results import updates
 from videotune.adapters.lora import ADAPTER, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import VideotuneError

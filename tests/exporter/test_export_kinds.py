@@ -16,8 +16,8 @@ from diffusers import WanPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.exporter.export_kit import acts, scale, trained
-from tests.read_runs import updates
+from tests.support.adapters import network_output, network_with_adapter, scale
+from tests.support.run_results import updates
 from videotune.adapters.adapter_types import PARTS, by_module
 from videotune.adapters.effect import new_weight
 from videotune.adapters.lora import ADAPTER, add_lora
@@ -39,7 +39,7 @@ def wanted_of(family: Any, state: dict[str, Any], kind: str) -> torch.Tensor:
     for path, parts in by_module(state).items():
         weight = net.get_submodule(path).weight
         weight.data = new_weight(weight, parts, scale(kind)).float()
-    return acts(net)
+    return network_output(net)
 
 
 @KINDS
@@ -47,7 +47,7 @@ def test_every_format_is_read_back_and_acts_as_trained(
     kind: str, family: Any, tmp_path: Path
 ) -> None:
     """diffusers' form by its pipeline too, which reads DoRA with its magnitudes."""
-    _, state = trained(family, kind)
+    _, state = network_with_adapter(family, kind)
     wanted = wanted_of(family, state, kind)
     for format in formats_of(family, kind):
         done = export_lora(
@@ -58,18 +58,18 @@ def test_every_format_is_read_back_and_acts_as_trained(
         assert done.reader.startswith("diffusers" if kind in ("LORA", "DORA") else "PEFT")
         net = family.denoiser()
         read_lora(family, net, done.path, ADAPTER)
-        torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(network_output(net), wanted, rtol=1e-4, atol=1e-5)
         if format == "diffusers":
             pipe = WanPipeline.from_pretrained(family.folder)
             pipe.load_lora_weights(str(done.path))
             torch.testing.assert_close(
-                acts(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5
+                network_output(pipe.transformer.eval()), wanted, rtol=1e-4, atol=1e-5
             )
             magnitudes = [
                 name for name in load_file(done.path) if name.endswith("lora_magnitude_vector")
             ]
             assert len(magnitudes) == (20 if kind == "DORA" else 0)
-    assert not torch.allclose(wanted, acts(family.denoiser()), atol=1e-3)
+    assert not torch.allclose(wanted, network_output(family.denoiser()), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR", "OFT"])
@@ -80,7 +80,7 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(
     """By PEFT alone, on diffusers' own model: none of our code reads the file."""
     import peft
 
-    state = trained(family, kind, rank)[1]
+    state = network_with_adapter(family, kind, rank)[1]
     path = export_lora(family, "peft", state, scale(kind), tmp_path / "l.safetensors", {}).path
     with safe_open(path, "pt") as file:
         config = peft.get_peft_config(json.loads(file.metadata()[CONFIG]))
@@ -89,7 +89,7 @@ def test_peft_reads_the_kin_by_what_stands_in_the_file(
     told = peft.set_peft_model_state_dict(net, load_file(path))
     assert not told.unexpected_keys + [key for key in told.missing_keys if "default" in key]
     wanted = wanted_of(family, state, kind)
-    torch.testing.assert_close(acts(net), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(network_output(net), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["LOHA", "LOKR"])
@@ -98,7 +98,7 @@ def test_comfyui_s_formula_over_comfyui_s_names(
     kind: str, rank: int, family: Any, tmp_path: Path
 ) -> None:
     """As its weight adapters read them: no .alpha, so the products count as they are; LoKr's factors whole or in two."""
-    state = trained(family, kind, rank)[1]
+    state = network_with_adapter(family, kind, rank)[1]
     tensors = load_file(
         export_lora(family, "comfyui", state, 2.0, tmp_path / "c.safetensors", {}).path
     )
@@ -148,7 +148,7 @@ def test_formats_that_others_would_read_wrongly_are_refused(
         export_lora(
             family,
             format,
-            trained(family, kind)[1],
+            network_with_adapter(family, kind)[1],
             scale(kind),
             tmp_path / "x.safetensors",
             {},
@@ -177,7 +177,7 @@ def test_an_adapter_that_helps_nobody_is_not_exported(
 
 def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
     """A reader that assumes alpha = rank, and one that reads alpha, then apply the same update."""
-    _, state = trained(family)
+    _, state = network_with_adapter(family)
     path = export_lora(
         family,
         "diffusers",
@@ -205,7 +205,12 @@ def test_alpha_is_in_b_and_nowhere_else(family: Any, tmp_path: Path) -> None:
 def test_a_file_for_another_model_is_told(tiny_family: Open, tmp_path: Path) -> None:
     family, other = tiny_family("wan"), tiny_family("cogvideox")
     path = export_lora(
-        family, "peft", trained(family, "LOHA")[1], 2.0, tmp_path / "l.safetensors", {}
+        family,
+        "peft",
+        network_with_adapter(family, "LOHA")[1],
+        2.0,
+        tmp_path / "l.safetensors",
+        {},
     ).path
     with pytest.raises(ValueError, match=r"modules that the model lacks; .* blocks"):
         read_lora(other, other.denoiser(), path, ADAPTER)
@@ -216,7 +221,7 @@ def test_a_file_that_would_act_otherwise_is_an_error(
     kind: str, family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check can fail, for each tensor of each kind: one changed number is enough."""
-    (_, state), format = trained(family, kind), formats_of(family, kind)[-1]
+    (_, state), format = network_with_adapter(family, kind), formats_of(family, kind)[-1]
     tensors = baked(family, format, state, scale(kind))
     for key in [
         key for key in tensors if "blocks.1.attn1.to_k" in key or "blocks.1.self_attn.k." in key
@@ -236,13 +241,15 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 def test_the_folder_opens_and_acts_as_the_adapter_did(
     kind: str, family: Any, tmp_path: Path
 ) -> None:
-    net, state = trained(family, kind)
+    net, state = network_with_adapter(family, kind)
     done = export_merged(
         family, {"transformer": state}, scale(kind), family.folder, tmp_path / "m", {"step": 1}
     )
     pipe = WanPipeline.from_pretrained(done.path)
-    torch.testing.assert_close(acts(pipe.transformer.eval()), acts(net), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(acts(net), acts(family.denoiser()), atol=1e-3)
+    torch.testing.assert_close(
+        network_output(pipe.transformer.eval()), network_output(net), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(network_output(net), network_output(family.denoiser()), atol=1e-3)
     assert (done.format, done.modules) == ("merged", 20)
     assert json.loads((done.path / "videotune.json").read_text()) == {"step": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["m"], "nothing is left beside it"
@@ -281,7 +288,7 @@ def test_each_weight_is_rounded_once_to_its_own_dtype_and_no_other_is_touched(
         file: (base / "transformer" / file).read_bytes()
         for file in ("one.safetensors", "two.safetensors")
     }
-    _, state = trained(family, kind)
+    _, state = network_with_adapter(family, kind)
     folder = export_merged(
         family, {"transformer": state}, scale(kind), base, tmp_path / "m", {}
     ).path
@@ -315,20 +322,25 @@ def test_both_experts_or_one(
     experts: tuple[str, ...], tiny_family: Open, tmp_path: Path
 ) -> None:
     family = tiny_family("wan", variant="t2v-a14b")
-    nets = {expert: trained(family, expert=expert) for expert in experts}
+    nets = {expert: network_with_adapter(family, expert=expert) for expert in experts}
     states = {expert: state for expert, (_, state) in nets.items()}
     pipe = WanPipeline.from_pretrained(
         export_merged(family, states, 2.0, family.folder, tmp_path / "m", {}).path
     )
     for expert, net in (("high", pipe.transformer), ("low", pipe.transformer_2)):
         wanted = nets[expert][0] if expert in nets else family.denoiser(expert)
-        torch.testing.assert_close(acts(net.eval()), acts(wanted), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            network_output(net.eval()), network_output(wanted), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_base_in_its_authors_names_is_merged_as_any_other(
     family: Any, tmp_path: Path
 ) -> None:
-    state, base = trained(family, "LORA")[1], shutil.copytree(family.folder, tmp_path / "base")
+    state, base = (
+        network_with_adapter(family, "LORA")[1],
+        shutil.copytree(family.folder, tmp_path / "base"),
+    )
     rename, file = family.original, base / "transformer" / WEIGHTS
     save_file({rename(name): value for name, value in load_file(file).items()}, file)
     out = [export_merged(family, {"transformer": state}, 2.0, one, tmp_path / str(i), {}).path
@@ -340,7 +352,7 @@ def test_a_base_in_its_authors_names_is_merged_as_any_other(
 
 
 def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path: Path) -> None:
-    _, state = trained(family, "LORA")
+    _, state = network_with_adapter(family, "LORA")
     for value, said in (
         ({f"more.{name}": x for name, x in state.items()}, "no weight called more"),
         (state, "NaN"),
@@ -354,7 +366,7 @@ def test_what_cannot_be_merged_is_told_and_leaves_nothing(family: Any, tmp_path:
 
 
 def test_weights_too_large_for_the_base_s_dtype_are_told(family: Any, tmp_path: Path) -> None:
-    _, state = trained(family, "LORA")
+    _, state = network_with_adapter(family, "LORA")
     base = shutil.copytree(family.folder, tmp_path / "base")
     file = base / "transformer" / WEIGHTS
     save_file(

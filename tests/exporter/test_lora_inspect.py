@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.exporter import lora_kit as kit
-from tests.fuzz.mutate import try_each
-from tests.shell import Bases, Printed, run
+from tests.support import lora_files
+from tests.support.command_line import Bases, Printed, run
+from tests.support.damaged_files import try_each
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_inspect import inspect
 from videotune.exporter.lora_tools import convert
@@ -29,13 +29,13 @@ def readers(found: dict[str, Any]) -> dict[str, float | None]:
     return {own["program"]: own["strength"] for own in found["programs"] if own["scale"]}
 
 
-@pytest.mark.parametrize("name", kit.FAMILIES)
+@pytest.mark.parametrize("name", lora_files.FAMILIES)
 def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) -> None:
     family, first = tiny_family(name), tmp_path / "a_low-noise.safetensors"
-    wanted = kit.plain(family, first, 2.0)
+    wanted = lora_files.peft_file(family, first, 2.0)
     for form in ("diffusers", "comfyui", "kohya", "peft"):
         out = tmp_path / f"{form}{'' if form == 'peft' else '.safetensors'}"
-        convert(first, kit.target(family, out, form))
+        convert(first, lora_files.file_of_form(family, out, form))
         found = inspect(out, str(family.folder))
         assert (found["family"], found["kind"], found["misfits"]) == (
             family.spec.name,
@@ -63,11 +63,11 @@ def test_ranks_scales_and_norms(name: str, tiny_family: Open, tmp_path: Path) ->
 def test_the_scale_that_each_program_applies(family: Any, tmp_path: Path) -> None:
     """By the loaders' sources: ComfyUI goes by the tensor, diffusers by its header, PEFT by its folder."""
     first = tmp_path / "a.safetensors"
-    kit.plain(family, first, 2.0)
+    lora_files.peft_file(family, first, 2.0)
     strengths = {}
     for form in ("diffusers", "comfyui", "kohya", "peft"):
         out = tmp_path / f"{form}{'' if form == 'peft' else '.safetensors'}"
-        convert(first, kit.target(family, out, form))
+        convert(first, lora_files.file_of_form(family, out, form))
         strengths[form] = readers(inspect(out, str(family.folder)))
     assert strengths["diffusers"] == {"videotune": 1.0, "diffusers": 1.0}
     assert strengths["comfyui"] == {"videotune": 1.0, "diffusers": 1.0, "ComfyUI": 1.0}
@@ -125,7 +125,7 @@ def test_odd_modules_are_named_and_the_table_fits(
     family: Any, tmp_path: Path, capsys: Printed, monkeypatch: Any
 ) -> None:
     first = tmp_path / "a.safetensors"
-    kit.plain(family, first)
+    lora_files.peft_file(family, first)
     state = load_file(first)
     names = sorted({key.split(".lora")[0] for key in state})
     state[f"{names[0]}.lora_B.weight"].zero_()
@@ -150,7 +150,7 @@ def test_odd_modules_are_named_and_the_table_fits(
 
 def test_a_lora_of_another_model(family: Any, tiny_bases: Bases, tmp_path: Path) -> None:
     first = tmp_path / "a.safetensors"
-    kit.plain(family, first)
+    lora_files.peft_file(family, first)
     other = str(tiny_bases("cogvideox"))
     assert len(inspect(first, other)["misfits"]) == len(inspect(first)["modules"])
     assert inspect(first)["family"] is None
@@ -165,7 +165,7 @@ def test_files_that_hold_no_adapter(family: Any, tmp_path: Path) -> None:
         tmp_path / "x.pt",
         tmp_path / "none.safetensors",
     )
-    kit.plain(family, cut)
+    lora_files.peft_file(family, cut)
     cut.write_bytes(cut.read_bytes()[:-100])
     pickled.write_bytes(pickle.dumps({"lora_A": 1}))
     save_file({}, empty)
@@ -184,10 +184,10 @@ def test_files_that_hold_no_adapter(family: Any, tmp_path: Path) -> None:
 
 def test_damaged_files_are_read_or_refused(family: Any, tmp_path: Path) -> None:
     first, base = tmp_path / "a.safetensors", str(family.folder)
-    kit.plain(family, first, 2.0, "attention")
-    convert(first, kit.target(family, tmp_path / "b.safetensors"))
+    lora_files.peft_file(family, first, 2.0, "attention")
+    convert(first, lora_files.file_of_form(family, tmp_path / "b.safetensors"))
     (tmp_path / "peft").mkdir()
-    convert(first, kit.target(family, tmp_path / "p", "peft"))
+    convert(first, lora_files.file_of_form(family, tmp_path / "p", "peft"))
     files = [first, tmp_path / "b.safetensors", tmp_path / "p" / "adapter_config.json"]
 
     def read() -> None:
@@ -232,5 +232,5 @@ def test_any_names_shapes_and_headers(
     with suppress(VideotuneError):
         inspect(path, str(family.folder))
     with suppress(VideotuneError):
-        convert(path, kit.target(family, tmp_path / "o" / "b.safetensors"))
+        convert(path, lora_files.file_of_form(family, tmp_path / "o" / "b.safetensors"))
     (tmp_path / "o" / "b.safetensors").unlink(missing_ok=True)

@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.exporter import lora_kit as kit
-from tests.exporter.export_kit import read_back
-from tests.shell import Bases, run
+from tests.support import lora_files
+from tests.support.adapters import read_back
+from tests.support.command_line import Bases, run
 from videotune.errors import VideotuneError
 from videotune.exporter.lora_tools import Target, convert, extract, merge, resize
 from videotune.exporter.lora_write import FORMS
@@ -26,24 +26,24 @@ def named(folder: Path, form: str) -> Path:
     return folder / form if form == "peft" else folder / f"{form}.safetensors"
 
 
-@pytest.mark.parametrize("name", kit.FAMILIES)
+@pytest.mark.parametrize("name", lora_files.FAMILIES)
 def test_every_form_becomes_every_other(name: str, tiny_family: Open, tmp_path: Path) -> None:
     """alpha is half the rank throughout, and not lost on any way."""
     family, first = tiny_family(name), tmp_path / "first.safetensors"
-    wanted = kit.plain(family, first, 2.0)
+    wanted = lora_files.peft_file(family, first, 2.0)
     forms = [form for form in FORMS if form != "original" or family.original("") is not None]
     for form in forms:
         one = named(tmp_path, form)
-        convert(first, kit.target(family, one, form))
-        kit.same(kit.deltas_of(family, one), wanted)
+        convert(first, lora_files.file_of_form(family, one, form))
+        lora_files.same_deltas(lora_files.deltas_of(family, one), wanted)
         for other in forms:
             (tmp_path / form.upper()).mkdir(exist_ok=True)
             two = named(tmp_path / form.upper(), other)
-            convert(one, kit.target(family, two, other))
-            kit.same(kit.deltas_of(family, two), wanted)
+            convert(one, lora_files.file_of_form(family, two, other))
+            lora_files.same_deltas(lora_files.deltas_of(family, two), wanted)
 
 
-@pytest.mark.parametrize("name", kit.FAMILIES)
+@pytest.mark.parametrize("name", lora_files.FAMILIES)
 def test_diffusers_reads_its_form_with_alpha(
     name: str, tiny_family: Open, tmp_path: Path
 ) -> None:
@@ -53,39 +53,47 @@ def test_diffusers_reads_its_form_with_alpha(
         tmp_path / "a.safetensors",
         tmp_path / "b.safetensors",
     )
-    wanted = kit.plain(family, first, 2.0)
-    convert(first, kit.target(family, out))
-    kit.same(read_back(family, out), wanted)
-    resize(out, None, 0.5, kit.target(family, tmp_path / "c.safetensors"))
-    kit.same(read_back(family, tmp_path / "c.safetensors"), wanted, 0.5)
+    wanted = lora_files.peft_file(family, first, 2.0)
+    convert(first, lora_files.file_of_form(family, out))
+    lora_files.same_deltas(read_back(family, out), wanted)
+    resize(out, None, 0.5, lora_files.file_of_form(family, tmp_path / "c.safetensors"))
+    lora_files.same_deltas(read_back(family, tmp_path / "c.safetensors"), wanted, 0.5)
 
 
 def test_peft_reads_its_folder(family: Any, tmp_path: Path) -> None:
     import peft
 
-    wanted = kit.plain(family, tmp_path / "a.safetensors", 2.0)
-    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "out", "peft"))
+    wanted = lora_files.peft_file(family, tmp_path / "a.safetensors", 2.0)
+    convert(
+        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "out", "peft")
+    )
     net = family.denoiser()
     before = {name: net.get_submodule(name).weight.double() for name in wanted}
     merged = peft.PeftModel.from_pretrained(net, str(tmp_path / "out")).merge_and_unload()
-    kit.same(
+    lora_files.same_deltas(
         {name: merged.get_submodule(name).weight.double() - before[name] for name in wanted},
         wanted,
         1e-5,
     )
 
 
-def lycoris(family: Any, kind: str) -> tuple[kit.Tensors, kit.Tensors]:
+def lycoris(family: Any, kind: str) -> tuple[lora_files.Tensors, lora_files.Tensors]:
     """A file as LyCORIS writes it, ``lycoris_`` before flat names of diffusers, alpha half the rank; and its ΔW."""
     tensors, deltas = {}, {}
-    for seed, (name, (b, a)) in enumerate(kit.pairs(family, "attention").items()):
+    for seed, (name, (b, a)) in enumerate(lora_files.pairs(family, "attention").items()):
         rows, columns, flat = len(b), a.shape[1], f"lycoris_{name.replace('.', '_')}"
-        b2, a2 = kit.drawn(rows, 4, seed=900 + seed), kit.drawn(4, columns, seed=990 + seed)
+        b2, a2 = (
+            lora_files.random_tensor(rows, 4, seed=900 + seed),
+            lora_files.random_tensor(4, columns, seed=990 + seed),
+        )
         if kind == "LOHA":
             parts = {"hada_w1_a": b, "hada_w1_b": a, "hada_w2_a": b2, "hada_w2_b": a2}
             deltas[name] = 0.5 * (b.double() @ a.double()) * (b2.double() @ a2.double())
         else:
-            one, two = kit.drawn(4, 4, seed=seed), kit.drawn(rows // 4, columns // 4, seed=seed)
+            one, two = (
+                lora_files.random_tensor(4, 4, seed=seed),
+                lora_files.random_tensor(rows // 4, columns // 4, seed=seed),
+            )
             parts, deltas[name] = (
                 {"lokr_w1": one, "lokr_w2": two},
                 torch.kron(one.double(), two.double()),
@@ -104,22 +112,22 @@ def test_lycoris_files_are_converted_where_the_form_has_the_kind(
     first = tmp_path / "a.safetensors"
     tensors, wanted = lycoris(family, kind)
     save_file(tensors, first)
-    kit.same(kit.deltas_of(family, first), wanted)
+    lora_files.same_deltas(lora_files.deltas_of(family, first), wanted)
     for form in ("comfyui", "kohya", "peft"):
         out = named(tmp_path, form)
-        convert(first, kit.target(family, out, form))
-        kit.same(kit.deltas_of(family, out), wanted)
-    kit.same(read_back(family, tmp_path / "peft"), wanted)
+        convert(first, lora_files.file_of_form(family, out, form))
+        lora_files.same_deltas(lora_files.deltas_of(family, out), wanted)
+    lora_files.same_deltas(read_back(family, tmp_path / "peft"), wanted)
     with pytest.raises(VideotuneError, match="diffusers"):
-        convert(first, kit.target(family, tmp_path / "d.safetensors"))
+        convert(first, lora_files.file_of_form(family, tmp_path / "d.safetensors"))
     with pytest.raises(VideotuneError, match=kind):
-        resize(first, 2, 0.0, kit.target(family, tmp_path / "d.safetensors"))
+        resize(first, 2, 0.0, lora_files.file_of_form(family, tmp_path / "d.safetensors"))
     assert not (tmp_path / "d.safetensors").exists()
 
 
 def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
     tensors = {}
-    for name, (b, a) in kit.pairs(family, "attention").items():
+    for name, (b, a) in lora_files.pairs(family, "attention").items():
         key = f"diffusion_model.{family.to_comfyui_name(name)}"
         tensors |= {
             f"{key}.lora_down.weight": a,
@@ -127,15 +135,17 @@ def test_dora_of_lycoris_becomes_pefts(family: Any, tmp_path: Path) -> None:
             f"{key}.dora_scale": b.norm(dim=1)[:, None],
         }
     save_file(tensors, tmp_path / "a.safetensors")
-    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "out", "peft"))
+    convert(
+        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "out", "peft")
+    )
     found = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["use_dora"]
-    name, (b, _) = next(iter(kit.pairs(family, "attention").items()))
+    name, (b, _) = next(iter(lora_files.pairs(family, "attention").items()))
     assert torch.equal(found[f"base_model.model.{name}.lora_magnitude_vector"], b.norm(dim=1))
     with pytest.raises(VideotuneError, match="norm"):
         convert(
             tmp_path / "a.safetensors",
-            kit.target(family, tmp_path / "b.safetensors", "comfyui"),
+            lora_files.file_of_form(family, tmp_path / "b.safetensors", "comfyui"),
         )
 
 
@@ -145,21 +155,26 @@ def test_musubis_joined_qkv_is_taken_apart_and_joined_again(
     """musubi's HunyuanVideo names (networks/lora.py, modules MMDoubleStreamBlock): one A for q, k and v."""
     family, tensors = tiny_family("hunyuan_video"), {}
     width, flat = 24, "lora_unet_double_blocks_0_img_attn_qkv"
-    a, b = kit.drawn(4, width), kit.drawn(3 * width, 4)
+    a, b = lora_files.random_tensor(4, width), lora_files.random_tensor(3 * width, 4)
     tensors = {
         f"{flat}.lora_down.weight": a,
         f"{flat}.lora_up.weight": b,
         f"{flat}.alpha": torch.tensor(1.0),
     }
     save_file(tensors, tmp_path / "a.safetensors")
-    convert(tmp_path / "a.safetensors", kit.target(family, tmp_path / "b.safetensors"))
+    convert(
+        tmp_path / "a.safetensors", lora_files.file_of_form(family, tmp_path / "b.safetensors")
+    )
     found = read_back(family, tmp_path / "b.safetensors")
     for part, rows in zip(("to_q", "to_k", "to_v"), b.split(width), strict=True):
-        kit.same(
+        lora_files.same_deltas(
             {"": found[f"transformer_blocks.0.attn.{part}"]},
             {"": 0.25 * rows.double() @ a.double()},
         )
-    convert(tmp_path / "b.safetensors", kit.target(family, tmp_path / "c.safetensors", "kohya"))
+    convert(
+        tmp_path / "b.safetensors",
+        lora_files.file_of_form(family, tmp_path / "c.safetensors", "kohya"),
+    )
     assert all(
         torch.equal(value, tensors[key])
         for key, value in load_file(tmp_path / "c.safetensors").items()
@@ -168,18 +183,24 @@ def test_musubis_joined_qkv_is_taken_apart_and_joined_again(
 
 def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
     one, two, out = (tmp_path / f"{name}.safetensors" for name in "abc")
-    first, second = kit.plain(family, one, 2.0), kit.plain(family, two, None, "attention", 3)
-    merge([one, two], [0.5, -2.0], None, kit.target(family, out))
+    first, second = (
+        lora_files.peft_file(family, one, 2.0),
+        lora_files.peft_file(family, two, None, "attention", 3),
+    )
+    merge([one, two], [0.5, -2.0], None, lora_files.file_of_form(family, out))
     wanted = {
         name: 0.5 * delta - 2.0 * second.get(name, torch.zeros_like(delta))
         for name, delta in first.items()
     }
-    kit.same(kit.deltas_of(family, out), wanted)
+    lora_files.same_deltas(lora_files.deltas_of(family, out), wanted)
     told = merge(
-        [one, two], [0.5, -2.0], 2, kit.target(family, tmp_path / "d.safetensors", "kohya")
+        [one, two],
+        [0.5, -2.0],
+        2,
+        lora_files.file_of_form(family, tmp_path / "d.safetensors", "kohya"),
     )
     best = {name: torch.linalg.svdvals(delta)[2:].norm() for name, delta in wanted.items()}
-    found = kit.deltas_of(family, tmp_path / "d.safetensors")
+    found = lora_files.deltas_of(family, tmp_path / "d.safetensors")
     for name, delta in wanted.items():
         torch.testing.assert_close(
             (found[name] - delta).norm(), best[name], rtol=1e-5, atol=1e-6
@@ -193,9 +214,9 @@ def test_a_merge_is_the_sum(family: Any, tmp_path: Path) -> None:
 def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> None:
     """No factors of the rank are nearer than the cut SVD; the bounds hold, and one rank less breaks them."""
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    wanted = kit.plain(family, first, 2.0)
-    resize(first, 3, 0.0, kit.target(family, out))
-    found = kit.deltas_of(family, out)
+    wanted = lora_files.peft_file(family, first, 2.0)
+    resize(first, 3, 0.0, lora_files.file_of_form(family, out))
+    found = lora_files.deltas_of(family, out)
     for name, delta in wanted.items():
         best = torch.linalg.svdvals(delta)[3:].norm()
         torch.testing.assert_close((found[name] - delta).norm(), best, rtol=1e-5, atol=1e-6)
@@ -204,7 +225,7 @@ def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> Non
         == 0
     )
     ranks = {key: len(value) for key, value in load_file(out).items() if "lora_A" in key}
-    found = kit.deltas_of(family, out)
+    found = lora_files.deltas_of(family, out)
     for name, delta in wanted.items():
         sigma, rank = torch.linalg.svdvals(delta), ranks[f"transformer.{name}.lora_A.weight"]
         assert float((found[name] - delta).norm() / delta.norm()) <= 0.1**0.5 + 1e-6
@@ -215,16 +236,18 @@ def test_a_resize_is_the_nearest_of_its_rank(family: Any, tmp_path: Path) -> Non
 def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
     """And says what no LoRA can hold: a norm's weight was changed too."""
     tuned = Path(shutil.copytree(family.folder, tmp_path / "tuned"))
-    wanted = kit.plain(family, tmp_path / "a.safetensors")
+    wanted = lora_files.peft_file(family, tmp_path / "a.safetensors")
     (file,) = (tuned / "transformer").glob("*.safetensors")
     weights = load_file(file)
     for name, delta in wanted.items():
         weights[f"{name}.weight"] += delta.float()
     weights["blocks.0.norm2.weight"] += 10.0
     save_file(weights, file, {"format": "pt"})
-    target = kit.target(family, tmp_path / "b.safetensors")
-    told = extract(tuned / "transformer", str(family.folder), kit.RANK, None, target)
-    kit.same(kit.deltas_of(family, tmp_path / "b.safetensors"), wanted, 1e-5)
+    target = lora_files.file_of_form(family, tmp_path / "b.safetensors")
+    told = extract(tuned / "transformer", str(family.folder), lora_files.RANK, None, target)
+    lora_files.same_deltas(
+        lora_files.deltas_of(family, tmp_path / "b.safetensors"), wanted, 1e-5
+    )
     own = weights["blocks.0.norm2.weight"].numel() * 100.0
     share = own / (own + sum(float(delta.square().sum()) for delta in wanted.values()))
     assert f"{share:.2%}" in told[2]
@@ -234,15 +257,18 @@ def test_extraction_finds_what_was_added(family: Any, tmp_path: Path) -> None:
             str(family.folder),
             4,
             None,
-            kit.target(family, tmp_path / "c.safetensors"),
+            lora_files.file_of_form(family, tmp_path / "c.safetensors"),
         )
 
 
 def test_a_large_matrix_is_cut_by_a_randomized_svd() -> None:
     from videotune.exporter.lora_factors import truncated
 
-    left, right = kit.drawn(1200, 8).double(), kit.drawn(8, 1100, seed=1).double()
-    noise = 1e-3 * kit.drawn(1200, 1100, seed=2).double()
+    left, right = (
+        lora_files.random_tensor(1200, 8).double(),
+        lora_files.random_tensor(8, 1100, seed=1).double(),
+    )
+    noise = 1e-3 * lora_files.random_tensor(1200, 1100, seed=2).double()
     b, a = truncated(left @ right + noise, 8)
     best = torch.linalg.svdvals(left @ right + noise)[8:].norm()
     assert float((b @ a - left @ right - noise).norm()) <= 1.001 * float(best)
@@ -252,7 +278,7 @@ def test_nothing_is_written_where_something_is_wrong(
     family: Any, tiny_bases: Bases, tmp_path: Path
 ) -> None:
     first, out = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    kit.plain(family, first, 2.0)
+    lora_files.peft_file(family, first, 2.0)
     own, cog = str(family.folder), str(tiny_bases("cogvideox"))
     for wrong in (
         Target(out, "kohya", cog), Target(out, "lycoris", own), Target(first, "kohya", own), Target(out, "kohya"),
@@ -261,13 +287,13 @@ def test_nothing_is_written_where_something_is_wrong(
         with pytest.raises(VideotuneError):
             convert(first, wrong)
     with pytest.raises(VideotuneError):
-        merge([first, first], [1.0, 2.0, 3.0], None, kit.target(family, out))
+        merge([first, first], [1.0, 2.0, 3.0], None, lora_files.file_of_form(family, out))
     with pytest.raises(VideotuneError):
         run("lora", "resize", first, out=out, base=family.folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors"]
-    convert(first, kit.target(family, out, "kohya"))
+    convert(first, lora_files.file_of_form(family, out, "kohya"))
     with pytest.raises(VideotuneError, match="overwrite"):
-        convert(first, kit.target(family, out, "comfyui"))
+        convert(first, lora_files.file_of_form(family, out, "comfyui"))
     with safe_open(out, "pt") as file:
         assert "lora convert" in file.metadata()["videotune"]
 
@@ -285,8 +311,12 @@ def test_nothing_is_written_where_something_is_wrong(
 def test_a_sum_of_nothing_is_one_sentence(
     weights: list[float], told: str, rank: int | None, tiny_family: Open, tmp_path: Path
 ) -> None:
-    family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", kit.target
-    kit.plain(family, source)
+    family, source, out = (
+        tiny_family("wan"),
+        tmp_path / "a.safetensors",
+        lora_files.file_of_form,
+    )
+    lora_files.peft_file(family, source)
     with pytest.raises(VideotuneError, match=told):
         merge([source, source], weights, rank, out(family, tmp_path / "out.safetensors"))
     assert not (tmp_path / "out.safetensors").exists()
@@ -298,14 +328,14 @@ def test_a_module_that_cancels_out_is_left_out(tiny_family: Open, tmp_path: Path
         tmp_path / "a.safetensors",
         tmp_path / "b.safetensors",
     )
-    wanted = kit.plain(family, one)
+    wanted = lora_files.peft_file(family, one)
     tensors = load_file(one)
     first = next(key for key in tensors if "lora_B" in key)
     save_file(tensors | {first: -tensors[first]}, other)
-    merge([one, other], (), None, kit.target(family, tmp_path / "sum.safetensors"))
+    merge([one, other], (), None, lora_files.file_of_form(family, tmp_path / "sum.safetensors"))
     gone = first.removeprefix("transformer.").removesuffix(".lora_B.weight")
-    kit.same(
-        kit.deltas_of(family, tmp_path / "sum.safetensors"),
+    lora_files.same_deltas(
+        lora_files.deltas_of(family, tmp_path / "sum.safetensors"),
         {n: 2 * x for n, x in wanted.items() if n != gone},
     )
 
@@ -315,14 +345,16 @@ def test_a_link_to_itself_as_out_is_no_crash(
     name: str, tiny_family: Open, tmp_path: Path
 ) -> None:
     family, source, out = tiny_family("wan"), tmp_path / "a.safetensors", tmp_path / name
-    kit.plain(family, source)
+    lora_files.peft_file(family, source)
     (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
     if out.parent == tmp_path:
-        convert(source, kit.target(family, out))
-        kit.same(kit.deltas_of(family, out), kit.deltas_of(family, source))
+        convert(source, lora_files.file_of_form(family, out))
+        lora_files.same_deltas(
+            lora_files.deltas_of(family, out), lora_files.deltas_of(family, source)
+        )
     else:
         with pytest.raises(OSError, match="loop"):
-            convert(source, kit.target(family, out))
+            convert(source, lora_files.file_of_form(family, out))
 
 
 @pytest.mark.parametrize("how", ["float4", "float64", "alpha", "surrogate"])
@@ -331,7 +363,7 @@ def test_what_numbers_and_texts_cannot_hold(
 ) -> None:
     """Refused by the source's name; half a letter in our header's texts is kept."""
     family, source = tiny_family("wan"), tmp_path / "a.safetensors"
-    kit.plain(family, source)
+    lora_files.peft_file(family, source)
     tensors, head = load_file(source), {}
     key = next(iter(tensors))
     if how == "float64":
@@ -342,7 +374,7 @@ def test_what_numbers_and_texts_cannot_hold(
         heads = {"alpha": {"lora_config": f'{{"lora_alpha": {"9" * 400}}}'}}
         head = heads.get(how, {"videotune": r'{"a": "\ud800"}'})
     save_file(tensors, source, metadata=head)
-    target = kit.target(family, tmp_path / "out.safetensors")
+    target = lora_files.file_of_form(family, tmp_path / "out.safetensors")
     if how == "surrogate":
         convert(source, target)
         return

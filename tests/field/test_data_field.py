@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.clips import noise, numbered, read_numbers, write_clip
-from tests.data_kit import scanned
+from tests.support.clips import noise, numbered, read_numbers, write_clip
+from tests.support.datasets import scanned
 from videotune.data.dataset import Library, totals
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window

@@ -7,12 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.clips import RATES, dot_places, moving_dot, numbered, read_numbers, write_clip
-from tests.data_kit import RULES
+from tests.support.clips import (
+    RATES,
+    dot_places,
+    moving_dot,
+    numbered,
+    read_numbers,
+    write_clip,
+)
+from tests.support.datasets import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import frame_times, frames_in, sample_frames, sample_window
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.frame_counts import frames_in
+from videotune.data.frame_sampling import frame_times, sample_frames, sample_window
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.types import DETERMINISTIC_VARIANT
 
 SPEED = 100.0  # pixels a second

@@ -3,7 +3,7 @@
 Captions: musubi-tuner #209 #434 #990. Speed: diffusion-pipe #152 (which phase is slow?) and #410 (buckets throw the time
 left off; the bar's time left is tested in tests/validation/test_monitor.py), DiffSynth-Studio #658 (the GPU waits for data
 and nothing says so). When to stop and which checkpoint to take: musubi-tuner #218 #477 #635, LTX trainer #37 #61, OneTrainer
-#772, SimpleTuner #2057; the experiment with many seeds is scripts/verdict.py.
+#772, SimpleTuner #2057; the experiment with many seeds is research/verdict.py.
 
 Going on with a run (musubi-tuner #927 #497, diffusion-pipe #278 #263, OneTrainer #132, SimpleTuner #2613) is tested in
 tests/commands/test_resume_changes.py and test_rollback_runs.py, a full disk (SimpleTuner #2353) in test_full_disk.py, a
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.read_runs import of_kind, steps_of
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Patch, train
+from tests.support.command_line import Bases, Patch, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_results import of_kind, steps_of
 from videotune.errors import DONE
 from videotune.files import read_json
 from videotune.job.overrides import Overrides

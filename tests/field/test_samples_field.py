@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.scenery import pan, scenery
+from tests.support.landscapes import landscape, pan
 from videotune.validation.metrics import Measures, mean_measures, measures
 
 FRAMES = 9
@@ -41,7 +41,7 @@ def test_diffsynth_1064_an_alternating_gain_is_flicker_and_a_smooth_pan_is_not(
 
 
 def test_a_gain_is_no_motion_and_a_fade_is_no_flicker() -> None:
-    still = np.repeat(scenery(1)[None], FRAMES, 0)
+    still = np.repeat(landscape(1)[None], FRAMES, 0)
     slow = measures(panned(0.5, 1)).energy
     flickering = measures(lit(still, GAIN)).energy
     assert slow is not None

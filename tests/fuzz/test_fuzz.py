@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.fuzz.mutate import COUNT, try_each
-from tests.runs import open_run
-from tests.shell import train
+from tests.support.command_line import train
+from tests.support.damaged_files import COUNT, try_each
+from tests.support.run_parts import open_run
 from videotune.commands.sample import SampleOptions, open_sampler
 from videotune.config.load import preset_names, read_preset
 from videotune.errors import DONE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.shell import Printed, run
+from tests.support.command_line import Printed, run
 from videotune.errors import DONE, VideotuneError
 from videotune.interop.autopsy import build_autopsy, outcomes, steps_of
 from videotune.interop.trainer_rules import rules_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shell import Patch
+from tests.support.command_line import Patch
 from videotune.errors import VideotuneError
 from videotune.interop.foreign_config import options_of, read_theirs
 

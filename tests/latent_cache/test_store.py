@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kills import kill_points, killed_at
+from tests.support.kill_points import kill_points, killed_at
 from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import LatentCache, prune, verify
+from videotune.latent_cache.maintenance import prune, verify
+from videotune.latent_cache.store import LatentCache
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape, Window
 
 WINDOW = Window("c" * 32, 0.5, 1.5625, ClipShape(17, 64, 64, 16.0))

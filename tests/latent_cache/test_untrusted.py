@@ -14,15 +14,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.clips import noise, write_clip
 from tests.latent_cache.test_store import filled, holds, lost, silent, value
+from tests.support.clips import noise, write_clip
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.data.media_index import Examined, MediaIndex
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.latent_cache.encode import cut_captions, fits_of, tensors_of
+from videotune.latent_cache.entry import describe
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import LatentCache, describe, listing, prune, verify
+from videotune.latent_cache.maintenance import listing, prune, verify
+from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
 from videotune.planner import memory
 from videotune.planner.measure import Reading

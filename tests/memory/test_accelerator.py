@@ -7,7 +7,7 @@ import torch
 import typer
 from torch import nn
 
-from tests.shell import Patch
+from tests.support.command_line import Patch
 from videotune.cli.doctor import doctor
 from videotune.commands.doctor import KINDS, devices
 from videotune.config.optimizers import Optimizer

@@ -17,7 +17,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.offload_kit import BLOCKS, CPU, Rig, batch_of, deepen, resident_bytes, rig, same
+from tests.support.tiny_networks import (
+    BLOCKS,
+    CPU,
+    Rig,
+    assert_same_bits,
+    batch_of,
+    deepen,
+    resident_bytes,
+    rig,
+)
 from videotune.adapters.lora import adapter_off, add_lora
 from videotune.config.schema import Lora
 from videotune.errors import DoesNotFit, VideotuneError
@@ -78,7 +87,9 @@ def test_three_steps_are_those_of_the_plain_network(
     mode = {0.0: "CPU_OFFLOADED", 0.25: "OFF", 0.5: "ON", 0.75: "CPU_OFFLOADED", 1.0: "OFF"}[
         fraction
     ]
-    same(PLAIN[name, method], rig(family, (fraction, mode), method, dropout).steps(batch))
+    assert_same_bits(
+        PLAIN[name, method], rig(family, (fraction, mode), method, dropout).steps(batch)
+    )
 
 
 @pytest.mark.long
@@ -92,7 +103,9 @@ def test_every_kind_at_every_setting_is_the_plain_network(
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
     for fraction in FRACTIONS:
         for mode in ("OFF", "ON", "CPU_OFFLOADED"):
-            same(plain, rig(family, (fraction, mode), method).steps(batch, count=2, parts=2))
+            assert_same_bits(
+                plain, rig(family, (fraction, mode), method).steps(batch, count=2, parts=2)
+            )
 
 
 @pytest.mark.parametrize("method", ["LORA", "FINE_TUNE"])
@@ -101,7 +114,9 @@ def test_in_bf16_too(method: str, deep: Deep) -> None:
     family = deep("wan", "t2v", torch.bfloat16)
     batch = batch_of(family)
     plain = rig(family, None, method).steps(batch, count=2, parts=2)
-    same(plain, rig(family, (0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2))
+    assert_same_bits(
+        plain, rig(family, (0.75, "CPU_OFFLOADED"), method).steps(batch, count=2, parts=2)
+    )
 
 
 @pytest.mark.parametrize("name", ["wan", "cogvideox"])
@@ -110,7 +125,7 @@ def test_prior_samples_and_isolated_frames(name: str, deep: Deep) -> None:
     family = deep(name, find(name).variants[0])
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3, isolate=True).steps(batch, parts=2, prior=True)
-    same(
+    assert_same_bits(
         plain,
         rig(family, (0.5, "ON"), dropout=0.3, isolate=True).steps(batch, parts=2, prior=True),
     )
@@ -259,7 +274,7 @@ def test_what_breaks_off_a_pass_leaves_nothing_behind(deep: Deep) -> None:
         assert len(calls) == 3
         streamed.gradients, streamed.losses = [], []
         streamed.trainable.optimizer._optimizer_step_pre_hooks.clear()
-        same(plain.steps(batch), streamed.steps(batch))
+        assert_same_bits(plain.steps(batch), streamed.steps(batch))
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from diffusers import WanTransformer3DModel
 from torch import nn
 
-from tests.offload_kit import BLOCKS, CPU, batch_of, deepen, rig, same
+from tests.support.tiny_networks import BLOCKS, CPU, assert_same_bits, batch_of, deepen, rig
 from videotune.adapters.adapter_types import PARTS
 from videotune.adapters.lora import adapter_off, add_lora, row_norms
 from videotune.config.fields import ROUNDED
@@ -187,7 +187,7 @@ def test_a_packed_network_is_the_plain_one_with_rounded_numbers(kind: str, deep:
     ours = rig(family, None, dropout=0.3)
     net = plain_with_the_same_numbers(family, family.denoiser())
     family.denoiser = lambda expert: net
-    same(ours.steps(batch, 2), rig(family, None, dropout=0.3).steps(batch, 2))
+    assert_same_bits(ours.steps(batch, 2), rig(family, None, dropout=0.3).steps(batch, 2))
 
 
 @pytest.mark.parametrize(("kind", "fraction", "mode"), [
@@ -201,7 +201,7 @@ def test_streamed_bytes_are_the_resident_ones(
     batch = batch_of(family)
     plain = rig(family, None, dropout=0.3).steps(batch, 2)
     streamed = rig(family, (fraction, mode), dropout=0.3).steps(batch, 2)
-    same(plain, streamed)
+    assert_same_bits(plain, streamed)
     there = {
         entry.name: entry.size
         for entries in streamed.streams.host_weights.slots
@@ -231,7 +231,7 @@ def test_every_family_streams_packed_weights(
     plain = rig(family, None, dropout=0.3).steps(batch)
     for fraction in (0.25, 1.0):
         for mode in ("OFF", "ON", "CPU_OFFLOADED"):
-            same(plain, rig(family, (fraction, mode), dropout=0.3).steps(batch))
+            assert_same_bits(plain, rig(family, (fraction, mode), dropout=0.3).steps(batch))
     assert len(plain.net.get_submodule(family.spec.blocks[0])) == BLOCKS
 
 

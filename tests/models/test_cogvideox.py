@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from diffusers import CogVideoXDDIMScheduler, CogVideoXImageToVideoPipeline
 
-from tests.models.models_kit import Bases, Open, batch_of, clip_of, opened, small_shape
+from tests.support.families import Bases, Open, batch_of, clip_of, open_family, small_shape
 from videotune.commands.sample import shape_of
 from videotune.config.resolve import resolve
 from videotune.data.buckets import choose_size, parse_resolution
@@ -113,7 +113,7 @@ def test_a_published_tokenizer_is_read(tiny_bases: Bases, tmp_path: Path) -> Non
     (folder / "tokenizer" / "tokenizer_config.json").write_text(
         json.dumps(marks | {"tokenizer_class": "T5Tokenizer"})
     )
-    family = opened(NAME, folder)
+    family = open_family(NAME, folder)
     for caption in ("a red  circle", "", " circle red "):
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(model)).encode(caption)
         assert family.text_pipeline().tokenizer(caption).input_ids == [*pieces, 1]
@@ -178,8 +178,8 @@ def test_a_vae_that_keeps_images_beside_clips_has_a_name_of_its_own(
     shutil.rmtree(folder / "vae")
     shutil.copytree(tiny_bases(NAME, "5b") / "vae", folder / "vae")
     assert (
-        opened(NAME, folder).fingerprints()["vae"]
-        != opened(NAME, tiny_bases(NAME, "5b")).fingerprints()["vae"]
+        open_family(NAME, folder).fingerprints()["vae"]
+        != open_family(NAME, tiny_bases(NAME, "5b")).fingerprints()["vae"]
     )
 
 

@@ -18,9 +18,9 @@ import torch
 from diffusers.loaders import single_file_utils
 from torch import nn
 
-from tests.models import models_kit as kit
-from tests.models.models_kit import FAMILIES, KINDS, Open
-from tests.models.oracles import oracle, unpacked
+from tests.support import families
+from tests.support.families import FAMILIES, KINDS, Open
+from tests.support.oracles import oracle, unpacked
 from videotune.adapters.layers import LiveText, add_rows
 from videotune.adapters.lora import add_lora
 from videotune.config.schema import Embedding, Lora
@@ -68,7 +68,7 @@ def test_text_in_the_step_is_the_cached_text_to_the_bit(family: Any) -> None:
     With gradients the CPU takes another kernel of attention, which rounds otherwise.
     """
 
-    batch = kit.batch_of(
+    batch = families.batch_of(
         family, ["a red circle", "", "a much longer caption than the others", ""]
     )
     assert encode_live_text(family, None, batch) is batch
@@ -99,14 +99,14 @@ def test_gradients_reach_new_tokens_through_the_frozen_denoiser(
 ) -> None:
     """With blocks recomputed as without; a caption without the token gives none, and no weight gets any."""
 
-    net, parts = kit.first_of(family), family.text_parts()
+    net, parts = families.first_of(family), family.text_parts()
     checkpoint_blocks(net, recomputed)
     for part in parts.values():
         checkpoint_text(part.encoder, recomputed)
     settings = Embedding(token="<x>", vectors=2)
     rows = add_rows(parts, settings, seed=0)
     net.train()
-    batch = kit.batch_of(family, ["a <x> circle", "a red circle"])
+    batch = families.batch_of(family, ["a <x> circle", "a red circle"])
     batch = encode_live_text(family, LiveText(settings.tokens), batch)
     v = family.predict(net, batch.x0, torch.tensor([0.3, 0.8]), batch)
     v[1].square().mean().backward(retain_graph=True)
@@ -128,7 +128,7 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
     pairs = [(one.encoder, bare[part]) for part, one in parts.items()]
     for net, meta in [
         *pairs,
-        *((net, family.skeleton(expert)) for expert, net in kit.denoisers(family).items()),
+        *((net, family.skeleton(expert)) for expert, net in families.denoisers(family).items()),
     ]:
         loaded, described = (
             {key: value.shape for key, value in one.state_dict().items()} for one in (net, meta)
@@ -147,8 +147,12 @@ def test_meta_device_models_and_fresh_tokenizers_are_those_of_the_checkpoint(
 @KINDS
 def test_a_batch_is_its_samples(family: Any) -> None:
     """No sample's prediction depends on its neighbours, and captions of unequal length are padded rightly."""
-    batch = kit.batch_of(family, ["a", "a much longer caption than the other"])
-    net, x_t, t = kit.first_of(family), torch.randn_like(batch.x0), torch.tensor([0.2, 0.7])
+    batch = families.batch_of(family, ["a", "a much longer caption than the other"])
+    net, x_t, t = (
+        families.first_of(family),
+        torch.randn_like(batch.x0),
+        torch.tensor([0.2, 0.7]),
+    )
     with torch.no_grad():
         together = family.predict(net, x_t, t, batch)
         apart = [
@@ -196,10 +200,10 @@ def test_oracle(family: Any, given: bool) -> None:
     """
     if given and family.spec.image_conditioning != "replace":
         return  # what it is told of the first frame stands in its condition, always
-    batch = kit.batch_of(family, ["a red circle"], given=given)
+    batch = families.batch_of(family, ["a red circle"], given=given)
     nets = {
         expert: Oracle(net, oracle(batch.x0, family.spec))
-        for expert, net in kit.denoisers(family).items()
+        for expert, net in families.denoisers(family).items()
     }
     t, noise = torch.tensor([0.4]), torch.randn_like(batch.x0)
     path = objective(family.spec.path, family.spec.path_constants, TimestepSampler()).path(t)
@@ -217,7 +221,7 @@ def test_oracle(family: Any, given: bool) -> None:
         nets,
         batch.conditioning,
         None,
-        SampleRequest(kit.small_shape(family), 20, 1.0, (3,), first=first),
+        SampleRequest(families.small_shape(family), 20, 1.0, (3,), first=first),
     )
     # some schedulers round the timestep that they tell, which leaves an error of a thousandth of the noise
     torch.testing.assert_close(drawn, batch.x0, rtol=0, atol=1e-2)
@@ -228,14 +232,14 @@ def test_oracle(family: Any, given: bool) -> None:
 @KINDS
 def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
     """One after the other, and none before its first step: a mapping may hold one at a time."""
-    nets, asked = kit.denoisers(family), []
+    nets, asked = families.denoisers(family), []
 
     class Asked(dict[str, nn.Module]):
         def __getitem__(self, expert: str) -> nn.Module:
             asked.append(expert)
             return nets[expert]
 
-    batch = kit.batch_of(family, ["a"])
+    batch = families.batch_of(family, ["a"])
     family.pipeline(Asked())
     assert asked == []
     with torch.no_grad():
@@ -243,7 +247,7 @@ def test_experts_are_looked_up_when_their_steps_come(family: Any) -> None:
             Asked(),
             batch.conditioning,
             None,
-            SampleRequest(kit.small_shape(family), 6, 1.0, (1,)),
+            SampleRequest(families.small_shape(family), 6, 1.0, (1,)),
         )
     # from noise to data
     assert list(dict.fromkeys(asked)) == [
@@ -281,7 +285,7 @@ def masked(family: Any, frames: int) -> Callable[..., Any]:
 @KINDS
 def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> None:
     """Switched on twice is once; off again, every bit is as it was. Captions have unequal lengths."""
-    net, rules, t = kit.first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
+    net, rules, t = families.first_of(family), family.spec.rules, torch.tensor([0.3, 0.8])
     if rules.most_frames == 1:
         family.isolate_frames(net, False)
         with pytest.raises(VideotuneError, match="single frames"):
@@ -289,8 +293,11 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
         return
     side = 2 * rules.side_multiple
     shape = ClipShape(3 * rules.frame_step + rules.frame_rest, side, 3 * side // 2, rules.fps)
-    for some in (kit.small_shape(family), kit.small_shape(family) if rules.size else shape):
-        batch = kit.batch_of(family, ["a red circle", "b"], shape=some)
+    for some in (
+        families.small_shape(family),
+        families.small_shape(family) if rules.size else shape,
+    ):
+        batch = families.batch_of(family, ["a red circle", "b"], shape=some)
 
         def predicted(batch: Any = batch) -> torch.Tensor:
             with torch.no_grad():
@@ -302,7 +309,7 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
         isolated = predicted()
         with torch.no_grad():  # a preview's pipeline may say no count of frames, but positions
             nets, request = (
-                dict.fromkeys(kit.denoisers(family), net),
+                dict.fromkeys(families.denoisers(family), net),
                 SampleRequest(some, 2, 1.0, (1, 2)),
             )
             family.sample(nets, batch.conditioning, None, request)
@@ -323,9 +330,9 @@ def test_isolated_frames_are_a_mask_in_diffusers_own_attention(family: Any) -> N
 def test_isolated_frames_train(family: Any) -> None:
     """The adapter gets the same gradients with blocks recomputed as without. A model of pictures has nothing to isolate."""
     isolated = family.spec.rules.most_frames != 1
-    batch, found = kit.batch_of(family, ["a red circle"]), []
+    batch, found = families.batch_of(family, ["a red circle"]), []
     for recomputed in (False, True):
-        net = kit.first_of(family)
+        net = families.first_of(family)
         parameters = add_lora(net, family.spec, Lora(rank=2), seed=0)
         if recomputed:
             net.enable_gradient_checkpointing()
@@ -361,14 +368,14 @@ def test_fingerprints_follow_the_bytes(
     name: str, variant: str, tiny_bases: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny_bases(name, variant), tmp_path / "copy"))
-    before = kit.opened(name, folder).fingerprints()
+    before = families.open_family(name, folder).fingerprints()
     links = shutil.copytree(
         folder, tmp_path / "links", copy_function=os.symlink
     )  # as the Hub's cache has them
     for same in (tiny_bases(name, variant), links):
-        assert kit.opened(name, same).fingerprints() == before
-    kit.edit(folder / "vae" / "config.json", note=1)
-    after = kit.opened(name, folder).fingerprints()
+        assert families.open_family(name, same).fingerprints() == before
+    families.edit_json(folder / "vae" / "config.json", note=1)
+    after = families.open_family(name, folder).fingerprints()
     parts = {
         find(name).read_spec(folder).part_of(expert.name)
         for expert in find(name).read_spec(folder).experts
@@ -381,7 +388,7 @@ def test_fingerprints_follow_the_bytes(
 def test_clips_may_be_encoded_while_previews_are_decoded(name: str, tiny_family: Open) -> None:
     """A run that encodes in its loop has threads in the VAE while previews decode and free it."""
     family = tiny_family(name)
-    shape = kit.small_shape(family)
+    shape = families.small_shape(family)
     clips = [torch.rand(3, shape.frames, shape.height, shape.width) * 2 - 1 for _ in range(4)]
     latents = [family.encode_video(clip).mean for clip in clips]
     pixels = family.decode(latents[0])
@@ -403,12 +410,12 @@ def objective_of(spec: ModelSpec, low: float = 0.0, high: float = 1.0) -> Object
 @KINDS
 def test_the_network_is_fed_in_training_what_the_pipeline_feeds(family: Any) -> None:
     """Each call of a draw, replayed by ``predict`` on the same latents: every word the network hears is the same."""
-    heard, nets = [], kit.denoisers(family)
+    heard, nets = [], families.denoisers(family)
     for expert, net in nets.items():
         hook = lambda _, words, named, expert=expert: heard.append((expert, dict(named)))  # noqa: E731
         net.register_forward_pre_hook(hook, with_kwargs=True)
-    for shape in kit.shapes_of(family):
-        batch = kit.batch_of(family, ["a red circle"], shape=shape)
+    for shape in families.shapes_of(family):
+        batch = families.batch_of(family, ["a red circle"], shape=shape)
         heard.clear()
         with torch.no_grad():
             family.sample(nets, batch.conditioning, None, SampleRequest(shape, 4, 1.0, (3,)))
@@ -474,8 +481,8 @@ def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open
         family = tiny_family(name, dtype, variant)
         assert family.dtype == dtype
         batch, net = (
-            kit.batch_of(tiny_family(name, variant=variant), ["a"]),
-            kit.first_of(family),
+            families.batch_of(tiny_family(name, variant=variant), ["a"]),
+            families.first_of(family),
         )
         x_t = torch.randn(batch.x0.shape, generator=torch.Generator().manual_seed(1))
         with torch.no_grad():
@@ -488,8 +495,8 @@ def test_bfloat16_is_close_to_float32(name: str, variant: str, tiny_family: Open
 
 @KINDS
 def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
-    for shape in kit.shapes_of(family):
-        moments = family.encode_video(kit.clip_of(family, shape, 0))
+    for shape in families.shapes_of(family):
+        moments = family.encode_video(families.clip_of(family, shape, 0))
         kept = [
             moments.mean,
             *([] if moments.logvar is None else [moments.logvar]),
@@ -503,9 +510,9 @@ def test_the_plan_counts_what_the_cache_keeps(family: Any) -> None:
 @KINDS
 def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
     """Forty steps on one clip lower the validation loss on it, for each expert at its own noise levels."""
-    batch = kit.batch_of(family, ["a red circle"], given=True)
-    window = Window("a", 0.0, 1.0, kit.small_shape(family))
-    nets, readings = kit.denoisers(family), []
+    batch = families.batch_of(family, ["a red circle"], given=True)
+    window = Window("a", 0.0, 1.0, families.small_shape(family))
+    nets, readings = families.denoisers(family), []
     trained = {
         expert: list(
             add_lora(net, family.spec, Lora(rank=8, targets="linear"), seed=0).values()
@@ -544,10 +551,10 @@ def test_a_clip_that_is_shown_again_and_again_is_learnt(family: Any) -> None:
 @KINDS
 def test_blank_states_are_those_of_a_real_clip_and_caption(family: Any) -> None:
     """What a plan is made with has the form of what a training is told."""
-    shape = kit.small_shape(family)
+    shape = families.small_shape(family)
     real = family.encode_text(["word " * 600])[0]
     real |= family.encode_video(
-        kit.clip_of(family, shape, 0), generator_for(0, "image noise")
+        families.clip_of(family, shape, 0), generator_for(0, "image noise")
     ).extras
     blank = family.blank_states(shape)
     assert {k: (v.shape, v.dtype) for k, v in blank.items()} == {

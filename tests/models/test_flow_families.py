@@ -17,24 +17,24 @@ from safetensors.torch import load_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.models.models_kit import (
+from tests.models.test_family_contract import same_words
+from tests.support.families import (
     Bases,
     Open,
     batch_of,
     clip_of,
-    edit,
+    edit_json,
     noisy_lora,
-    opened,
+    open_family,
     small_shape,
 )
-from tests.models.oracles import unpacked
-from tests.models.test_family_contract import same_words
+from tests.support.oracles import unpacked
 from videotune.adapters.layers import add_rows
 from videotune.adapters.lora import matching
 from videotune.config.data_schema import VideoConfig
 from videotune.config.schema import Embedding
 from videotune.data.buckets import choose_size, parse_resolution
-from videotune.data.frame_sampling import planned_frames
+from videotune.data.frame_counts import planned_frames
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora
 from videotune.exporter.formats import formats_of, refuse_format
@@ -97,11 +97,13 @@ def test_the_template_is_the_pipelines() -> None:
 def test_a_tokenizer_is_read_as_its_file_says(tiny_bases: Bases, tmp_path: Path) -> None:
     """The published index names Llama's own class, which in transformers 5 splits otherwise than the file: ours does not."""
     folder = Path(shutil.copytree(tiny_bases(HUNYUAN), tmp_path / "base"))
-    edit(folder / "tokenizer" / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast")
-    edit(folder / "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"])
+    edit_json(
+        folder / "tokenizer" / "tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"
+    )
+    edit_json(folder / "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"])
     told = TEMPLATE.format("a red circle")
     one, other = (
-        opened(HUNYUAN, place).tokenizers()["text_encoder"](told)
+        open_family(HUNYUAN, place).tokenizers()["text_encoder"](told)
         for place in (tiny_bases(HUNYUAN), folder)
     )
     assert one.input_ids == other.input_ids
@@ -115,14 +117,14 @@ def test_another_tokenizer_is_refused(tiny_bases: Bases, tmp_path: Path) -> None
     """Where other than 95 tokens stand in front of a caption, the pipeline would cut at another place."""
     folder = Path(shutil.copytree(tiny_bases(HUNYUAN), tmp_path / "base"))
     words = folder / "tokenizer" / "tokenizer.json"
-    edit(folder / "tokenizer" / "tokenizer_config.json", padding_side="left")
+    edit_json(folder / "tokenizer" / "tokenizer_config.json", padding_side="left")
     with pytest.raises(VideotuneError, match="pads on the left and reads 95 tokens"):
-        opened(HUNYUAN, folder).tokenizers()
-    edit(words, added_tokens=json.loads(words.read_text())["added_tokens"][:-1])
+        open_family(HUNYUAN, folder).tokenizers()
+    edit_json(words, added_tokens=json.loads(words.read_text())["added_tokens"][:-1])
     with pytest.raises(
         VideotuneError, match=r"is not HunyuanVideo's tokenizer: .* reads \d{3} tokens"
     ):
-        opened(HUNYUAN, folder).tokenizers()
+        open_family(HUNYUAN, folder).tokenizers()
 
 
 def test_the_noise_level_is_told_in_float32(tiny_family: Open) -> None:
@@ -171,7 +173,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, tiny_bases: Bases) -> Any:
     path.write_text(
         json.dumps(json.loads(path.read_text()) | real | {"rope_axes_dim": [16, 56, 56]})
     )
-    return opened(HUNYUAN, folder)
+    return open_family(HUNYUAN, folder)
 
 
 def lora_on(family: Any, targets: Any, rank: int = 2) -> dict[str, torch.Tensor]:
@@ -208,7 +210,7 @@ def test_diffusers_reads_the_joined_weights_back(
 def test_a_form_that_cannot_be_proved_or_joined_is_refused(
     wide: Any, tiny_bases: Bases
 ) -> None:
-    tiny = opened(HUNYUAN, tiny_bases(HUNYUAN))
+    tiny = open_family(HUNYUAN, tiny_bases(HUNYUAN))
     assert formats_of(tiny, "LORA") == ("diffusers",)
     assert formats_of(wide, "LORA") == ("comfyui", "diffusers")
     for kind in ("LOHA", "LOKR"):
@@ -229,9 +231,9 @@ def test_a_newer_checkpoint_is_known_by_its_vae_too(tiny_bases: Bases, tmp_path:
     ]
     assert titles == ["LTX-Video 0.9.0", "LTX-Video 0.9.1", "LTX-Video 0.9.5+"]
     folder = Path(shutil.copytree(tiny_bases(LTX, "0.9.7"), tmp_path / "a"))
-    edit(folder / "model_index.json", _class_name="LTXPipeline")
-    assert opened(LTX, folder).pipeline_class() is diffusers.LTXConditionPipeline
-    assert opened(LTX, tiny_bases(LTX, "0.9.1")).pipeline_class() is diffusers.LTXPipeline
+    edit_json(folder / "model_index.json", _class_name="LTXPipeline")
+    assert open_family(LTX, folder).pipeline_class() is diffusers.LTXConditionPipeline
+    assert open_family(LTX, tiny_bases(LTX, "0.9.1")).pipeline_class() is diffusers.LTXPipeline
 
 
 def heard_by(net: Any) -> list[Any]:
@@ -358,7 +360,7 @@ def test_a_checkpoint_says_what_it_is(tiny_bases: Bases, tmp_path: Path) -> None
         1,
     )
     folder = shutil.copytree(tiny_bases("hidream", "dev"), tmp_path / "fast")
-    edit(folder / "scheduler" / "scheduler_config.json", shift=3.0)
+    edit_json(folder / "scheduler" / "scheduler_config.json", shift=3.0)
     fast = HiDream.read_spec(folder)
     assert (fast.title, fast.timestep_shift, fast.sample_steps, fast.sample_guidance) == (
         "HiDream-I1 Fast",
@@ -388,7 +390,7 @@ def test_llama_is_missed_and_joined(
         HiDream.read_spec(base)
     new = join(base, llama, tmp_path / "new")
     assert HiDream.read_spec(new) == HiDream.read_spec(whole)
-    ours = opened("hidream", new).encode_text(["a red circle"])[0]
+    ours = open_family("hidream", new).encode_text(["a red circle"])[0]
     theirs = tiny_family("hidream").encode_text(["a red circle"])[0]
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     with pytest.raises(VideotuneError, match="there already"):
@@ -406,10 +408,10 @@ def test_a_new_token_does_not_move_the_end_of_a_caption(
 
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "older")
     for part in ("text_encoder", "text_encoder_2"):
-        edit(folder / part / "config.json", eos_token_id=2)
+        edit_json(folder / part / "config.json", eos_token_id=2)
     pooled = []
     for place in (tiny_bases("hidream"), folder):
-        family = opened("hidream", place)
+        family = open_family("hidream", place)
         plain = family.encode_text(["a red circle"])[0]["pooled"]
         add_rows(family.text_parts(), Embedding(token="<x>"), seed=0)
         pooled.append(
@@ -535,8 +537,8 @@ def test_routed_experts_are_those_of_diffusers_to_the_bit(
 def test_every_size_is_drawn_as_it_is(tiny_bases: Bases, tmp_path: Path) -> None:
     """The pipeline's arithmetic rounds down after a division; none of these loses a row by it."""
     folder = shutil.copytree(tiny_bases("hidream"), tmp_path / "large")
-    edit(folder / "transformer" / "config.json", max_resolution=[128, 128])
-    family = opened("hidream", folder)
+    edit_json(folder / "transformer" / "config.json", max_resolution=[128, 128])
+    family = open_family("hidream", folder)
     conditioning = family.condition(family.encode_text(["a"]))
 
     class Silent(nn.Module):

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests import shell
-from tests.fake_hub import COMMIT, hub_of
-from tests.shell import Patch
+from tests.support import command_line
+from tests.support.command_line import Patch
+from tests.support.hub_downloads import COMMIT, hub_of
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
 
@@ -262,5 +262,7 @@ def test_each_file_is_held_once_against_the_hubs_own_hash(
 def test_offline_is_an_option_of_the_commands(small_clips: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
     with pytest.raises(VideotuneError, match="nobody/nothing is not in"):
-        shell.run("plan", offline=True, data=small_clips, set="base_model_name=nobody/nothing")
+        command_line.run(
+            "plan", offline=True, data=small_clips, set="base_model_name=nobody/nothing"
+        )
     assert os.environ["HF_HUB_OFFLINE"] == "1"

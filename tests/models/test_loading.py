@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.models_kit import KINDS, edit, opened
+from tests.support.families import KINDS, edit_json, open_family
 from videotune.errors import VideotuneError
 from videotune.models import model_files
 from videotune.models.base_model import part_files, place, spec_for
@@ -48,7 +48,7 @@ def authors(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     """The weights of the tiny Wan, all of them plus one, in a file with the authors' names and ComfyUI's prefix."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     state, path = load_file(base / "transformer" / WEIGHTS), tmp_path / "one.safetensors"
-    rename = opened("wan", base).original
+    rename = open_family("wan", base).original
     save_file(
         {f"model.diffusion_model.{rename(name)}": value + 1 for name, value in state.items()},
         path,
@@ -180,7 +180,7 @@ def test_a_file_with_the_authors_names_is_the_transformer(base: Path, authors: P
 
 
 def config(**values: Any) -> Callable[[Path], object]:
-    return lambda path: edit(path.with_name("config.json"), **values)
+    return lambda path: edit_json(path.with_name("config.json"), **values)
 
 
 def weights(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], object]:
@@ -257,17 +257,17 @@ def test_what_an_incomplete_folder_lacks_is_listed(base: Path) -> None:
 
 
 def test_parts_of_two_models_are_named(base: Path) -> None:
-    edit(base / "vae" / "config.json", z_dim=48)
+    edit_json(base / "vae" / "config.json", z_dim=48)
     said = refused(lambda: spec_for(None, place(str(base), weights=False)))
     assert "mixes two models: its transformer takes 4 latent channels, its vae" in said
     assert "its vae gives 48. Take both parts from one checkpoint" in said
-    edit(base / "vae" / "config.json", z_dim=4)
-    edit(base / "text_encoder" / "config.json", d_model=32)
+    edit_json(base / "vae" / "config.json", z_dim=4)
+    edit_json(base / "text_encoder" / "config.json", d_model=32)
     assert "takes 16 numbers a text token, its text_encoder gives 32" in refused(
         lambda: check_parts(base)
     )
-    edit(base / "text_encoder" / "config.json", d_model=16)
-    edit(base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel")
+    edit_json(base / "text_encoder" / "config.json", d_model=16)
+    edit_json(base / "transformer" / "config.json", _class_name="CogVideoXTransformer3DModel")
     said = refused(lambda: check_parts(base))
     assert (
         "holds a CogVideoXTransformer3DModel, where model_index.json names a WanTransformer3DModel"
@@ -276,7 +276,7 @@ def test_parts_of_two_models_are_named(base: Path) -> None:
 
 
 def test_a_folder_of_another_family_names_both(base: Path) -> None:
-    edit(
+    edit_json(
         base / INDEX,
         _class_name="CogVideoXPipeline",
         transformer=["diffusers", "CogVideoXTransformer3DModel"],
@@ -397,7 +397,7 @@ def test_what_only_looks_like_a_checkpoint_of_the_family(
 ) -> None:
     family, _, variant = name.partition(":")
     base = Path(shutil.copytree(tiny_bases(family, variant or None), tmp_path / "base"))
-    edit(base / part, **values)
+    edit_json(base / part, **values)
     with pytest.raises(VideotuneError, match=words):
         find(family).read_spec(base)
 
@@ -475,7 +475,7 @@ VALUES: list[Any] = [
     ],
 )
 def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: Path) -> None:
-    edit(base / name, **{key: value})
+    edit_json(base / name, **{key: value})
     with suppress(VideotuneError):
         used(base)
 
@@ -485,7 +485,7 @@ def test_values_of_a_wrong_type_or_size(name: str, key: str, value: Any, base: P
 )
 @pytest.mark.parametrize("part", ["scheduler", "transformer", "../vae"])
 def test_classes_of_the_index(part: str, classes: list[Any], base: Path) -> None:
-    edit(base / INDEX, **{part: classes})
+    edit_json(base / INDEX, **{part: classes})
     with pytest.raises(VideotuneError):
         used(base)
 
@@ -528,7 +528,7 @@ def test_each_tokenizer_must_have_its_vocabulary(
             base / part / "tokenizer_config.json",
         )
         read_tokenizer(base / part, encoder)
-        edit(settings, model_max_length=-1)
+        edit_json(settings, model_max_length=-1)
         with pytest.raises(VideotuneError, match=part):
             read_tokenizer(base / part, encoder)
         settings.unlink()
@@ -567,6 +567,6 @@ def test_captions_that_become_the_same_numbers_are_refused(base: Path) -> None:
 )
 def test_settings_of_a_tokenizer_that_do_not_fit(key: str, value: Any, base: Path) -> None:
     """A token that the text encoder has no row for, a length that is no number."""
-    edit(base / "tokenizer" / "tokenizer_config.json", **{key: value})
+    edit_json(base / "tokenizer" / "tokenizer_config.json", **{key: value})
     with pytest.raises(VideotuneError, match="tokenizer"):
         used(base)

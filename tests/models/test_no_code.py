@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.models_kit import edit
+from tests.support.families import edit_json
 
 ROOT = Path(__file__).parents[2] / "videotune"
 READ_ALL = """
@@ -105,7 +105,7 @@ def test_code_beside_weights_does_not_run(
     original = tiny_bases("wan", "i2v")
     for how, (name, values) in PLANTS.items():
         base = Path(shutil.copytree(original, tmp_path / "read" / f"base {how}"))
-        edit(base / name, **values)
+        edit_json(base / name, **values)
         plant(base, tmp_path / f"fired: {how}")
     for name in (
         "config.json",
@@ -117,7 +117,7 @@ def test_code_beside_weights_does_not_run(
             folder = tmp_path / "read" / f"encoder {name} {how}"
             shutil.copytree(original / "image_encoder", folder)
             shutil.copy(original / "image_processor" / "preprocessor_config.json", folder)
-            edit(folder / name, **said)
+            edit_json(folder / name, **said)
             plant(folder, tmp_path / f"fired: encoder {name} {how}")
     words = [sys.executable, "-c", READ_ALL, str(tmp_path / "read")]
     done = subprocess.run(

@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.models.models_kit import (
+from tests.support.families import (
     KINDS,
     clip_of,
     denoisers,
-    edit,
+    edit_json,
     noisy_lora,
-    opened,
+    open_family,
     shapes_of,
     small_shape,
 )
-from tests.models.oracles import unpacked
+from tests.support.oracles import unpacked
 from videotune.exporter.adapter_export import export_lora
 from videotune.models.base import DiffusersModel
 from videotune.models.registry import find, names
@@ -56,7 +56,7 @@ def test_text_is_what_the_pipeline_feeds(
 ) -> None:
     """To the bit, with states of padding where the network sees them; a mask counts the tokens that we count."""
     family, pipe = (
-        opened(name, tiny_bases(name, variant)),
+        open_family(name, tiny_bases(name, variant)),
         pipeline_of(tiny_bases(name, variant)),
     )
     words: dict[str, Any] = {
@@ -97,7 +97,7 @@ def test_latents_are_those_of_the_vae(
 ) -> None:
     """What the VAE is given to decode is what it made of the clip, mean and deviation, also of a long one and of a picture
     that diffusers would cut in tiles if told to; and a clip comes back with its frames and size."""
-    family, folder = opened(name, tiny_bases(name, variant)), tiny_bases(name, variant)
+    family, folder = open_family(name, tiny_bases(name, variant)), tiny_bases(name, variant)
     vae = getattr(diffusers, family.vae_class).from_pretrained(
         folder / "vae", torch_dtype=torch.float32
     )
@@ -146,7 +146,7 @@ def base_of(name: str, variant: str, tiny_bases: Callable[..., Path], folder: Pa
         config = net.load_config(folder / "transformer") | {"guidance_embeds": False}
         net.from_config(config).save_pretrained(folder / "transformer")
     if variant == "dpm":
-        edit(folder / "model_index.json", scheduler=["diffusers", "CogVideoXDPMScheduler"])
+        edit_json(folder / "model_index.json", scheduler=["diffusers", "CogVideoXDPMScheduler"])
     return folder
 
 
@@ -215,7 +215,7 @@ def test_our_frames_are_those_of_the_pipeline_with_the_exported_files(
     Two captions at once, each with an image of its own where the checkpoint takes one, an adapter for each expert, in every
     format that diffusers reads.
     """
-    family = opened(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
+    family = open_family(name, base_of(name, variant, tiny_bases, tmp_path / "base"))
     spec, shape = family.spec, small_shape(family)
     if spec.rules.size is None and spec.rules.most_frames != 1:
         shape = replace(

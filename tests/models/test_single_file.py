@@ -15,10 +15,10 @@ import torch
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from safetensors.torch import load_file, save_file
 
-from tests.effects.effects_kit import BASE, Lab, run_steps, trainer_of
-from tests.models.models_kit import FAMILIES, Bases
 from tests.models.test_loading import PEAK
-from tests.shell import Patch, run
+from tests.support.command_line import Patch, run
+from tests.support.families import FAMILIES, Bases
+from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
 from videotune.models.loading import CONFIGS, load_model, on_meta
 from videotune.models.model_files import Header, headers

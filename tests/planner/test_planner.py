@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from tests.offload_kit import deepen, resident_bytes
+from tests.support.tiny_networks import deepen, resident_bytes
 from videotune.adapters.lora import add_lora
 from videotune.config.resolve import resolve
 from videotune.config.schema import Config

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reporter.report_kit import full_run
+from tests.support.reports import full_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.reporter import report_kit as kit
+from tests.support import reports
 from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
 from videotune.reporter.read import read_run
 
@@ -25,7 +25,7 @@ SPENT = {
 
 def test_the_loss_shown_is_the_journals(run: Path) -> None:
     mses = list(read_run(run).steps.mse[1])
-    loss = kit.chapters(run)["loss"]
+    loss = reports.chapters(run)["loss"]
     first, last = sum(mses[:12]) / 12, sum(mses[-12:]) / 12
     assert (
         f"at 120 steps: over the first 12 of them {first:.4g}, over the last 12 {last:.4g}."
@@ -36,50 +36,52 @@ def test_the_loss_shown_is_the_journals(run: Path) -> None:
     num = len(low) // 10
     change = f"{sum(low[:num]) / num:.3g} → {sum(low[-num:]) / num:.3g}, {len(low)} steps"
     assert loss["by_noise"][0]["change"] == change
-    assert f"t 0.00–0.11 {change}" in kit.part(kit.report(run), "loss")
+    assert f"t 0.00–0.11 {change}" in reports.part(reports.report(run), "loss")
     assert len(loss["by_noise"]) == 9
 
 
 def test_steps_that_were_not_applied_are_marked(tmp_path: Path) -> None:
-    bad = kit.step(2, skipped=True) | {
+    bad = reports.step(2, skipped=True) | {
         "mse": None,
         "loss": None,
         "grad_norm": None,
         "by_t": [None] * 9,
     }
-    kit.write_journal(tmp_path, [kit.start(), kit.step(1), bad, kit.step(3)])
-    assert "1 step not applied" in kit.part(kit.report(tmp_path), "loss")
-    assert "(red marks): 2." in kit.part(kit.report(tmp_path), "loss")
-    assert dict(kit.chapters(tmp_path)["loss"]["chart"]["paths"])["mark"].startswith("M500.0 ")
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), bad, reports.step(3)])
+    assert "1 step not applied" in reports.part(reports.report(tmp_path), "loss")
+    assert "(red marks): 2." in reports.part(reports.report(tmp_path), "loss")
+    assert dict(reports.chapters(tmp_path)["loss"]["chart"]["paths"])["mark"].startswith(
+        "M500.0 "
+    )
 
 
 def test_validation_shows_before_after_and_change(run: Path) -> None:
-    found = kit.chapters(run)["validation"]
+    found = reports.chapters(run)["validation"]
     assert found["head"] == ["clips", "step 0", "step 120", "change", "lowest"]
     held_out, train = found["rows"]
     assert held_out == ["held-out clips", "0.44", "0.28", "-36.4%", "0.28 at step 120"]
     assert train == ["training clips", "0.46", "0.23", "-50.0%", "0.23 at step 120"]
     assert (found["averages"], found["notes"]) == ([], [])
-    kit.write_journal(run, [kit.start(), kit.reading(0, None, 0.5)])
-    found = kit.chapters(run)["validation"]
+    reports.write_journal(run, [reports.start(), reports.reading(0, None, 0.5)])
+    found = reports.chapters(run)["validation"]
     assert (found["head"], found["rows"]) == (["clips", "step 0"], [["training clips", "0.5"]])
     assert found["notes"] == ["No held-out clips are measured: none are held out."]
 
 
 def test_averages_and_experts_are_shown_where_there_are_any(tmp_path: Path) -> None:
-    line = kit.reading(2, 0.5, 0.4)
+    line = reports.reading(2, 0.5, 0.4)
     line["held_out"] |= {"normalised": 0.5, "experts": {"high": 0.6, "low": 0.45}}
     line["train"] |= {"normalised": 0.4, "experts": {"high": 0.3, "low": 0.41}}
     line["live"] = {"held_out": {"normalised": 0.55}, "train": {"normalised": 0.35}}
-    kit.write_journal(tmp_path, [kit.start(), kit.reading(0, 1.0, 1.0), line])
-    assert kit.chapters(tmp_path)["validation"]["averages"] == [
+    reports.write_journal(tmp_path, [reports.start(), reports.reading(0, 1.0, 1.0), line])
+    assert reports.chapters(tmp_path)["validation"]["averages"] == [
         ["the average of the weights, which is exported", "0.5", "0.4"],
         ["the weights themselves", "0.55", "0.35"],
         ["expert high, at its noise levels", "0.6", "0.3"],
         ["expert low, at its noise levels", "0.45", "0.41"],
     ]
-    assert "expert low, at its noise levels 0.45 0.41" in kit.part(
-        kit.report(tmp_path), "validation"
+    assert "expert low, at its noise levels 0.45 0.41" in reports.part(
+        reports.report(tmp_path), "validation"
     )
 
 
@@ -87,10 +89,11 @@ def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Pat
     """After a resume with other held-out clips: what was measured before compares with nothing that is measured after."""
     names = {0: "old", 2: "old", 4: "new", 6: "new"}
     readings = [
-        kit.reading(n, 0.9 - n / 10, 0.5) | {"validation": name} for n, name in names.items()
+        reports.reading(n, 0.9 - n / 10, 0.5) | {"validation": name}
+        for n, name in names.items()
     ]
-    kit.write_journal(tmp_path, [kit.start(), *readings])
-    text = kit.part(kit.report(tmp_path), "validation")
+    reports.write_journal(tmp_path, [reports.start(), *readings])
+    text = reports.part(reports.report(tmp_path), "validation")
     assert "clips step 4 step 6 change lowest held-out clips 0.5 0.3 -40.0%" in text
     assert "2 validations of an earlier set" in text
 
@@ -98,13 +101,13 @@ def test_losses_of_another_validation_set_are_left_out_and_counted(tmp_path: Pat
 def bars(run: Path) -> list[tuple[str, str, int]]:
     return [
         (clip.path, clip.amount, clip.windows)
-        for clip in kit.chapters(run)["exposure"]["clips"]
+        for clip in reports.chapters(run)["exposure"]["clips"]
     ]
 
 
 def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
-    assert read_run(run).steps.windows == dict.fromkeys(kit.WINDOWS, 60)
-    text = kit.part(kit.report(run), "exposure")
+    assert read_run(run).steps.windows == dict.fromkeys(reports.WINDOWS, 60)
+    text = reports.part(reports.report(run), "exposure")
     assert "high 240 samples so far from 4 windows: each seen 60 to 60 times." in text
     assert "high 50 to 99: 3 clips" in text
     assert "two windows.mov 120 in 2 windows" in text
@@ -114,8 +117,10 @@ def test_times_seen_are_counted_from_the_journal(run: Path) -> None:
         ("zorble left.mp4", "60", 1),
     ]
     assert bars(run) == expected
-    kit.put(run, "check.json", kit.account(ids=False))
-    assert "seen by the end of the run, as planned" in kit.part(kit.report(run), "exposure")
+    reports.write_file(run, "check.json", reports.account(ids=False))
+    assert "seen by the end of the run, as planned" in reports.part(
+        reports.report(run), "exposure"
+    )
     assert bars(run) == expected
 
 
@@ -125,11 +130,11 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line["kind"] == "step")
     first["window_ids"] = first["window_ids"] + [gone] * 120
-    kit.write_journal(run, lines)
-    held = kit.clip("since held out.mp4", used=False, held_out=True, id="e" * 32)
-    for clips in (kit.account()["clips"], [*kit.account()["clips"], held]):
-        kit.put(run, "check.json", kit.account() | {"clips": clips})
-        found = kit.chapters(run)["exposure"]["so_far"]
+    reports.write_journal(run, lines)
+    held = reports.clip("since held out.mp4", used=False, held_out=True, id="e" * 32)
+    for clips in (reports.account()["clips"], [*reports.account()["clips"], held]):
+        reports.write_file(run, "check.json", reports.account() | {"clips": clips})
+        found = reports.chapters(run)["exposure"]["so_far"]
         assert found["band"][0] == "high"
         assert [found[key] for key in ("samples", "windows", "least", "most")] == [
             240,
@@ -141,22 +146,22 @@ def test_clips_that_were_removed_decide_no_band(run: Path) -> None:
 
 def with_regularization(run: Path) -> dict[str, Any]:
     """The clip of two windows keeps the model as it is; a run of 4 steps, of which 2 and 4 show it alone."""
-    checked = kit.account()
+    checked = reports.account()
     for row, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
         row["kind"] = name
-    kit.put(run, "check.json", checked)
-    train, keep = [kit.WINDOWS[0]] * 2, kit.WINDOWS[2:]
+    reports.write_file(run, "check.json", checked)
+    train, keep = [reports.WINDOWS[0]] * 2, reports.WINDOWS[2:]
     shown = zip(
-        (1.0, 90.0, 3.0, 70.0), (train, keep, [kit.WINDOWS[0], keep[0]], keep), strict=True
+        (1.0, 90.0, 3.0, 70.0), (train, keep, [reports.WINDOWS[0], keep[0]], keep), strict=True
     )
-    kit.write_journal(
+    reports.write_journal(
         run,
         [
-            kit.start(),
-            *(kit.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1)),
+            reports.start(),
+            *(reports.step(n, mse, window_ids=ids) for n, (mse, ids) in enumerate(shown, 1)),
         ],
     )
-    return kit.chapters(run)
+    return reports.chapters(run)
 
 
 def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve(
@@ -164,13 +169,13 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
 ) -> None:
     found = with_regularization(run)["exposure"]["clips"]
     assert [clip.path for clip in found] == ["zorble left.mp4", "b <i>bold.webm"]
-    page = kit.report(run)
-    text = kit.part(page, "exposure")
+    page = reports.report(run)
+    text = reports.part(page, "exposure")
     assert "3 samples so far from 2 windows: each seen 0 to 3 times." in text
     assert "1 regularization clip, in no band: 5 samples so far, 120 by the end." in text
     assert "conservative 0 to 9: 2 clips" in text
-    assert "two windows.mov used (regularization) 64" in kit.part(page, "clips")
-    loss = kit.part(page, "loss")
+    assert "two windows.mov used (regularization) 64" in reports.part(page, "clips")
+    loss = reports.part(page, "loss")
     assert (
         "1 at the first step, 3 at the last. 2 steps of regularization clips alone are left out."
         in loss
@@ -180,12 +185,12 @@ def test_regularization_clips_are_in_no_band_and_steps_of_them_alone_in_no_curve
 
 def test_time_by_phase_sums_to_the_wall_time(tmp_path: Path) -> None:
     end = {"kind": "end", "step": 2, "why": "done", "seconds": SPENT}
-    kit.write_journal(tmp_path, [kit.start(), kit.step(1), kit.step(2), end])
-    found = kit.chapters(tmp_path)["time"]
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), reports.step(2), end])
+    found = reports.chapters(tmp_path)["time"]
     assert found["whole"] == sum(seconds for _, seconds in found["spent"]) == 60
     assert sum(found["steps"].values()) + found["between"] == pytest.approx(40)
     assert [name for name, _ in found["spent"]][:2] == ["training", "encoding"]
-    text = kit.part(kit.report(tmp_path), "time")
+    text = reports.part(reports.report(tmp_path), "time")
     assert "of all training 40 s 66.7% waiting for clips 0.02 s 0.0% forward 0.2 s" in text
     assert "between the steps 39.4 s" in text
     assert "wall time 60 s 100.0%" in text

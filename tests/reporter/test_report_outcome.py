@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporter import report_kit as kit
+from tests.support import reports
 from videotune.files import LATE, life
 from videotune.reporter.build import summary
 from videotune.reporter.read import read_run
@@ -63,12 +63,16 @@ BEATS = [
 
 def heartbeat(folder: Path, heard: float, **changed: Any) -> None:
     here = {"pid": os.getpid(), "host": HERE, "started": BEGUN, "step": 7, "state": "training"}
-    kit.put(folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed)
+    reports.write_file(
+        folder, "heartbeat.json", here | {"since": BEGUN + 60, "time": heard} | changed
+    )
     os.utime(folder / "heartbeat.json", (heard, heard))
 
 
 def a_run(folder: Path, *more: dict[str, Any], **facts: Any) -> Path:
-    kit.write_journal(folder, [kit.start(**facts), *map(kit.step, range(1, 8)), *more])
+    reports.write_journal(
+        folder, [reports.start(**facts), *map(reports.step, range(1, 8)), *more]
+    )
     return folder
 
 
@@ -128,15 +132,15 @@ def test_a_heartbeat_that_says_nothing_is_none(content: str, tmp_path: Path) -> 
 def test_steps_are_counted_against_those_that_the_run_has_now(tmp_path: Path) -> None:
     """A resume with more steps leaves the journal's start as it was."""
     a_run(tmp_path, {"kind": "end", "step": 7, "why": "done"}, steps=4)
-    kit.put(tmp_path, "config.json", kit.config() | {"steps": 7})
+    reports.write_file(tmp_path, "config.json", reports.config() | {"steps": 7})
     assert state_of(tmp_path) == ("done", "LORA on asset:toy: 7 of 7 steps, ended: done.")
 
 
 def ruled(number: int, held: tuple[float, float] | float, train: float) -> dict[str, Any]:
     """A validation in which the first clip is learnt as the mean is and the second not at all; of two held-out clips."""
     one, other = held if isinstance(held, tuple) else (held, held)
-    line = kit.reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
-    first, second, *_ = kit.CLIPS
+    line = reports.reading(number, (one + other) / 2, train) | {"validation": "aaaaaaaa"}
+    first, second, *_ = reports.CLIPS
     line["held_out"] |= {
         "normalised": (one + other) / 2,
         "clips": {"c" * 12: one, "d" * 12: other},
@@ -169,20 +173,20 @@ COURSE = (
 
 def ended(folder: Path, course: tuple[Any, ...], take: int, why: str = "done") -> Path:
     lines = [
-        kit.start(),
-        *(kit.step(number) for number, *_ in course if number),
+        reports.start(),
+        *(reports.step(number) for number, *_ in course if number),
         *judged(*course),
     ]
     recommended = {"step": take, "why": "held-out clips were best there"}
     end = {"kind": "end", "step": course[-1][0], "why": why, "take": recommended}
-    kit.write_journal(folder, [*lines, end])
-    for name, value in (("check", kit.account()), ("config", kit.config())):
-        kit.put(folder, f"{name}.json", value)
+    reports.write_journal(folder, [*lines, end])
+    for name, value in (("check", reports.account()), ("config", reports.config())):
+        reports.write_file(folder, f"{name}.json", value)
     return folder
 
 
 def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: Path) -> None:
-    said = kit.words(kit.report(ended(tmp_path, COURSE, 20, "early")))
+    said = reports.visible_text(reports.report(ended(tmp_path, COURSE, 20, "early")))
     for sentence in (
         "OVERFITTING It should have stopped at step 20 (steps 10 to 20 cannot be told apart).",
         "noise level 2 of 9, where the model decides fine detail",
@@ -191,18 +195,18 @@ def test_the_verdict_says_when_to_have_stopped_and_which_file_to_use(tmp_path: P
         "More steps on these clips make it worse.",
     ):
         assert sentence in said
-    changes = kit.chapters(tmp_path)["verdict"]["grounds"]["changes"]
+    changes = reports.chapters(tmp_path)["verdict"]["grounds"]["changes"]
     rows = [(one["step"], one["verdict"]) for one in changes]
     assert rows == [(20, "LEARNING"), (30, "PLATEAU"), (40, "OVERFITTING")], (
         "where the word changes"
     )
-    kit.put(
+    reports.write_file(
         tmp_path,
         "exports.json",
         [{"path": f"export/run-step-{n}.safetensors"} for n in (200, 20)],
     )
-    assert "step 20, exported as export/run-step-20.safetensors" in kit.words(
-        kit.report(tmp_path)
+    assert "step 20, exported as export/run-step-20.safetensors" in reports.visible_text(
+        reports.report(tmp_path)
     )
 
 
@@ -228,22 +232,27 @@ def saved(number: int) -> dict[str, Any]:
 def test_a_run_that_goes_on_recommends_what_is_saved(
     tmp_path: Path, there: tuple[int, ...], step_: int | None, why: str
 ) -> None:
-    kit.write_journal(
+    reports.write_journal(
         tmp_path,
-        [kit.start(), *map(kit.step, range(1, 41)), *judged(*COURSE), *map(saved, there)],
+        [
+            reports.start(),
+            *map(reports.step, range(1, 41)),
+            *judged(*COURSE),
+            *map(saved, there),
+        ],
     )
-    found = kit.chapters(tmp_path)["verdict"]
+    found = reports.chapters(tmp_path)["verdict"]
     assert found["step"] == step_
     assert why in found["why"]
     assert bool(why) == bool(found["why"])
-    said = kit.words(kit.report(tmp_path))
+    said = reports.visible_text(reports.report(tmp_path))
     assert ("--resume --from" in said) == bool(there)
     assert ("Nothing is saved yet." in said) == (not there)
     assert "OVERFITTING It should have stopped at step 20" in said
 
 
 def test_clips_are_called_learnt_or_not(tmp_path: Path) -> None:
-    said = kit.part(kit.report(ended(tmp_path, COURSE, 20)), "verdict")
+    said = reports.part(reports.report(ended(tmp_path, COURSE, 20)), "verdict")
     order = r"training \d+ 100% not learnt .* training \d+ 30% learnt .* held out – 54% better than the base"
     assert re.search(order, said), "the least learnt first, training clips before others"
 
@@ -267,8 +276,10 @@ def test_a_run_that_learns_or_rests_is_reported_so(
 ) -> None:
     """Held-out and training clips take the same course; saved are steps 10 and 30."""
     course = judged(*((10 * i, value, value) for i, value in enumerate(values)))
-    kit.write_journal(tmp_path, [kit.start(), kit.step(1), *course, saved(10), saved(30)])
-    said = kit.words(kit.report(tmp_path))
+    reports.write_journal(
+        tmp_path, [reports.start(), reports.step(1), *course, saved(10), saved(30)]
+    )
+    said = reports.visible_text(reports.report(tmp_path))
     assert sentence in said
     assert "should have stopped" not in said
     assert ("A lower learning_rate, or fewer steps" in said) == ("got worse" in sentence)

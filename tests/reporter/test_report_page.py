@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.reporter import report_kit as kit
+from tests.support import reports
 from videotune.errors import VideotuneError
 from videotune.reporter.build import contact_sheet_page, write_report
 from videotune.reporter.read import read_run
@@ -20,12 +20,12 @@ CHAPTERS += ["clips", "time", "use", "settings", "files", "warnings"]
 
 
 def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> None:
-    page = kit.report(run)
-    assert kit.attributes(page, "id", "section") == CHAPTERS
-    assert kit.attributes(page, "href", "a")[: len(CHAPTERS)] == [
+    page = reports.report(run)
+    assert reports.attributes(page, "id", "section") == CHAPTERS
+    assert reports.attributes(page, "href", "a")[: len(CHAPTERS)] == [
         f"#{anchor}" for anchor in CHAPTERS
     ]
-    top = kit.words(page[page.index("<main>") : page.index("<section")])
+    top = reports.visible_text(page[page.index("<main>") : page.index("<section")])
     for words_ in (
         "LORA on asset:toy: 120 of 120 steps, ended: done.",
         "my run & more",
@@ -33,26 +33,28 @@ def test_the_page_has_its_chapters_in_order_and_is_well_formed(run: Path) -> Non
     ):
         assert words_ in top
     assert "16 frames are no count the model takes: 17 are used" in top
-    assert kit.report(run) == page, "written twice"
+    assert reports.report(run) == page, "written twice"
     (run.parent / "run").symlink_to(run)
-    linked = kit.report(run.parent / "run").replace(run.parent.name, "my run &amp; more")
+    linked = reports.report(run.parent / "run").replace(run.parent.name, "my run &amp; more")
     assert "<title>Run my run &amp; more</title>" in linked
 
 
 def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
-    page = kit.report(run)
+    page = reports.report(run)
     assert not [
         tag
-        for tag, _ in kit.elements(page)
+        for tag, _ in reports.elements(page)
         if tag in ("script", "link", "iframe", "img", "object", "base")
     ]
     assert not re.search(r"https?://|@import|url\(", page)
     assert not [
-        given for _, given in kit.elements(page) if any(name.startswith("on") for name in given)
+        given
+        for _, given in reports.elements(page)
+        if any(name.startswith("on") for name in given)
     ]
     for address in (
         given[name] or "#"
-        for _, given in kit.elements(page)
+        for _, given in reports.elements(page)
         for name in ("src", "href")
         if name in given
     ):
@@ -60,73 +62,88 @@ def test_the_page_needs_no_network_and_no_script(run: Path) -> None:
 
 
 def test_text_from_files_cannot_become_markup(run: Path) -> None:
-    settings = kit.config()
-    settings["settings"][kit.EVIL] = settings["origins"][kit.EVIL] = settings["base"][
+    settings = reports.config()
+    settings["settings"][reports.EVIL] = settings["origins"][reports.EVIL] = settings["base"][
         "name"
-    ] = kit.EVIL
-    kit.put(run, "config.json", settings)
-    checked = kit.account()
+    ] = reports.EVIL
+    reports.write_file(run, "config.json", settings)
+    checked = reports.account()
     checked["clips"].append(
-        dict.fromkeys(("path", "reason", "detail", "shape"), kit.EVIL)
-        | {"warnings": [kit.EVIL]}
+        dict.fromkeys(("path", "reason", "detail", "shape"), reports.EVIL)
+        | {"warnings": [reports.EVIL]}
     )
-    kit.put(run, "check.json", checked | {"notes": [kit.EVIL]})
-    verified = {"max_error": 0.0, "reader": kit.EVIL}
-    kit.put(
+    reports.write_file(run, "check.json", checked | {"notes": [reports.EVIL]})
+    verified = {"max_error": 0.0, "reader": reports.EVIL}
+    reports.write_file(
         run,
         "exports.json",
-        [{"format": kit.EVIL, "path": kit.EVIL, "verified": verified, "use": kit.EVIL}],
+        [
+            {
+                "format": reports.EVIL,
+                "path": reports.EVIL,
+                "verified": verified,
+                "use": reports.EVIL,
+            }
+        ],
     )
-    kit.put(run, "demo.json", {"concept": {"before": 0, "after": 1, "n": kit.EVIL}})
+    reports.write_file(
+        run, "demo.json", {"concept": {"before": 0, "after": 1, "n": reports.EVIL}}
+    )
     beat = {
         "pid": 1,
-        "host": kit.EVIL,
+        "host": reports.EVIL,
         "started": 1.0,
-        "state": kit.EVIL,
+        "state": reports.EVIL,
         "since": 1.0,
         "time": 2.0,
     }
-    kit.put(run, "heartbeat.json", beat)
+    reports.write_file(run, "heartbeat.json", beat)
     records = [
         *(json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()),
-        {"kind": "verdict", "step": 1, "verdict": kit.EVIL, "reason": kit.EVIL},
-        {"kind": "warning", "text": kit.EVIL},
-        kit.sample(1, kit.EVIL, path=kit.EVIL),
-        kit.start(device=kit.EVIL, notes=[kit.EVIL], versions={kit.EVIL: kit.EVIL}),
-        kit.step(121, window_ids=[kit.EVIL]),
+        {"kind": "verdict", "step": 1, "verdict": reports.EVIL, "reason": reports.EVIL},
+        {"kind": "warning", "text": reports.EVIL},
+        reports.sample(1, reports.EVIL, path=reports.EVIL),
+        reports.start(
+            device=reports.EVIL, notes=[reports.EVIL], versions={reports.EVIL: reports.EVIL}
+        ),
+        reports.step(121, window_ids=[reports.EVIL]),
         {
             "kind": "sample_metrics",
             "step": 1,
-            "samples": [{"prompt": kit.EVIL, "clip": kit.EVIL}],
+            "samples": [{"prompt": reports.EVIL, "clip": reports.EVIL}],
         },
     ]
-    for end in ([{"kind": "end", "step": 1, "why": kit.EVIL}], []):
-        kit.write_journal(run, records + end)
-        page = kit.report(run)
+    for end in ([{"kind": "end", "step": 1, "why": reports.EVIL}], []):
+        reports.write_journal(run, records + end)
+        page = reports.report(run)
         assert "<script" not in page
-        assert not [tag for tag, _ in kit.elements(page) if tag in ("script", "i>bold.webm")]
+        assert not [
+            tag for tag, _ in reports.elements(page) if tag in ("script", "i>bold.webm")
+        ]
         assert page.count("&lt;script&gt;") > 20
-    assert "b <i>bold.webm" in kit.part(page, "clips")
-    assert "/clips/<mine>" in kit.part(page, "settings")
-    assert kit.EVIL in kit.words(page[: page.index("<section")]), "the heartbeat's"
+    assert "b <i>bold.webm" in reports.part(page, "clips")
+    assert "/clips/<mine>" in reports.part(page, "settings")
+    assert reports.EVIL in reports.visible_text(page[: page.index("<section")]), (
+        "the heartbeat's"
+    )
 
 
 def test_letters_that_utf8_cannot_carry_are_shown_as_question_marks(tmp_path: Path) -> None:
-    kit.write_journal(
-        tmp_path, [kit.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}]
+    reports.write_journal(
+        tmp_path, [reports.start(), {"kind": "warning", "text": "caption \udce9 and \u00e9"}]
     )
-    assert "caption ? and é" in kit.part(kit.report(tmp_path), "warnings")
+    assert "caption ? and é" in reports.part(reports.report(tmp_path), "warnings")
 
 
 def test_a_run_that_has_only_begun_says_what_is_not_there_yet(tmp_path: Path) -> None:
-    kit.write_journal(tmp_path, [kit.start()])
-    page = kit.report(tmp_path)
-    assert kit.attributes(page, "id", "section") == CHAPTERS
+    reports.write_journal(tmp_path, [reports.start()])
+    page = reports.report(tmp_path)
+    assert reports.attributes(page, "id", "section") == CHAPTERS
     assert [
-        anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in kit.part(page, anchor)
+        anchor for anchor in CHAPTERS[:-1] if "Not there yet" not in reports.part(page, anchor)
     ] == []
-    assert "check.json" in kit.part(page, "clips")
-    assert "None." in kit.part(page, "warnings")
+    assert "check.json" in reports.part(page, "clips")
+    assert "None." in reports.part(page, "warnings")
 
 
 def test_the_report_loads_neither_torch_nor_numpy() -> None:
@@ -140,11 +157,11 @@ def test_the_report_loads_neither_torch_nor_numpy() -> None:
 
 def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     rows = [
-        kit.clip("/clips/mine/a.mp4")
-        | {"kind": "regularization", "captions": ["a zorble", kit.EVIL], "views": 12.5},
-        kit.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None)
+        reports.clip("/clips/mine/a.mp4")
+        | {"kind": "regularization", "captions": ["a zorble", reports.EVIL], "views": 12.5},
+        reports.clip("/clips/mine/b.mp4", used=False, held_out=True, views=None)
         | {"kind": "train", "captions": [""]},
-        kit.clip("/clips/mine/c.mp4", used=False, reason="no_caption")
+        reports.clip("/clips/mine/c.mp4", used=False, reason="no_caption")
         | {"kind": "train", "captions": []},
     ]
     counts = {
@@ -160,10 +177,10 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     made = contact_sheet_page(
         "Clips", counts, shots, [Path("/clips/mine")], ("of the job", "of both")
     )
-    assert [tag for tag, _ in kit.elements(made) if tag in ("img", "script")] == ["img"] * 6
-    said = kit.words(made[made.index("<main") :])
+    assert [tag for tag, _ in reports.elements(made) if tag in ("img", "script")] == ["img"] * 6
+    said = reports.visible_text(made[made.index("<main") :])
     states = ("used (regularization)", "(empty caption)", "skipped: no_caption")
-    for sentence in (kit.EVIL, "12.5 times by the end", *states):
+    for sentence in (reports.EVIL, "12.5 times by the end", *states):
         assert sentence in said
     assert [said.count(note) for note in ("of the job", "of both", "/clips/mine")] == [1, 1, 0]
 
@@ -172,7 +189,7 @@ def test_a_contact_sheet_says_of_each_clip_what_check_says() -> None:
     "tail", ['{"kind": "step", "st', '{"kind": "step", "step": 3', '"a", "\x00\x00', "{", "é"]
 )
 def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> None:
-    kit.write_journal(tmp_path, [kit.start(), kit.step(1), kit.step(2)])
+    reports.write_journal(tmp_path, [reports.start(), reports.step(1), reports.step(2)])
     with (tmp_path / "journal.jsonl").open("ab") as file:
         file.write(tail.encode()[:-1] if tail == "é" else tail.encode())
     run = read_run(tmp_path)
@@ -182,7 +199,9 @@ def test_a_torn_last_line_is_left_out_and_noted(tmp_path: Path, tail: str) -> No
 
 
 def test_a_last_line_without_its_line_break_is_kept_where_it_is_whole(tmp_path: Path) -> None:
-    kit.write_journal(tmp_path, [kit.start()], '{"kind": "end", "step": 0, "why": "stopped"}')
+    reports.write_journal(
+        tmp_path, [reports.start()], '{"kind": "end", "step": 0, "why": "stopped"}'
+    )
     run = read_run(tmp_path)
     assert (run.last("end")["why"], run.notes) == ("stopped", ())
 
@@ -192,7 +211,7 @@ def test_a_bad_line_in_the_middle_is_noted_by_its_number_and_unknown_kinds_are_k
 ) -> None:
     bad = '{"kind": "step", "st{"kind": "step"}\n[1, 2]\n{"step": 4}\n'
     good = '{"kind": "other", "x": 6}\n{"kind": "end", "step": 1, "why": "done"}\n'
-    kit.write_journal(tmp_path, [kit.start()], bad + good)
+    reports.write_journal(tmp_path, [reports.start()], bad + good)
     run = read_run(tmp_path)
     assert [note.split(" of")[0] for note in run.notes] == ["line 2", "line 3", "line 4"]
     assert [record["kind"] for record in run.journal] == ["start", "other", "end"]
@@ -228,7 +247,7 @@ def test_a_folder_without_a_run_is_an_error_and_gets_no_report(tmp_path: Path) -
 def test_a_value_of_another_kind_or_size_is_left_out_with_a_note(
     tmp_path: Path, name: str, damage: object
 ) -> None:
-    run = kit.full_run(tmp_path / "run")
+    run = reports.full_run(tmp_path / "run")
     (run / name).write_text((damage if isinstance(damage, str) else json.dumps(damage)) + "\n")
     assert write_report(run).is_file()
     assert ("line 1 of the journal" if name == "journal.jsonl" else name) in " ".join(
@@ -248,7 +267,7 @@ def test_a_journal_of_an_earlier_version_is_read_by_its_old_words(tmp_path: Path
         },
         {"kind": "probe", "step": 0, "probe": "feedbeef", "not_measured": "budget"},
     ]
-    kit.write_journal(tmp_path, lines)
+    reports.write_journal(tmp_path, lines)
     run = read_run(tmp_path)
     assert [(one["kind"], one["validation"]) for one in run.validations] == [
         ("validation", "0badcafe")

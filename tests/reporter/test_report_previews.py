@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.reporter import report_kit as kit
+from tests.support import reports
 from videotune.data.video_writer import write_video
 from videotune.reporter import previews
 
@@ -33,10 +33,12 @@ def flat(
 def drawn(tmp_path: Path) -> Path:
     """A prompt that the base drew red, step 60 green and the last step blue, and one that was drawn once."""
     shown = ((0, RED), (60, GREEN), (120, BLUE))
-    records = [kit.sample(step, "a zorble moves left") for step, _ in shown]
-    kit.write_journal(tmp_path, [kit.start(), *records, kit.sample(0, "drawn once")])
+    records = [reports.sample(step, "a zorble moves left") for step, _ in shown]
+    reports.write_journal(
+        tmp_path, [reports.start(), *records, reports.sample(0, "drawn once")]
+    )
     for record, (_, colour) in zip(
-        [*records, kit.sample(0, "drawn once")], (*shown, (0, RED)), strict=True
+        [*records, reports.sample(0, "drawn once")], (*shown, (0, RED)), strict=True
     ):
         write_video(tmp_path / record["path"], flat(colour), 16.0)
     return tmp_path
@@ -61,26 +63,26 @@ def colours(page: str, anchor: str, *places: int) -> list[tuple[int, ...]]:
 
 
 def test_before_and_after_are_one_video_and_so_play_in_step(drawn: Path) -> None:
-    page = kit.report(drawn)
+    page = reports.report(drawn)
     assert colours(page, "before", 24, 76) == [(RED, BLUE)] * 5
-    said = kit.part(page, "before")
+    said = reports.part(page, "before")
     assert "a zorble moves left seed 42" in said
     assert said.endswith("base step 120")
     assert "drawn once" not in said
-    video = next(given for tag, given in kit.elements(page) if tag == "video")
+    video = next(given for tag, given in reports.elements(page) if tag == "video")
     assert {"autoplay", "loop", "muted", "playsinline"} <= set(video)
-    kit.put(
+    reports.write_file(
         drawn, "exports.json", [{"format": "diffusers", "path": "export/x-step-60.safetensors"}]
     )
-    page = kit.report(drawn)
+    page = reports.report(drawn)
     assert colours(page, "before", 24, 76, 128) == [(RED, GREEN, BLUE)] * 5, (
         "the exported step stands between"
     )
-    assert kit.part(page, "before").endswith("base step 60, exported step 120")
+    assert reports.part(page, "before").endswith("base step 60, exported step 120")
 
 
 def test_the_page_alone_can_be_sent(drawn: Path) -> None:
-    sources = kit.attributes(kit.report(drawn), "src", "video", "img")
+    sources = reports.attributes(reports.report(drawn), "src", "video", "img")
     assert len(sources) == 1 + 4
     assert all(source.startswith("data:") for source in sources)
 
@@ -88,22 +90,24 @@ def test_the_page_alone_can_be_sent(drawn: Path) -> None:
 def test_what_is_over_the_budget_is_referred_to_and_counted(
     drawn: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = sum(map(len, kit.attributes(kit.report(drawn), "src", "video")))
+    whole = sum(map(len, reports.attributes(reports.report(drawn), "src", "video")))
     monkeypatch.setattr(previews, "BUDGET", whole - 1)
-    page = kit.report(drawn)
+    page = reports.report(drawn)
     carried = [
-        source for source in kit.attributes(page, "src", "video") if source.startswith("data:")
+        source
+        for source in reports.attributes(page, "src", "video")
+        if source.startswith("data:")
     ]
     assert (len(carried), sum(map(len, carried)) < whole) == (4, True)
-    assert "1 picture or video more than the" in kit.part(page, "samples")
+    assert "1 picture or video more than the" in reports.part(page, "samples")
     monkeypatch.setattr(previews, "BUDGET", 0)
-    page = kit.report(drawn)
-    assert "the page is full" in kit.part(page, "before")
+    page = reports.report(drawn)
+    assert "the page is full" in reports.part(page, "before")
     assert "data:" not in page
 
 
 def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
-    cards = kit.chapters(kit.full_run(tmp_path / "run"))["before"]["cards"]
+    cards = reports.chapters(reports.full_run(tmp_path / "run"))["before"]["cards"]
     assert [card["why"].partition(":")[0] for card in cards] == [
         "cannot be shown side by side"
     ] * 2
@@ -113,42 +117,48 @@ def test_videos_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     ("row", "kind"), [(0, "training clips"), (2, "regularization clips"), (3, "no clip")]
 )
 def test_a_prompt_says_whether_it_is_a_caption(drawn: Path, row: int, kind: str) -> None:
-    checked = kit.account()
+    checked = reports.account()
     for clip, name in zip(checked["clips"], ("train", "train", "regularization"), strict=False):
         clip |= {"kind": name, "captions": ["something else"]}
     checked["clips"][row]["captions"] = ["a zorble moves left"]
-    kit.put(drawn, "check.json", checked)
-    assert f"caption of {kind}" in kit.part(kit.report(drawn), "before")
+    reports.write_file(drawn, "check.json", checked)
+    assert f"caption of {kind}" in reports.part(reports.report(drawn), "before")
 
 
 def test_previews_stand_in_a_grid_unless_they_stand_side_by_side_already(
     tmp_path: Path,
 ) -> None:
-    run = kit.full_run(tmp_path / "run")
-    page = kit.report(run)
+    run = reports.full_run(tmp_path / "run")
+    page = reports.report(run)
     grid = page[page.index('<section id="samples">') : page.index('<section id="clips">')]
-    videos = [given for tag, given in kit.elements(grid) if tag == "video"]
+    videos = [given for tag, given in reports.elements(grid) if tag == "video"]
     assert len(videos) == 6
     assert all(
         set(video) >= CONTROLS and str(video["src"]).startswith("samples/") for video in videos
     )
     steps = "seed 42 base (step 0) step 60 step 120"
     assert (
-        kit.part(page, "samples") == f"Samples a zorble moves left {steps} {kit.EVIL} {steps}"
+        reports.part(page, "samples")
+        == f"Samples a zorble moves left {steps} {reports.EVIL} {steps}"
     )
     assert "--columns:3" in page
-    kit.write_journal(run, [kit.start(), kit.sample(0, "a"), kit.sample(60, "a")])
-    assert "All previews so far stand above" in kit.part(kit.report(run), "samples")
+    reports.write_journal(
+        run, [reports.start(), reports.sample(0, "a"), reports.sample(60, "a")]
+    )
+    assert "All previews so far stand above" in reports.part(reports.report(run), "samples")
 
 
 def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) -> None:
     paths = ("../../etc/passwd", "/etc/passwd", "javascript:alert(1)", "a\0b", "x" * 5000)
-    records = [kit.sample(5, path, path=path) for path in paths]
-    records += [kit.sample(0, "a"), {"kind": "sample", "prompt": "d", "path": "", "step": 0}]
-    kit.write_journal(tmp_path, [kit.start(), *records])
-    page = kit.report(tmp_path)
-    assert not kit.attributes(page, "src", "video", "script")
-    said = kit.part(page, "samples")
+    records = [reports.sample(5, path, path=path) for path in paths]
+    records += [
+        reports.sample(0, "a"),
+        {"kind": "sample", "prompt": "d", "path": "", "step": 0},
+    ]
+    reports.write_journal(tmp_path, [reports.start(), *records])
+    page = reports.report(tmp_path)
+    assert not reports.attributes(page, "src", "video", "script")
+    said = reports.part(page, "samples")
     assert "no longer there: samples/step-000000" in said
     assert "outside the run folder: ../../etc/passwd" in said
     assert "outside the run folder: /etc/passwd" in said
@@ -157,19 +167,19 @@ def test_a_missing_or_foreign_video_is_reported_and_not_shown(tmp_path: Path) ->
 
 def test_odd_names_of_videos_become_working_links(tmp_path: Path) -> None:
     names = ["samples/50 % & ünder#1?.mp4", 'samples/"quoted".mp4']
-    kit.write_journal(
-        tmp_path, [kit.start(), *(kit.sample(0, name, path=name) for name in names)]
+    reports.write_journal(
+        tmp_path, [reports.start(), *(reports.sample(0, name, path=name) for name in names)]
     )
     (tmp_path / "samples").mkdir()
     for name in names:
         (tmp_path / name).write_bytes(b"")
-    found = kit.attributes(kit.report(tmp_path), "src", "video")
+    found = reports.attributes(reports.report(tmp_path), "src", "video")
     assert list(map(unquote, found)) == names
     assert not any(letter in address for address in found for letter in ' "#?&')
 
 
 def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: Path) -> None:
-    assert 'id="compare"' not in kit.report(drawn)
+    assert 'id="compare"' not in reports.report(drawn)
     entry = {
         "prompt": "a <cross>",
         "seed": 7,
@@ -177,20 +187,20 @@ def test_a_comparison_and_a_demos_detector_are_shown_where_there_are_any(drawn: 
         "video": "compare/x.mp4",
         "sheet": "compare/x.png",
     }
-    kit.put(drawn / "compare", "compare.json", [entry])
+    reports.write_file(drawn / "compare", "compare.json", [entry])
     write_video(drawn / "compare" / "x.mp4", flat(GREEN), 16.0)
     shares = {
         "concept": {"before": 0.083, "after": 1, "n": 12},
         "control": {"before": 1.0, "after": 0.917, "n": 12},
     }
-    kit.put(drawn, "demo.json", shares)
-    page = kit.report(drawn)
-    assert kit.part(page, "compare").endswith(
+    reports.write_file(drawn, "demo.json", shares)
+    page = reports.report(drawn)
+    assert reports.part(page, "compare").endswith(
         "a <cross> seed 7 In rows, from the left: base, step 60."
     )
     assert colours(page, "compare", 16)[0] == (GREEN,)
-    assert "the new concept 8% 100% 12" in kit.part(page, "before")
-    assert "what the base knew 100% 92% 12" in kit.part(page, "before")
+    assert "the new concept 8% 100% 12" in reports.part(page, "before")
+    assert "what the base knew 100% 92% 12" in reports.part(page, "before")
 
 
 def compared(value: float | None, *names: str) -> dict[str, Any]:
@@ -235,8 +245,8 @@ def probe(number: int, mean: float, copies: int = 0, **changed: Any) -> dict[str
 
 def measured(folder: Path, *records: dict[str, Any]) -> str:
     """The chapter's text."""
-    kit.write_journal(folder, [kit.start(), kit.step(1), *records])
-    return kit.part(kit.report(folder), "metrics")
+    reports.write_journal(folder, [reports.start(), reports.step(1), *records])
+    return reports.part(reports.report(folder), "metrics")
 
 
 def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
@@ -249,10 +259,10 @@ def test_each_sample_has_the_name_of_its_nearest_clip(tmp_path: Path) -> None:
     assert "heuristic" in said
     assert "3.00 × base" in said
     assert "0.50 × clips" in said
-    assert kit.attributes(kit.report(tmp_path), "src", "video") == [
+    assert reports.attributes(reports.report(tmp_path), "src", "video") == [
         "sample_metrics/step-000250-0badcafe-seed42.mp4"
     ]
-    assert len(kit.chapters(tmp_path)["metrics"]["charts"]) == 2
+    assert len(reports.chapters(tmp_path)["metrics"]["charts"]) == 2
 
 
 def test_what_was_not_measured_says_why_once(tmp_path: Path) -> None:
@@ -269,7 +279,7 @@ USE = "pipe = SomePipeline.from_pretrained('owner/base'); pipe.load_lora_weights
 
 
 def test_every_clip_is_accounted_for(run: Path) -> None:
-    said = kit.part(kit.report(run), "clips")
+    said = reports.part(reports.report(run), "clips")
     order = (
         "5 found = 3 used + 1 held out + 1 skipped.",
         "17x64x64 4 80",
@@ -280,12 +290,12 @@ def test_every_clip_is_accounted_for(run: Path) -> None:
     )
     places = [said.index(words) for words in order]
     assert places == sorted(places)
-    kit.put(run, "check.json", kit.account() | {"found": 6})
-    assert "do not add up" in kit.part(kit.report(run), "clips")
+    reports.write_file(run, "check.json", reports.account() | {"found": 6})
+    assert "do not add up" in reports.part(reports.report(run), "clips")
 
 
 def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
-    found = kit.chapters(run)["settings"]
+    found = reports.chapters(run)["settings"]
     own, defaults = found["own"], found["defaults"]
     assert own[0] == ("steps", "120", "user")
     assert own[-1] == ("video_config.target_fps", "16", "family")
@@ -296,46 +306,46 @@ def test_settings_stand_with_their_origin_the_users_first(run: Path) -> None:
         ("lora.rank", "16", "default"),
         ("video_config.strict_frames", "no", "default"),
     } < set(defaults)
-    assert "3 settings at the default" in kit.part(kit.report(run), "settings")
+    assert "3 settings at the default" in reports.part(reports.report(run), "settings")
 
 
 def test_files_are_listed_with_their_check(run: Path) -> None:
-    page = kit.report(run)
+    page = reports.report(run)
     said = "diffusers export/zorble.safetensors 1.45 MB verified largest error 2.5e-08 by diffusers"
-    assert said in kit.part(page, "files")
+    assert said in reports.part(page, "files")
     assert {"export/zorble.safetensors", "checkpoints/step-120"} <= set(
-        kit.attributes(page, "href", "a")
+        reports.attributes(page, "href", "a")
     )
     elsewhere, inside = (
         run.parent / "lora.safetensors",
         (run / "export" / "zorble.safetensors").resolve(),
     )
     elsewhere.write_bytes(bytes(2_000_000))
-    kit.put(
+    reports.write_file(
         run,
         "exports.json",
         [{"format": "a", "path": str(elsewhere)}, {"format": "b", "path": str(inside)}],
     )
-    page = kit.report(run)
-    assert f"a {elsewhere} 2.00 MB unverified not read back" in kit.part(page, "files")
-    assert "export/zorble.safetensors" in kit.attributes(page, "href", "a"), (
+    page = reports.report(run)
+    assert f"a {elsewhere} 2.00 MB unverified not read back" in reports.part(page, "files")
+    assert "export/zorble.safetensors" in reports.attributes(page, "href", "a"), (
         "an absolute path inside the run"
     )
-    assert str(elsewhere) not in kit.attributes(page, "href", "a")
+    assert str(elsewhere) not in reports.attributes(page, "href", "a")
     inside.unlink()
-    assert f"{inside} not found" in kit.part(kit.report(run), "files")
+    assert f"{inside} not found" in reports.part(reports.report(run), "files")
 
 
 def use_of(run: Path, *entries: dict[str, Any], **settings: Any) -> str:
-    kit.write_journal(run, [kit.start(), kit.sample(0, "a zorble moves left")])
-    whole = kit.config()
+    reports.write_journal(run, [reports.start(), reports.sample(0, "a zorble moves left")])
+    whole = reports.config()
     whole["settings"] |= {
         "sample": {"guidance": 2.0, "steps": 20, "seed": 42, "frames": 9, "resolution": "32x48"}
     }
     whole["settings"] |= {"datasets": [{"path": "x", "trigger": "zorble"}]} | settings
-    kit.put(run, "config.json", whole)
-    kit.put(run, "exports.json", list(entries))
-    return kit.report(run)
+    reports.write_file(run, "config.json", whole)
+    reports.write_file(run, "exports.json", list(entries))
+    return reports.report(run)
 
 
 def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
@@ -354,11 +364,13 @@ def test_the_use_of_the_file_is_shown_in_code(tmp_path: Path) -> None:
         "export_to_video(video, 'video.mp4', fps=16)",
     ):
         assert words in " ".join(code.split())
-    said = kit.part(page, "use")
+    said = reports.part(page, "use")
     assert "Write into the prompt: zorble" in said
     assert f"videotune export {tmp_path} --format comfyui" in said
     toy = USE.replace("owner/base", "asset:toy")
-    base = kit.part(use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use")
+    base = reports.part(
+        use_of(tmp_path, {"format": "diffusers", "path": "x", "use": toy}), "use"
+    )
     assert "from videotune.models.base_model import place" in base
     assert "SomePipeline.from_pretrained(place('asset:toy').folder)" in base
 
@@ -374,7 +386,7 @@ def test_new_tokens_and_whole_models_have_other_steps_in_comfyui(
     tmp_path: Path, method: str, words: str
 ) -> None:
     entry = {"format": "diffusers", "path": "x-step-1", "use": USE}
-    said = kit.part(use_of(tmp_path, entry, training_method=method), "use")
+    said = reports.part(use_of(tmp_path, entry, training_method=method), "use")
     assert words in said
     assert "LoraLoader" not in said
 
@@ -388,7 +400,7 @@ def test_two_experts_files_are_both_loaded_and_older_exports_are_not(
     paths = {old: USE, high: USE, low: second}
     loaded = [{"format": "diffusers", "path": path, "use": how} for path, how in paths.items()]
     comfyui = {"format": "comfyui", "path": "export/x-step-10-comfyui.safetensors", "use": USE}
-    said = kit.part(use_of(tmp_path, *loaded, comfyui), "use")
+    said = reports.part(use_of(tmp_path, *loaded, comfyui), "use")
     assert (said.count("from_pretrained"), said.count("load_lora_weights"), old in said) == (
         1,
         2,

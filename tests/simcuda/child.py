@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.crew_kit import free_port
+from tests.support.launcher import free_port
 
 ROOT = Path(__file__).parents[2]
 RESULT = "RESULT "

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.offload_kit import deepen
-from tests.runs import open_run, prepare
 from tests.simcuda import card
+from tests.support.run_parts import open_run, prepare
+from tests.support.tiny_networks import deepen
 from videotune.job.overrides import Overrides
 from videotune.models.registry import find
 from videotune.rng import generator_for

@@ -7,10 +7,10 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file
 
-from tests.shell import cache, sample, train
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import QUIET, Lab
+from tests.support.command_line import cache, sample, train
 from videotune.commands.sample import SampleOptions
 from videotune.errors import DONE
 from videotune.models.base import DiffusersModel

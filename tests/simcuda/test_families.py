@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.read_runs import facts_of
-from tests.shell import train
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import STEPS, Lab, faults, seen_by_card
+from tests.support.command_line import train
+from tests.support.run_results import facts_of
 from videotune.errors import DONE
 from videotune.models.registry import find, names
 from videotune.trainer.resume import Resume

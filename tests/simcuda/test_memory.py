@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.offload_kit import deepen
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults
+from tests.support.tiny_networks import deepen
 from videotune.memory import accelerator
 from videotune.memory.block_offload import stream_blocks
 from videotune.memory.quantization import QuantizedLinear

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.read_runs import of_kind
-from tests.runs import open_run, prepare
-from tests.shell import train
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import QUIET, Lab
+from tests.support.command_line import train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_results import of_kind
 from videotune.errors import DONE
 from videotune.models.registry import find
 from videotune.planner import fit, memory

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.read_runs import steps_of
-from tests.shell import train
 from tests.simcuda.child import on_card, on_cards
 from tests.simcuda.lab import QUIET, Lab, seen_by_card
+from tests.support.command_line import train
+from tests.support.run_results import steps_of
 from videotune.errors import DONE
 
 SAME = ("train_dtype=FLOAT_32", "learning_rate=0.0003", "warmup_steps=0", *QUIET)

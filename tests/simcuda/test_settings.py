@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tests.read_runs import complete, state
-from tests.shell import train
 from tests.simcuda import card
 from tests.simcuda.child import on_card
 from tests.simcuda.lab import Lab, faults, seen_by_card
+from tests.support.command_line import train
+from tests.support.run_results import complete, state
 from videotune.config.optimizers import OPTIMIZERS
 from videotune.errors import DONE
 from videotune.trainer import saving

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from tests.studio.browser_kit import make_project, opened, violations
+from tests.support.browser import make_project, open_studio, violations
 
 
 def test_pages_without_anything_yet(tmp_path: Path) -> None:
-    with opened(tmp_path) as (studio, page):
+    with open_studio(tmp_path) as (studio, page):
         page.goto(studio.address)
         assert violations(page) == []
         page.goto(f"{studio.address}/design")
@@ -34,7 +34,7 @@ WIDTHS = (390, 768, 1280, 2560)
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_page_scrolls_sideways(tmp_path: Path, width: int) -> None:
-    with opened(tmp_path) as (studio, page):
+    with open_studio(tmp_path) as (studio, page):
         make_project(
             page,
             studio.address,

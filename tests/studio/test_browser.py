@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("playwright")
 
 from scripts.studio_pictures import take_pictures
-from tests.studio.browser_kit import go, make_project, opened, violations
+from tests.support.browser import make_project, open_page, open_studio, violations
 from videotune.config.load import flatten
 from videotune.files import life
 from videotune.studio import projects
@@ -58,7 +58,7 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     area.fill("a shape <i>that</i> moves")
     area.press("Tab")
     caption = (home / "clips" / first).with_suffix(".txt")
-    until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
+    wait_until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
     page.locator("#find").fill("that</i> moves")
     page.locator("#tiles-found[data-found='1']").wait_for(state="attached")
     page.reload()
@@ -68,7 +68,7 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     assert violations(page) == []
 
 
-def until(true: Callable[[], Any], seconds: float = 240) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
     """Wait until it is so."""
     end = time.monotonic() + seconds
     while not true():
@@ -83,7 +83,7 @@ RARER = (("validate_every", "0"), ("sample_metrics.budget", "0"), ("sample.steps
 
 def plan(page: Any, home: Path) -> None:
     """Type the settings and read the plan."""
-    go(page, "Setup")
+    open_page(page, "Setup")
     named = projects.find_project(home.parent, home.name)
     for key, value in (*SETTINGS, *RARER):
         if key not in ("steps", "learning_rate"):
@@ -91,7 +91,7 @@ def plan(page: Any, home: Path) -> None:
         field = page.locator(f'[id="f-{key}"]')
         field.fill(value)
         field.press("Tab")
-        until(
+        wait_until(
             lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value)
         )  # type: ignore[misc]
     page.locator("#find").fill("")
@@ -140,7 +140,7 @@ def train_and_kill(page: Any, run: Path) -> None:
 
 def export(page: Any, run: Path) -> None:
     """Write the file, read how it was verified, download it."""
-    go(page, "Results")
+    open_page(page, "Results")
     page.locator("#export button").click()
     card = page.locator(".export").filter(has_text="ComfyUI")
     card.first.wait_for()
@@ -158,7 +158,7 @@ def export(page: Any, run: Path) -> None:
 
 
 def test_from_a_folder_of_clips_to_a_downloaded_lora(tmp_path: Path, sent: list[Path]) -> None:
-    with opened(tmp_path / "root") as (studio, page):
+    with open_studio(tmp_path / "root") as (studio, page):
         make_project(page, studio.address, "Shapes <b>of</b> mine")
         home = studio.root / "shapes-b-of-b-mine"
         run = home / "runs/run-1"
@@ -186,14 +186,14 @@ def test_from_a_folder_of_clips_to_a_downloaded_lora(tmp_path: Path, sent: list[
 def test_the_time_around_a_training(tmp_path: Path, sent: list[Path]) -> None:
     """From an empty root to a file on the disk, without the seconds of the steps."""
     begun = time.monotonic()
-    with opened(tmp_path / "root") as (studio, page):
+    with open_studio(tmp_path / "root") as (studio, page):
         make_project(page, studio.address, "Quick")
         home = studio.root / "quick"
         page.locator("#files").set_input_files(
             [str(path) for path in sent if not path.stem.startswith(("broken", "notes"))]
         )
         page.locator("#counts .badge.good").filter(has_text="6 used").wait_for()
-        go(page, "Setup")
+        open_page(page, "Setup")
         page.locator("#f-steps").fill("20")
         page.locator("#f-steps").press("Tab")
         page.locator("#r-plan .stat b").filter(has_text=re.compile("^20$")).first.wait_for()

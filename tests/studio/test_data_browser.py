@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from tests.clips import write_clip
-from tests.local_server import Handler, serving
-from tests.studio.browser_kit import WAIT, opened, violations
+from tests.support.browser import WAIT, open_studio, violations
+from tests.support.clips import write_clip
+from tests.support.http_server import Handler, serving
 from videotune.studio import projects
 
 VISIBLE = "[...document.querySelectorAll('#tiles img')].map((one) => one.naturalWidth)"
@@ -57,7 +57,7 @@ def home(tmp_path: Path, sources: Path) -> projects.Project:
 
 @pytest.fixture
 def page(home: projects.Project) -> Iterator[Any]:
-    with opened(home.folder.parent) as (studio, page):
+    with open_studio(home.folder.parent) as (studio, page):
         page.emulate_media(
             reduced_motion="reduce"
         )  # axe-core looks at once, at what is not yet as it will be

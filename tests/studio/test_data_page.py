@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.clips import write_clip
-from tests.studio.folders import ended_job
+from tests.support.clips import write_clip
+from tests.support.job_folders import ended_job
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.studio import captions_edit, clips, media, projects, trash

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.journal_lines import step_line
-from tests.studio.folders import beat, steps
-from tests.waiting import until
+from tests.support.job_folders import steps, write_heartbeat
+from tests.support.journal_lines import step_line
+from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import jobs
@@ -23,7 +23,7 @@ from videotune.studio import projects, status
 def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     job = jobs.start(tmp_path, "check", ["presets", "nonsense"])
     assert job.is_running
-    until(lambda: not jobs.read_job(job.folder).is_running)
+    wait_until(lambda: not jobs.read_job(job.folder).is_running)
     ended = jobs.read_job(job.folder)
     assert (ended.state, ended.code) == ("failed", 1)
     assert "nonsense" in jobs.describe_outcome(ended)
@@ -63,7 +63,7 @@ def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(
     write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()})
     assert jobs.read_job(job.folder).is_running
     os.kill(pid, signal.SIGKILL)
-    until(lambda: jobs.read_job(job.folder).state == "dead")
+    wait_until(lambda: jobs.read_job(job.folder).state == "dead")
     assert "killed" in jobs.describe_outcome(jobs.read_job(job.folder))
 
 
@@ -90,7 +90,7 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
     film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(3000))
     film.with_suffix(".txt").write_text("a cat")
     assert client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code == 204
-    until(
+    wait_until(
         lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).is_running
     )
     ended = jobs.latest(project.folder, "split")
@@ -120,7 +120,7 @@ def test_only_a_process_that_lives_is_asked_to_stop(tmp_path: Path, client: Any)
         )
 
     assert ask("stop") == 422, "it has no heartbeat"
-    beat(run, os.getpid())
+    write_heartbeat(run, os.getpid())
     assert ask("leap") == 422
     assert not (run / "control.json").exists()
     assert ask("stop") == 204
@@ -172,12 +172,12 @@ def test_a_dead_run_is_shown_as_dead_and_a_living_one_as_running(
     def offered(page: str) -> list[bool]:
         return [f"<span>{word}</span>" in page for word in ("Stop and save", "Resume")]
 
-    beat(run, os.getpid())
+    write_heartbeat(run, os.getpid())
     assert ">running<" in part()
     assert offered(part()) == [True, False]
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    beat(run, gone.pid)
+    write_heartbeat(run, gone.pid)
     assert ">died<" in part()
     assert "died at step 3" in part()
     assert "No checkpoint exists" in part()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.studio.browser_kit import Studio
+from tests.support.browser import Studio
 from videotune.studio import projects
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.studio.folders import ended_job, steps
+from tests.support.job_folders import ended_job, steps
 from videotune.files import write_json
 from videotune.queue import jobs
 from videotune.studio import projects, queue_page, results_page, status

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import wait_until
 from videotune.studio import plan_server
 
 
@@ -28,7 +28,7 @@ def server() -> psutil.Process:
 
 
 def answer(out: Path, question: dict[str, Any]) -> dict[str, Any]:
-    until(lambda: plan_server.request_answer(out, question)["current"], 120)
+    wait_until(lambda: plan_server.request_answer(out, question)["current"], 120)
     return plan_server.request_answer(out, question)
 
 
@@ -42,7 +42,7 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
         parts.append(found["measuring"])
         return bool(found["current"])
 
-    until(answered, 120)
+    wait_until(answered, 120)
     first = plan_server.request_answer(out, question)["plan"]
     assert (first["steps"], first["fits"], first["clips"]["used"]) == (20, True, 6)
     assert True in parts, "what needs no measuring came first"
@@ -56,7 +56,7 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
         plan_server.request_answer(out, newest)
     assert answer(out, newest)["plan"]["steps"] == 7
     (ended := server()).kill()
-    until(lambda: ended.status() == psutil.STATUS_ZOMBIE, 60)
+    wait_until(lambda: ended.status() == psutil.STATUS_ZOMBIE, 60)
     assert answer(out, question)["plan"]["steps"] == 20, "a process that died is begun anew"
 
 
@@ -73,7 +73,7 @@ def test_an_answer_that_is_killed_or_hangs_is_said(
             return True
         return False
 
-    until(killed, 60)
+    wait_until(killed, 60)
     found = answer(out, question)
     assert found["code"] == 1
     assert "killed" in found["words"]
@@ -94,11 +94,11 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
     studio = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert studio.stdout
     assert studio.stdout.readline() == "False\n"
-    until(lambda: any(one.children() for one in psutil.Process(studio.pid).children()), 60)
+    wait_until(lambda: any(one.children() for one in psutil.Process(studio.pid).children()), 60)
     forks = psutil.Process(studio.pid).children(recursive=True)
     studio.kill()
     studio.communicate()
-    until(
+    wait_until(
         lambda: (
             not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forks)
         ),

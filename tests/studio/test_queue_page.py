@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import until
+from tests.support.waiting import wait_until
 from videotune.errors import VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries, jobs
@@ -124,7 +124,7 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
         queue_page.ensure_worker(tmp_path)
     (worker,) = jobs.all_jobs(queue, "queue")
     assert worker.arguments[-2:] == ("--gpus", "0,1")
-    until(lambda: not jobs.read_job(worker.folder).is_running)
+    wait_until(lambda: not jobs.read_job(worker.folder).is_running)
     entry = entries.find_entry(queue, "cats--run-1--sample-1")
     assert entry.job is not None
     assert entry.job.env["CUDA_VISIBLE_DEVICES"] == "0"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.studio.browser_kit import Studio
+from tests.support.browser import Studio
 from videotune.errors import VideotuneError
 from videotune.studio import projects, security
 

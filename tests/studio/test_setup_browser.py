@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("playwright")
 
-from tests.studio.browser_kit import opened, violations
+from tests.support.browser import open_studio, violations
 from videotune.queue import entries
 from videotune.studio import projects, queue_page
 
@@ -29,7 +29,7 @@ def cats(tmp_path: Path) -> projects.Project:
 
 
 def test_settings_in_two_tabs(tmp_path: Path, cats: projects.Project) -> None:
-    with opened(tmp_path) as (studio, page):
+    with open_studio(tmp_path) as (studio, page):
         page.emulate_media(
             reduced_motion="reduce"
         )  # a colour on its way between two themes is neither's
@@ -89,7 +89,7 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
 
     with (
         FileLock(queue / ".lock"),
-        opened(tmp_path) as (studio, page),
+        open_studio(tmp_path) as (studio, page),
     ):  # another worker has it, so that nothing starts
         page.emulate_media(reduced_motion="reduce")
         page.goto(f"{studio.address}/queue")

@@ -1,4 +1,4 @@
-"""scripts/make_toy.py at a setting of seconds: every stage runs, and a kill at any of them changes nothing."""
+"""research/make_toy.py at a setting of seconds: every stage runs, and a kill at any of them changes nothing."""
 
 import os
 import signal

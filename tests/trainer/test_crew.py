@@ -14,8 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.crew_kit import LOOKING, QUIET, STEPS, close, free_port, overrides_of, steps_of
-from tests.shell import train
+from tests.support.command_line import train
+from tests.support.launcher import (
+    LOOKING,
+    QUIET,
+    STEPS,
+    assert_runs_close,
+    free_port,
+    overrides_of,
+    steps_of,
+)
 from videotune.distributed import DistributedContext, launched
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
@@ -95,7 +103,7 @@ def test_two_processes_with_one_sample_are_one_with_two(
     )
     told, _ = process.communicate(timeout=240)
     assert process.returncode == DONE, told
-    close(run, alone)
+    assert_runs_close(run, alone)
     assert told.count("training ") == 1, "the first process alone talks"
     kinds = Counter(line["kind"] for line in read_journal(run))
     assert (
@@ -134,7 +142,7 @@ def test_a_resume_may_have_another_number_of_processes(
         process = launch("torchrun", processes, "--out", str(run), *words)
         told, _ = process.communicate(timeout=240)
         assert process.returncode == DONE, told
-    close(run, alone)
+    assert_runs_close(run, alone)
     assert [
         line.get("processes", 1) for line in read_journal(run) if line["kind"] == "resume"
     ] == [3, 1]

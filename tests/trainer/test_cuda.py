@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.offload_kit import no_host_sync
-from tests.read_runs import steps_of
-from tests.runs import open_run, prepare
-from tests.shell import Bases, Patch, train
+from tests.support.command_line import Bases, Patch, train
+from tests.support.run_parts import open_run, prepare
+from tests.support.run_results import steps_of
+from tests.support.tiny_networks import no_host_sync
 from videotune.errors import DONE
 from videotune.job.overrides import Overrides
 from videotune.trainer.loop import step_records

@@ -11,9 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.crew_kit import LOOKING, QUIET, STEPS, Ended, close, overrides_of, processes
-from tests.read_runs import film, of_kind, steps_of
-from tests.shell import Bases, export, train
+from tests.support.command_line import Bases, export, train
+from tests.support.launcher import (
+    LOOKING,
+    QUIET,
+    STEPS,
+    Ended,
+    assert_runs_close,
+    overrides_of,
+    processes,
+)
+from tests.support.run_results import film, of_kind, steps_of
 from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import LatentCache
@@ -33,7 +41,7 @@ def words(
 
 def rounded(run: Path, other: Path) -> None:
     """AdamW's first steps have the rate's size, whatever the gradient's: near 0 its sign is rounding's."""
-    close(run, other, ("weights", "ema", "optimizer"))
+    assert_runs_close(run, other, ("weights", "ema", "optimizer"))
 
 
 def several(count: int, run: Path, words: Overrides, *sets: str, fault: str = "") -> Ended:
@@ -207,7 +215,7 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     run, cache = tmp_path / "run", tmp_path / "cache"
     ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
     assert ended.codes == (DONE, DONE), ended.said
-    assert "by 2 processes" in ended.said[0]
+    assert "with 2 processes" in ended.said[0]
     alike(
         LatentCache(cache),
         LatentCache(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])),

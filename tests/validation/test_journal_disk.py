@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.faults import Disk, each_fault
-from tests.journal_lines import step_line
-from tests.kills import SAVING, kill_points, killed_at
+from tests.support.failing_disk import Disk, each_fault
+from tests.support.journal_lines import step_line
+from tests.support.kill_points import SAVING, kill_points, killed_at
 from videotune.runs.journal import History, Journal, read_journal
 from videotune.runs.scalars import scalars
 from videotune.runs.tensorboard import FOLDER, TensorBoardWriter

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.journal_lines import step_line
+from tests.support.journal_lines import step_line
 from videotune.diffusion.loss import objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.latent_cache.exposure import Exposure, advice, band, exposure, most, steps_for

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.scenery import pan
+from tests.support.landscapes import pan
 from videotune.errors import VideotuneError
 from videotune.validation import metrics
 from videotune.validation.metrics import Baselines, Gallery, Known

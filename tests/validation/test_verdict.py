@@ -1,6 +1,6 @@
 """The verdict is a pure function of the validation losses: planted courses, and what chance alone does.
 
-What scripts/verdict.py found of it on the toy stands in docs/verdict.json, and docs/monitor.md tells the same.
+What research/verdict.py found of it on the toy stands in research/verdict.json, and docs/monitor.md tells the same.
 """
 
 import json
@@ -189,13 +189,13 @@ def test_chance_alone_is_seldom_called_overfitting() -> None:
     assert called <= 4
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_verdict_was_right_as_often_as_is_said() -> None:
-    found = json.loads((DOCS / "verdict.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / "research" / "verdict.json").read_text(encoding="utf-8"))
     told, summary, rows = (
-        (DOCS / "monitor.md").read_text(encoding="utf-8"),
+        (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8"),
         found["summary"],
         found["runs"],
     )

@@ -29,7 +29,8 @@ from videotune.runs.journal import History
 from videotune.runs.run_dir import run_settings
 from videotune.runs.schemas import read_record
 from videotune.toy.dataset import CONCEPT, write_dataset
-from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, detect, phrase
+from videotune.toy.detection import detect
+from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
 
 TRIGGER = "zorble"
 

@@ -19,7 +19,7 @@ from videotune.adapters.adapter_types import ZERO, parse_param_name
 from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
-from videotune.latent_cache.store import alone, hash_of
+from videotune.latent_cache.entry import hash_of, own_storage
 from videotune.types import Family
 
 TOLERANCE = 1e-6
@@ -84,7 +84,7 @@ def write_verified(
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """16 hex digits that name tensors by their names, shapes, dtypes and bytes."""
-    return hash_of({name: alone(value) for name, value in tensors.items()})
+    return hash_of({name: own_storage(value) for name, value in tensors.items()})
 
 
 def check_finite(what: str, *states: Mapping[str, Tensor]) -> None:
@@ -169,7 +169,7 @@ WHY_NOT = {
     ): "ComfyUI divides DoRA's weights by another norm than it was trained with",
     ("OFT", "comfyui"): "ComfyUI's OFT turns a weight's outputs and PEFT's its inputs",
 } | {
-    (kind, "diffusers"): "diffusers' load_lora_weights reads LoRA and DoRA alone"
+    (kind, "diffusers"): "diffusers' load_lora_weights reads only LoRA and DoRA"
     for kind in ("LOHA", "LOKR", "OFT")
 }
 JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"

@@ -18,8 +18,9 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
+from videotune.latent_cache.entry import CacheEntry, EntryName, form_of
 from videotune.latent_cache.keys import CacheKeys
-from videotune.latent_cache.store import CacheEntry, EntryName, LatentCache, form_of
+from videotune.latent_cache.store import LatentCache
 from videotune.types import ClipShape, Family, FrameSample, LatentDistribution, Window
 
 ProgressFn = Callable[[str, int, int], None]

@@ -1,4 +1,4 @@
-"""Exposure: how often the run shows each window and each clip. A prior on over-fitting, never a stop by itself."""
+"""Exposure: how often a run shows each window and each clip. A prior on over-fitting; it never stops a run by itself."""
 
 from __future__ import annotations
 
@@ -11,69 +11,91 @@ from typing import Any
 from videotune.types import Window
 
 BANDS = ((10.0, "conservative"), (50.0, "moderate"), (100.0, "high"))
-"""Half-open: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and from 100 on risky."""
+"""Upper limits, exclusive: [0, 10) conservative, [10, 50) moderate, [50, 100) high, and from 100 on risky."""
 
 TARGETS = (10, 20, 50, 100)
-"""Views for which a plan says the steps: where the bands begin, and the 20 of the low rate."""
+"""Views for which a plan gives the steps: where the bands begin, and the 20 of a low rate."""
 
 CLIP_DIGITS = 12
-"""So many digits of a clip's id name it, as in windows' ids."""
+"""Digits of a clip's id that name it, as in windows' ids."""
 
 LOW_RATE = 4e-5
 """At or below this learning rate, 20 to 30 views of a clip should still be safe."""
 
+ADVICE = {
+    "conservative": "fewer than 10 views a window: strong generalisation, perhaps too little learning",
+    "moderate": "10 to 50 views a window: balanced",
+    "high": "50 to 100 views a window: watch the previews for copies of the clips",
+    "risky": "100 views a window or more: likely to copy the clips; more clips or fewer steps would help",
+}
+"""A sentence for each band."""
+
 
 @dataclass(frozen=True)
 class Exposure:
-    """Views of each window and of each clip (the sum over its windows); ``regularization`` names windows and clips.
-
-    Those are counted but decide no band: they are shown to keep the model as it is, and often.
-    """
+    """Views of each window and each clip."""
 
     windows: Mapping[str, int]
+    """By window id."""
     clips: Mapping[str, int]
+    """By clip id: the sum over its windows."""
     regularization: frozenset[str] = frozenset()
+    """Ids of regularization windows and clips. They are counted but decide no band, for they are meant to be shown
+    often."""
 
     def to_json(self, learning_rate: float) -> dict[str, Any]:
-        """The plan's ``views``; ranges, band and advice are those of the training windows alone."""
-        out = self._ranges() | {
-            "clips": dict(self.clips),
-            "advice": advice(most(self), learning_rate),
-        }
-        aside = [views for name, views in self.windows.items() if name in self.regularization]
-        return out | {"regularization": _range(aside)} if aside else out
+        """Return the plan's ``views``. Ranges, band and advice are those of the training windows only."""
+        views = self._ranges()
+        views["clips"] = dict(self.clips)
+        views["advice"] = advice(most(self), learning_rate)
+
+        regularization = [
+            count
+            for window_id, count in self.windows.items()
+            if window_id in self.regularization
+        ]
+        if regularization:
+            views["regularization"] = _range(regularization)
+        return views
 
     def so_far(self) -> dict[str, Any]:
-        """The journal's line: ranges and band of the training windows, how many windows had how many views, and each clip's.
+        """Return the journal's line: ranges and band, how many windows had how many views, and the views of each clip.
 
-        Clips by the first digits of their ids, as windows name them.
+        Clips are named by the first digits of their ids, as windows name them.
         """
-        counts = sorted(Counter(self._trained(self.windows)).items())
-        return self._ranges() | {
-            "windows": {str(views): count for views, count in counts},
-            "clips": {name[:CLIP_DIGITS]: views for name, views in self.clips.items()},
+        windows_by_views = Counter(self._trained(self.windows))
+        line = self._ranges()
+        line["windows"] = {
+            str(views): count for views, count in sorted(windows_by_views.items())
         }
+        line["clips"] = {clip_id[:CLIP_DIGITS]: views for clip_id, views in self.clips.items()}
+        return line
 
     def _ranges(self) -> dict[str, Any]:
-        windows = _range(self._trained(self.windows)) | {"band": band(most(self))}
-        return {"per_window": windows, "per_clip": _range(self._trained(self.clips))}
+        per_window = _range(self._trained(self.windows)) | {"band": band(most(self))}
+        return {"per_window": per_window, "per_clip": _range(self._trained(self.clips))}
 
     def less(self, other: Exposure) -> Exposure:
-        """The views of both, subtracted: what came between two steps of one stream."""
+        """Subtract the views of an earlier step of the same stream."""
         windows = {name: count - other.windows[name] for name, count in self.windows.items()}
         clips = {name: count - other.clips[name] for name, count in self.clips.items()}
         return Exposure(windows, clips, self.regularization)
 
     def more(self, views: Mapping[str, int], windows: Sequence[Window]) -> Exposure:
-        """With the views by window id that the ``windows`` had before."""
+        """Add views from before.
+
+        Args:
+            views: by window id.
+            windows: the windows that there are now; views of others are ignored.
+        """
         clip_of = {window.id: window.clip_id for window in windows}
-        shown = dict(self.windows)
-        clips = dict(self.clips)
-        for name, count in views.items():
-            if name in shown:
-                shown[name] += count
-                clips[clip_of[name]] += count
-        return Exposure(shown, clips, self.regularization)
+        window_views = dict(self.windows)
+        clip_views = dict(self.clips)
+        for window_id, count in views.items():
+            if window_id in window_views:
+                window_views[window_id] += count
+                clip_views[clip_of[window_id]] += count
+        return Exposure(window_views, clip_views, self.regularization)
 
     def _trained(self, views: Mapping[str, int]) -> list[int]:
         return [count for name, count in views.items() if name not in self.regularization]
@@ -82,7 +104,8 @@ class Exposure:
 def _range(values: Collection[int]) -> dict[str, Any]:
     if not values:
         return {"min": 0, "mean": 0.0, "max": 0}
-    return {"min": min(values), "mean": round(sum(values) / len(values), 2), "max": max(values)}
+    mean = round(sum(values) / len(values), 2)
+    return {"min": min(values), "mean": mean, "max": max(values)}
 
 
 def exposure(
@@ -90,55 +113,66 @@ def exposure(
     buckets: Sequence[Sequence[Window]],
     regularization: Collection[str] = (),
 ) -> Exposure:
-    """Draws of each entry by the schedule -> views by window (over all its entries) and by clip.
+    """Sum the views of the schedule's entries by window and by clip.
 
-    ``regularization``: the ids of the clips that are shown to keep the model as it is.
+    Args:
+        views: of each entry of each bucket.
+        buckets: the window of each entry.
+        regularization: ids of the regularization clips.
     """
-    keeping = frozenset(regularization)
-    aside = set[str]()
-    windows = Counter[str]()
-    clips = Counter[str]()
-    for counts, bucket in zip(views, buckets, strict=True):
-        for count, window in zip(counts, bucket, strict=True):
+    windows: Counter[str] = Counter()
+    clips: Counter[str] = Counter()
+    regularization_clips = frozenset(regularization)
+    regularization_ids: set[str] = set()
+    for bucket_views, bucket in zip(views, buckets, strict=True):
+        for count, window in zip(bucket_views, bucket, strict=True):
             windows[window.id] += count
             clips[window.clip_id] += count
-            if window.clip_id in keeping:
-                aside |= {window.id, window.clip_id}
-    return Exposure(windows, clips, frozenset(aside))
+            if window.clip_id in regularization_clips:
+                regularization_ids |= {window.id, window.clip_id}
+    return Exposure(windows, clips, frozenset(regularization_ids))
 
 
-def most(shown: Exposure) -> int:
-    """Views of the training window that is shown most."""
-    return max(shown._trained(shown.windows), default=0)
+def most(exposure: Exposure) -> int:
+    """Return the views of the training window that is shown most."""
+    return max(exposure._trained(exposure.windows), default=0)
 
 
-def steps_for(views: int, shown_after: Callable[[int], Exposure], guess: float) -> int:
-    """The first step after which the most shown training window has so many views, by what is shown after each step.
+def steps_for(views: int, exposure_after: Callable[[int], Exposure], guess: float) -> int:
+    """Return the first step after which the most shown training window has ``views`` views.
 
-    ``guess``: steps for one view, near which it is looked for first.
+    Args:
+        views: the views to reach.
+        exposure_after: the exposure after a step.
+        guess: about how many steps one view takes; the search starts near it.
     """
+
+    def reached(step: int) -> int:
+        return most(exposure_after(step))
+
     low = 0
     high = max(1, round(views * guess) + 1)
-    while most(shown_after(high)) < views:
+    while reached(high) < views:
         low = high
         high = 2 * high
+
     near = max(low, round((views - 2) * guess) - 1)
-    low = near if most(shown_after(near)) < views else low
-    return low + bisect_left(range(low, high), views, key=lambda step: most(shown_after(step)))
+    if reached(near) < views:
+        low = near
+    return low + bisect_left(range(low, high), views, key=reached)
 
 
 def band(views: float) -> str:
-    """The band of a number of views."""
-    return next((name for limit, name in BANDS if views < limit), "risky")
+    """Return the band of a number of views."""
+    for limit, name in BANDS:
+        if views < limit:
+            return name
+    return "risky"
 
 
 def advice(views: float, learning_rate: float) -> str:
-    """The band in a sentence, with what a low learning rate changes."""
-    words = {
-        "conservative": "fewer than 10 views a window: strong generalisation, perhaps too little learning",
-        "moderate": "10 to 50 views a window: balanced",
-        "high": "50 to 100 views a window: watch the previews for copies of the clips",
-        "risky": "100 views a window or more: likely to copy the clips; more clips or fewer steps would help",
-    }[band(views)]
-    slow = f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
-    return words + (slow if learning_rate <= LOW_RATE else "")
+    """Describe the band, and what a low learning rate changes."""
+    text = ADVICE[band(views)]
+    if learning_rate <= LOW_RATE:
+        text += f"; at a rate of {learning_rate:g} up to 20-30 views should be safe"
+    return text

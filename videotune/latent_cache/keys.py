@@ -1,7 +1,7 @@
-"""The samples of windows, and the names of their cache entries: hashes of what decides their content.
+"""The samples of windows, and the names of their cache entries: hashes of everything that decides their content.
 
-Most families draw nothing but pixels, and what shows the same pixels has the same name. Where noise is drawn onto an image
-before it is encoded (``ModelSpec.image_noise``), every window has variants, and a variant's name says which noise it has.
+Samples with the same pixels have the same name. If a family draws noise onto an image before it is encoded
+(``ModelSpec.image_noise``), every window has variants, and the name of a variant depends on its noise.
 """
 
 from dataclasses import dataclass, replace
@@ -15,72 +15,78 @@ from videotune.rng import generator_for
 from videotune.types import DETERMINISTIC_VARIANT, Family, FrameSample, Window
 
 SCHEMA = 2
-"""Raised when the meaning of an entry changes, so that older entries are made anew."""
+"""Increased when the meaning of an entry changes, so that older entries are encoded again."""
 
 DECODE = 1
-"""Raised when ``videotune.data.decode`` makes other pixels of the same file, so that older latents are made anew."""
+"""Increased when ``videotune.data.decode`` makes other pixels of the same file, so that older latents are encoded again."""
 
 
 @dataclass(frozen=True)
 class CacheKeys:
-    """Names of entries. ``vae`` and ``text_encoder`` are the fingerprints of what encodes, ``tokens`` a caption's limit."""
+    """Names of cache entries for one model and seed."""
 
     vae: str
+    """Fingerprint of the VAE."""
     text_encoder: str
+    """Fingerprint of the text encoder."""
     tokens: int
+    """Tokens of a caption, at most."""
     seed: int
     image_noise: bool = False
+    """Whether noise is drawn onto the conditioning frame before it is encoded."""
 
     @classmethod
     def of(cls, family: Family, seed: int) -> "CacheKeys":
-        """The names of what a family encodes in a run with this seed."""
-        prints = family.fingerprints()
-        spec = family.spec
+        """Return the names of what a family encodes in a run with this seed."""
+        fingerprints = family.fingerprints()
         return cls(
-            prints["vae"], prints["text_encoder"], spec.text_tokens, seed, spec.image_noise
+            vae=fingerprints["vae"],
+            text_encoder=fingerprints["text_encoder"],
+            tokens=family.spec.text_tokens,
+            seed=seed,
+            image_noise=family.spec.image_noise,
         )
 
     def sample(self, window: Window, variant: int) -> FrameSample:
-        """Variant ``variant`` of a window; with image noise its number decides the noise too."""
+        """Return a variant of a window. With image noise, its number decides the noise too."""
         sample = sample_window(window, variant, self.seed)
         return replace(sample, variant=variant) if self.image_noise else sample
 
     def text(self, caption: str) -> str:
-        """Names a caption's states: the text, the encoder and how many tokens it may have."""
-        return digest(
-            {
-                "schema": SCHEMA,
-                "text": caption,
-                "encoder": self.text_encoder,
-                "tokens": self.tokens,
-            }
-        )
+        """Return the name of a caption's states: by the text, the encoder and the limit of tokens."""
+        content = {
+            "schema": SCHEMA,
+            "text": caption,
+            "encoder": self.text_encoder,
+            "tokens": self.tokens,
+        }
+        return digest(content)
 
     def latents(self, sample: FrameSample) -> str:
-        """Names a sample's latents: the clip's bytes, the frames sampled and how they get their size, the VAE, the noise.
+        """Return the name of a sample's latents: by the clip's bytes, frame times, size, crop, VAE and image noise.
 
-        A random crop at the centre is the centre crop, whatever it is called.
+        A random crop that is at the centre has the name of the centre crop.
         """
         window = sample.window
-        shape = sample.window.shape
         vae = self.vae
         if self._has_noise(sample):
             vae = f"{vae} image noise {self.seed} {window.id} {sample.variant}"
-        crops = window.resize in ("center", "random")
-        resize: list[Any] = (
-            ["crop", *(round(at, 9) for at in sample.place)] if crops else [window.resize]
-        )
-        times = " ".join(str(round(at * 1e6)) for at in sample.times)
-        what = [window.clip_id, times, shape.height, shape.width, resize]
-        return digest({"schema": SCHEMA, "decode": DECODE, "take": what, "vae": vae})
+
+        resize: list[Any] = [window.resize]
+        if window.resize in ("center", "random"):
+            resize = ["crop", *(round(position, 9) for position in sample.place)]
+
+        times = " ".join(str(round(time * 1e6)) for time in sample.times)
+        frames = [window.clip_id, times, window.shape.height, window.shape.width, resize]
+        # "take" is the name that frame samples had when the first caches were written.
+        content = {"schema": SCHEMA, "decode": DECODE, "take": frames, "vae": vae}
+        return digest(content)
 
     def noise(self, sample: FrameSample) -> np.random.Generator | None:
-        """The draws of a sample's image noise; None where there are none: the family's, or the plain sample's."""
-        return (
-            generator_for(self.seed, "image noise", sample.window.id, sample.variant)
-            if self._has_noise(sample)
-            else None
-        )
+        """Return the generator of a sample's image noise, or None if it has none."""
+        if not self._has_noise(sample):
+            return None
+        return generator_for(self.seed, "image noise", sample.window.id, sample.variant)
 
     def _has_noise(self, sample: FrameSample) -> bool:
         return self.image_noise and sample.variant != DETERMINISTIC_VARIANT

@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
 
     By default it gives the top of the heap back to the system and takes large blocks from it one by one. A training step
     frees and takes the same blocks over and over, and each time every page is faulted in anew: about a tenth of a step of
-    the toy model (docs/LOG.md). The process then keeps its peak until it ends.
+    the toy model (docs/measurements.md). The process then keeps its peak until it ends.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import variants, with_trigger
+from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, read_json, read_lines, write_json, write_text
 from videotune.queue.jobs import QueuedJob, all_jobs, start
@@ -62,7 +62,7 @@ def change(project: Project, text_by_path: Mapping[str, str], by: str, undoes: s
     edits = []
     for path, text in text_by_path.items():
         row = clips.find_clip(rows, path)
-        after = "\n".join(variants(text.replace("\0", "")))
+        after = "\n".join(split_variants(text.replace("\0", "")))
         if row["fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
 
@@ -74,7 +74,7 @@ def change(project: Project, text_by_path: Mapping[str, str], by: str, undoes: s
     changes = [(row["name"], before, after) for row, before, after in edits]
     record_changes(project, changes, batch, by, undoes)
     for row, _, after in edits:
-        caption_path = row["clip"].caption or row["clip"].expected
+        caption_path = row["clip"].caption_file or row["clip"].expected_caption
         _write_caption(caption_path, after, durable=len(edits) == 1)
     return len(edits)
 

@@ -11,9 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import lint, read_caption
+from videotune.data.captions import lint_caption, read_caption
+from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
-from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.layouts import read_folder
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
@@ -249,7 +250,7 @@ def _row(
         checked_row: its row in the last check, if it has one.
         checked_since: when that check started.
     """
-    changed = _changed_ns(clip.path, clip.caption)
+    changed = _changed_ns(clip.path, clip.caption_file)
     caption = caption_of(clip)
     row = dict(UNKNOWN)
     if checked_row:
@@ -266,16 +267,23 @@ def _row(
         "caption": caption,
         "changed": changed,
         "tokens": round(max(words_per_variant, default=0) * TOKENS_PER_WORD),
-        "hints": lint(caption, clip.path.stem) if caption else [],
-        "fixed": f"its caption is in {clip.listed}: change it there" if clip.listed else "",
+        "hints": lint_caption(caption, clip.path.stem) if caption else [],
+        "fixed": _fixed_reason(clip),
     }
+
+
+def _fixed_reason(clip: ClipFile) -> str:
+    """Return why the caption cannot be edited here; empty if it can."""
+    if not clip.metadata_row:
+        return ""
+    return f"its caption is in {clip.metadata_row}: change it there"
 
 
 def caption_of(clip: ClipFile) -> str:
     """Return a clip's caption as it is on disk now, one variant per line."""
-    if clip.listed or clip.caption is None:
-        return "\n".join(clip.text or ())
-    return _read_caption(clip.caption, _changed_ns(clip.caption))
+    if clip.metadata_row or clip.caption_file is None:
+        return "\n".join(clip.metadata_captions or ())
+    return _read_caption(clip.caption_file, _changed_ns(clip.caption_file))
 
 
 @lru_cache(maxsize=20_000)
@@ -386,8 +394,8 @@ def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
     files: dict[Path, None] = {}
     for row in rows:
         files[row["clip"].path] = None
-        if row["clip"].caption:
-            files[row["clip"].caption] = None
+        if row["clip"].caption_file:
+            files[row["clip"].caption_file] = None
     return list(files)
 
 

@@ -1,12 +1,15 @@
-"""How a training is put together: the cache filled, the models loaded, what trains attached, the run directory begun."""
+"""Put a training together: fill the cache, load the models, attach what trains, begin the run folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from videotune.config.schema import Config
 from videotune.console import echo
 from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
+from videotune.job.job import Job
+from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_memory import keep_freed_memory
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
@@ -19,9 +22,10 @@ from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
+from videotune.types import Family, Window
 
-KEPT_IN_MEMORY = 256 << 20
-"""Bytes of the cache that stay in host memory while a run trains."""
+CACHE_BYTES_IN_MEMORY = 256 << 20
+"""How much of the cache stays in host memory while a run trains."""
 
 
 def prepare(
@@ -33,60 +37,128 @@ def prepare(
     dist: DistributedContext | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> Trainer:
-    """Fill the cache, load the denoisers, attach what trains.
+    """Fill the cache, load the denoisers and attach what trains. A resume restores the saved state afterwards.
 
-    ``plan``: plan.json's content; making it has refused formats and patterns that do not fit. A resume puts the saved state
-    back afterwards. Raises VideotuneError for settings that cannot run, before any work.
+    Args:
+        opened: the job, and the checkpoint to resume from if there is one.
+        run: the run folder.
+        plan: content of plan.json. Making it has refused formats and patterns that do not fit.
+        callbacks: run between the steps.
+        resume: the run folder exists already.
+        dist: this process among those of the run.
+        heartbeat: tells other processes what this one does.
+
+    Raises:
+        VideotuneError: if the settings cannot run; before any work is done.
     """
     job = opened.job
-    first = 1 + (opened.checkpoint.step if opened.checkpoint else 0)
     config = job.config
+    first = 1 if opened.checkpoint is None else 1 + opened.checkpoint.step
     dist = dist or DistributedContext()
     heartbeat = heartbeat or Heartbeat(run)
-    if config.optimizer.step_in_backward and dist.size > 1:
-        raise VideotuneError(
-            f"optimizer.step_in_backward: gradients of {dist.size} processes have to be summed before they are used; "
-            "leave it out, or train in one process"
-        )
+
+    # 1. Refuse what cannot work before anything is encoded or loaded.
+    _refuse_step_in_backward(config, dist)
     family = open_models(job.spec, job.base, config)
-    prints = family.fingerprints()
-    if resume and read_run_config(run)["base"]["fingerprints"] != prints:
-        raise VideotuneError(
-            f"the base model of {run} has changed since the start, so the run cannot be resumed"
-        )
-    loss = make_objective(job.spec, config)
-    expert_schedule = make_expert_schedule(job.spec, config, loss)
+    fingerprints = family.fingerprints()
+    if resume:
+        _refuse_other_base(run, fingerprints)
+    objective = make_objective(job.spec, config)
+    expert_schedule = make_expert_schedule(job.spec, config, objective)
     refuse_missing(config.trackers)
     if dist.is_main:
-        for note in job.notes:
-            echo(f"note: {note}")
-        if config.sharding == "FULL" and dist.size == 1:
-            echo(
-                "note: sharding FULL has nothing to share out: this is one process, which has all weights"
-            )
+        _print_notes(job, dist)
     refuse_text(family, config)
+
+    # A resume of a run that has saved nothing yet begins with these weights, too.
+    initial_weights = None
     if config.init_from and first == 1:
-        check_source(Path(config.init_from).expanduser(), family, config)
+        initial_weights = Path(config.init_from).expanduser()
+        check_source(initial_weights, family, config)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
-    prompts = [prompt for one in callbacks for prompt in one.prompts()]
-    reads = reads_of(job, prompts, [window for one in callbacks for window in one.windows()])
-    heartbeat.set("encoding")
-    store = fill_distributed(job, family, reads, dist, KEPT_IN_MEMORY, heartbeat.progress)
+
+    # 2. Encode what the run reads.
+    store = _encode(job, family, callbacks, dist, heartbeat)
+
+    # 3. Load the denoisers.
     heartbeat.set("loading")
     dist.barrier()
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
-        echo_truncated_live(job, family, prompts)
+        echo_truncated_live(job, family, _prompts(callbacks))
     if next(pool.net.parameters()).device.type == "cpu":
-        keep_freed_memory()  # only now: what the encoders took has gone back
-    if config.init_from and first == 1:  # also a resume of a run that has saved nothing yet
-        init_from(Path(config.init_from).expanduser(), family, pool, config)
-    if not resume and dist.is_main:
-        begin(run, job, prints, plan, dtype_name(config))
+        keep_freed_memory()  # only now, when the memory of the encoders has been returned
+    if initial_weights is not None:
+        init_from(initial_weights, family, pool, config)
+
+    # 4. Begin the run folder.
+    if dist.is_main and not resume:
+        begin(run, job, fingerprints, plan, dtype_name(config))
     dist.barrier()
-    source = make_source(job, family, store, loss, expert_schedule)
-    journal = Journal(run if dist.is_main else None, opened.history)
+
     return Trainer(
-        run, job, family, pool, source, plan, journal, heartbeat, dist, tuple(callbacks)
+        run=run,
+        job=job,
+        family=family,
+        pool=pool,
+        source=make_source(job, family, store, objective, expert_schedule),
+        plan=plan,
+        journal=Journal(run if dist.is_main else None, opened.history),
+        heartbeat=heartbeat,
+        dist=dist,
+        callbacks=tuple(callbacks),
     )
+
+
+def _prompts(callbacks: Sequence[Callback]) -> list[str]:
+    prompts: list[str] = []
+    for callback in callbacks:
+        prompts += callback.prompts()
+    return prompts
+
+
+def _encode(
+    job: Job,
+    family: Family,
+    callbacks: Sequence[Callback],
+    dist: DistributedContext,
+    heartbeat: Heartbeat,
+) -> LatentCache:
+    """Fill the cache with what the run and its callbacks read."""
+    windows: list[Window] = []
+    for callback in callbacks:
+        windows += callback.windows()
+
+    heartbeat.set("encoding")
+    return fill_distributed(
+        job,
+        family,
+        reads_of(job, _prompts(callbacks), windows),
+        dist,
+        keep_bytes=CACHE_BYTES_IN_MEMORY,
+        tell=heartbeat.progress,
+    )
+
+
+def _refuse_other_base(run: Path, fingerprints: Mapping[str, str]) -> None:
+    if read_run_config(run)["base"]["fingerprints"] != fingerprints:
+        raise VideotuneError(
+            f"{run}: the base model has changed since the run began, so it cannot be resumed. "
+            "Restore the base model, or start a new run"
+        )
+
+
+def _refuse_step_in_backward(config: Config, dist: DistributedContext) -> None:
+    if config.optimizer.step_in_backward and dist.size > 1:
+        raise VideotuneError(
+            f"optimizer.step_in_backward: {dist.size} processes must sum their gradients before an update. "
+            "Leave it out, or train in one process"
+        )
+
+
+def _print_notes(job: Job, dist: DistributedContext) -> None:
+    for note in job.notes:
+        echo(f"note: {note}")
+    if job.config.sharding == "FULL" and dist.size == 1:
+        echo("note: sharding FULL has no effect in a single process, which holds all weights")

@@ -203,7 +203,7 @@ def _features(model: Any, pixels: Tensor, place: str) -> Tensor:
 QUANTILE = 0.99
 SHARE_OF_THE_WAY = 1 / 4
 """A copy is nearer than 99 % of clips that are none by a quarter of what is missing to sameness: of 40 planted copies the
-least similar came to 0.74, of 200 unrelated clips the most similar to 0.64, with the line at 0.72 (docs/copies.json)."""
+least similar came to 0.74, of 200 unrelated clips the most similar to 0.64, with the line at 0.72 (research/copies.json)."""
 
 
 @dataclass(frozen=True)

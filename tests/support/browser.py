@@ -1,0 +1,153 @@
+"""A studio as its own process, and a real browser in front of it."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+INSTALL = "no Chromium on PATH: `apt-get install chromium` (or your system's own), and the studio's tests run in it"
+WAIT = 240_000
+"""Milliseconds that anything may take on a machine that others use."""
+
+
+def browser_path() -> str:
+    """Where the browser is; without one the tests are skipped, or fail where VIDEOTUNE_BROWSER says that it is required."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        if os.environ.get("VIDEOTUNE_BROWSER") == "required":
+            pytest.fail(INSTALL)
+        pytest.skip(INSTALL)
+    return found
+
+
+class Studio:
+    """A server that can be ended and begun again at the same address."""
+
+    def __init__(self, root: Path, password: str | None = None) -> None:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = one.getsockname()[1]
+        self.root, self.address, self.password = root, f"http://127.0.0.1:{self.port}", password
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the process and wait until it answers."""
+        words = [
+            sys.executable,
+            "-m",
+            "videotune",
+            "studio",
+            "--root",
+            str(self.root),
+            "--port",
+            str(self.port),
+        ]
+        locked = {"VIDEOTUNE_STUDIO_PASSWORD": self.password} if self.password else {}
+        self.process = subprocess.Popen(
+            words, env={**os.environ, "OMP_NUM_THREADS": "1", **locked}
+        )
+        end = time.monotonic() + WAIT / 1000
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.address}/static/studio.js", timeout=5).read()
+                return
+            except OSError:
+                assert time.monotonic() < end, "the studio did not begin"
+                assert self.process.poll() is None, "the studio ended at once"
+                time.sleep(0.1)
+
+    def end(self) -> None:
+        """End the process as a Ctrl-C would."""
+        self.process.terminate()
+        assert self.process.wait(60) == 0
+
+
+@contextmanager
+def open_studio(root: Path, password: str | None = None) -> Iterator[tuple[Studio, Any]]:
+    """A studio and a page in a browser of 1280 pixels, whose errors fail the test."""
+    from playwright.sync_api import sync_playwright
+
+    path = browser_path()
+    errors: list[str] = []
+    outside: list[str] = []
+    studio = Studio(root, password)
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=path, args=["--no-sandbox"], timeout=WAIT
+            )
+            context = browser.new_context(
+                viewport={"width": 1280, "height": 900}, reduced_motion="reduce"
+            )
+            context.on(
+                "request",
+                lambda asked: (
+                    outside.append(asked.url) if is_foreign_address(asked.url) else None
+                ),
+            )
+            context.on("page", lambda page: watched(page, errors))
+            yield studio, context.new_page()
+            browser.close()
+        assert errors == []
+        assert outside == [], "the page asks nobody else for anything"
+    finally:
+        studio.end()
+
+
+def watched(page: Any, errors: list[str]) -> None:
+    """Collect the errors of a page, those of its Content-Security-Policy too."""
+    page.set_default_timeout(WAIT)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console",
+        lambda line: (
+            errors.append(line.text) if "Content Security Policy" in line.text else None
+        ),
+    )
+
+
+def is_foreign_address(url: str) -> bool:
+    """Whether an address is neither this computer's nor one that stands for data of the page itself."""
+    return not url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+
+
+def open_page(page: Any, name: str) -> None:
+    """Open a page of the studio by its link."""
+    page.get_by_role("navigation", name="Pages").get_by_role("link", name=name).click()
+    page.wait_for_load_state()
+
+
+def make_project(page: Any, address: str, title: str) -> None:
+    """A new project, as a person makes one."""
+    page.goto(address)
+    page.locator("[data-open=new]").first.click()
+    page.locator("#new-title").fill(title)
+    page.locator("#new-make").click()
+    page.wait_for_url("**/data")
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds wrong with the page as it stands, in both themes."""
+    from axe_playwright_python.base import AXE_FILE_PATH
+
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(
+            Path(AXE_FILE_PATH).read_text(encoding="utf-8")
+        )  # by the debugger, which no policy of the page stops
+    found = []
+    for theme in ("light", "dark"):
+        page.evaluate("(theme) => { document.documentElement.dataset.theme = theme; }", theme)
+        for one in page.evaluate("axe.run().then((found) => found.violations)"):
+            places = [str(node["target"]) for node in one["nodes"][:4]]
+            found.append(f"{theme} {page.url}: {one['id']}: {one['help']}: {', '.join(places)}")
+    return found

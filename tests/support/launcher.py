@@ -1,0 +1,173 @@
+"""Several real processes of one run, as a launcher starts them (``tests/trainer/test_crew.py`` has the real launchers).
+
+What a launcher does is done here: its variables, and that all end when one has died.
+"""
+
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import fork_server
+from tests.support.run_results import steps_of
+from videotune.job.overrides import Overrides
+from videotune.runs.checkpoint import complete_checkpoints
+
+STEPS = 4
+QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0")
+LOOKING = ("sample_metrics.budget=100000", "sample_metrics.steps=1", "sample_metrics.samples=2")
+
+LONGEST = 300.0
+"""Seconds after which processes that wait for each other are given up."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the processes of a run ended, and what they said, in the order of their ranks."""
+
+    codes: tuple[int, ...]
+    said: tuple[str, ...]
+
+
+def overrides_of(clips: Path, base: Path, cache: Path, *sets: str) -> Overrides:
+    """Runs of a few steps of samples of 32x32, with an average."""
+    own = (
+        f"base_model_name={base}",
+        f"cache_dir={cache}",
+        "resolution=32x32",
+        f"steps={STEPS}",
+        "caption_dropout=0.3",
+    )
+    sets = (*own, "learning_rate=0.003", "ema=0.5", "sample.steps=1", "samples=1", *sets)
+    return Overrides(data=str(clips), sets=sets)
+
+
+def assert_runs_close(
+    run: Path, other: Path, parts: Sequence[str] = ("weights", "ema"), rounding: float = 5e-3
+) -> None:
+    """The same windows, captions and noise levels; losses, gradients and what a checkpoint holds to rounding.
+
+    A tensor is compared by the norm of the difference: where a gradient is near zero, Adam makes a whole step of its
+    rounding, which differs between processors.
+    """
+    ours, theirs = steps_of(run), steps_of(other)
+    assert [line["step"] for line in ours] == list(range(1, STEPS + 1))
+    for one, two in zip(ours, theirs, strict=True):
+        assert (one["window_ids"], one["captions"]) == (two["window_ids"], two["captions"])
+        assert one["loss"] == pytest.approx(two["loss"], rel=1e-5)
+        assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-4)
+        assert one["by_t"] == [
+            pytest.approx(value, rel=1e-4) if value is not None else None
+            for value in two["by_t"]
+        ]
+    for part in parts:
+        a, b = (complete_checkpoints(folder)[-1].load(part) for folder in (run, other))
+        assert set(a) == set(b)
+        for name in b:
+            assert a[name].shape == b[name].shape, name
+            difference = (a[name].double() - b[name].double()).norm()
+            assert difference <= rounding * b[name].double().norm(), f"{part}: {name}"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def processes(count: int, folder: Path, words: Sequence[str], fault: str = "") -> Ended:
+    """``videotune`` with these words in so many processes, told of each other as torchrun does; ``fault`` as in FAULTS."""
+    port, logs = free_port(), [folder / f"rank-{rank}.log" for rank in range(count)]
+    folder.mkdir(parents=True, exist_ok=True)
+    crowd = [
+        fork_server.start(one, rank, count, port, list(words), str(logs[rank]), fault)
+        for rank in range(count)
+    ]
+    until = time.monotonic() + LONGEST
+    while any(process.is_alive() for process in crowd):
+        if any(process.exitcode for process in crowd) or time.monotonic() > until:
+            for process in crowd:
+                process.kill()
+        time.sleep(0.02)
+    for process in crowd:
+        process.join()
+    return Ended(
+        tuple(int(p.exitcode or 0) for p in crowd), tuple(log.read_text() for log in logs)
+    )
+
+
+def one(rank: int, count: int, port: int, words: list[str], log: str, fault: str) -> None:
+    """One of the processes, from its start to its end."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+        "GROUP_RANK": 0,
+    }
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    os.environ.update({name: str(value) for name, value in told.items()} | place)
+    torch.set_num_threads(1)
+    if fault:
+        FAULTS[fault](rank)
+    from videotune.cli.main import main
+
+    sys.argv = ["videotune", *words]
+    try:
+        code = main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+def killed_in_the_second_save(rank: int) -> None:
+    """The last process is killed while it writes its part of its second checkpoint."""
+    from videotune.runs import checkpoint_writer as pieces
+
+    write, saves = pieces._write_own, []
+
+    def dying(aside: Path, *rest: object) -> object:
+        saves.append(aside)
+        if rank == 1 and len(saves) == 2:
+            (aside / "weights-00002-of-00002.safetensors").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    pieces._write_own = dying  # type: ignore[assignment]
+
+
+def without_room_once(rank: int) -> None:
+    """The last process finds its disk full the first time that it writes its part of a checkpoint."""
+    from videotune.runs import checkpoint_writer as pieces
+    from videotune.trainer import saving as keeping
+
+    write, tries = pieces._write_own, []
+    keeping.TRY_AGAIN = 0.2
+
+    def full(aside: Path, *rest: object) -> object:
+        tries.append(aside)
+        if rank == 1 and len(tries) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
+        return write(aside, *rest)  # type: ignore[arg-type]
+
+    pieces._write_own = full  # type: ignore[assignment]
+
+
+FAULTS = {
+    "killed in the second save": killed_in_the_second_save,
+    "no room once": without_room_once,
+}

@@ -1,0 +1,199 @@
+"""One entry of the cache: a safetensors file whose metadata say what it holds."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from videotune._version import __version__
+from videotune.files import Count, checked
+from videotune.types import DETERMINISTIC_VARIANT
+
+KINDS = ("latents", "text")
+SUFFIX = ".safetensors"
+METADATA_KEY = "videotune"
+"""The only metadata key of a file. With a single key the order in the file, and so its bytes, are fixed."""
+
+UNREADABLE = (
+    OSError,
+    SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+)
+"""Errors that reading a damaged file can raise. safetensors and torch each have their own; deep JSON is a
+RuntimeError."""
+
+EntryName = tuple[str, str]
+"""(kind, key)."""
+
+TensorForm = tuple[str, tuple[int, ...]]
+"""(dtype, shape)."""
+
+
+class About(TypedDict, total=False):
+    """What an entry was made of."""
+
+    clip: str
+    window: str
+    caption: str
+    encoder: str
+    variant: int
+    length: int
+    cut: int
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A caption or a window that has been encoded."""
+
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(KINDS)})$")]
+    key: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,200}$")]
+    tensors: Mapping[str, tuple[str, tuple[Count, ...]]]
+    """(dtype, shape) by name."""
+    bytes: Count
+    """Bytes of the tensors' data."""
+    hash: str
+    """Hash of the tensors."""
+    about: About
+    """What it was made of."""
+    made: str
+    """When it was made."""
+    versions: Mapping[str, str]
+    """Versions of the libraries that made it."""
+
+    @property
+    def name(self) -> EntryName:
+        """(kind, key)."""
+        return self.kind, self.key
+
+    @property
+    def file(self) -> str:
+        """Its file, relative to the cache folder."""
+        return file_of(*self.name)
+
+    @property
+    def of(self) -> str:
+        """What it was made of, in a few words: the caption, or the clip, the window and its variant."""
+        if self.kind == "text":
+            return str(self.about.get("caption", ""))
+
+        variant = self.about.get("variant", 0)
+        if variant == 0:
+            suffix = ""
+        elif variant == DETERMINISTIC_VARIANT:
+            suffix = " plain"
+        else:
+            suffix = f" variant {variant}"
+        clip = str(self.about.get("clip", "")).replace("\\", "/").rpartition("/")[2]
+        return f"{clip} {self.about.get('window', '')}{suffix}".strip()
+
+
+def file_of(kind: str, key: str) -> str:
+    """Return the file of an entry, relative to the cache folder."""
+    return f"{kind}/{key}{SUFFIX}"
+
+
+def describe(
+    kind: str, key: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> CacheEntry:
+    """Return the entry of tensors (on the CPU, contiguous) that are not in a file yet."""
+    return CacheEntry(
+        kind=kind,
+        key=key,
+        tensors=form_of(tensors),
+        bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        hash=hash_of(tensors),
+        about=cast(About, dict(about)),
+        made=datetime.now().astimezone().isoformat(timespec="seconds"),
+        versions=versions(),
+    )
+
+
+def form_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorForm]:
+    """Return (dtype, shape) of each tensor."""
+    forms = {}
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        forms[name] = (dtype, tuple(tensor.shape))
+    return forms
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return 16 hex digits that depend on the names, dtypes, shapes and every byte of tensors."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that may change an entry's bits."""
+    libraries = {name: version(name) for name in ("torch", "diffusers", "transformers", "av")}
+    return {"videotune": __version__} | libraries
+
+
+def read_entry(folder: Path, kind: str, key: str) -> CacheEntry:
+    """Read what a file of the cache says that it holds, without its data.
+
+    A dataset may bring a cache that somebody else made.
+
+    Raises:
+        UNREADABLE: one of these, if the file is missing, cut short or was not written by videotune.
+    """
+    with safe_open(folder / file_of(kind, key), framework="np") as file:
+        metadata = file.metadata() or {}
+        entry: CacheEntry = checked(CacheEntry, metadata[METADATA_KEY])
+    if entry.name != (kind, key):
+        raise ValueError(f"its metadata name another entry, {entry.file}")
+    return entry
+
+
+def read_tensors(folder: Path, entry: CacheEntry, *, check: bool = True) -> dict[str, Tensor]:
+    """Read an entry's tensors without a memory map, which on a failing disk would kill the process.
+
+    Args:
+        folder: the cache folder.
+        entry: the entry.
+        check: compare them with the entry. The hash of a stranger's file may be right, so dtypes and shapes are
+            compared too, and numbers must be finite.
+
+    Raises:
+        UNREADABLE: one of these, if the tensors cannot be read or are not those that were written.
+    """
+    tensors = load((folder / entry.file).read_bytes())
+    if not check:
+        return tensors
+    if hash_of(tensors) != entry.hash:
+        raise ValueError("holds other bytes than were written")
+    if form_of(tensors) != entry.tensors:
+        raise ValueError("holds tensors of another kind than its metadata say")
+
+    # A sum is finite only if all numbers are, and takes a third of the time of asking each.
+    for tensor in tensors.values():
+        if not tensor.sum(dtype=torch.float32).isfinite():
+            raise ValueError("holds infinite or undefined numbers")
+    return tensors
+
+
+def own_storage(tensor: Tensor) -> Tensor:
+    """Return the tensor on the CPU, contiguous, and sharing memory with no other, as a file needs it."""
+    tensor = tensor.detach().cpu().contiguous()
+    shares_memory = tensor.untyped_storage().nbytes() != tensor.nbytes
+    return tensor.clone() if shares_memory else tensor
