@@ -148,7 +148,7 @@ def start(
         start_new_session=os.name != "nt",
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
     )
-    _runners[:] = [other for other in _runners if other.poll() is None]
+    _runners[:] = [process for process in _runners if process.poll() is None]
     _runners.append(runner)
     return read_job(folder)
 

@@ -115,7 +115,7 @@ def latest_change(project: Project) -> list[dict[str, Any]]:
     undone_batches = {line.get("undoes") for line in lines}
     for line in lines:
         if not line.get("undoes") and line["batch"] not in undone_batches:
-            return [other for other in lines if other["batch"] == line["batch"]]
+            return [record for record in lines if record["batch"] == line["batch"]]
     return []
 
 

@@ -115,18 +115,18 @@ def _running_status(run: Run, entry: QueueEntry | None, state: str, started: flo
 def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
     """Describe the running entries, or if none runs, the ones that run before this one."""
     entries = queued.entries(queue_page.queue_folder(root))
-    names = [other.name for other in entries]
+    names = [queue_entry.name for queue_entry in entries]
     earlier = entries[: names.index(entry.name)]
 
-    blocking = [other for other in entries if other.state in RUNNING_STATES]
+    blocking = [queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES]
     if not blocking:
-        blocking = [other for other in earlier if other.state == "waiting"]
+        blocking = [queue_entry for queue_entry in earlier if queue_entry.state == "waiting"]
 
     title_by_name = {project.name: project.title for project in projects.list_projects(root)}
     descriptions = []
-    for other in blocking:
-        project_name = other.run.parent.parent.name
-        descriptions.append(f"{other.run.name} of {title_by_name.get(project_name, '')}")
+    for queue_entry in blocking:
+        project_name = queue_entry.run.parent.parent.name
+        descriptions.append(f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}")
     return descriptions
 
 
