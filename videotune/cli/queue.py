@@ -13,7 +13,7 @@ from videotune.cli.options import Arg, AsJson, Opt, Skips, takes_config
 from videotune.console import answer, echo, print_table
 from videotune.errors import VideotuneError
 from videotune.files import life
-from videotune.queue import entries
+from videotune.queue import entries, worker
 
 if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
@@ -56,11 +56,11 @@ def add(
     allow_skips: Skips = None,
 ) -> None:
     """Add a training; its settings are checked at once."""
-    from videotune.queue.sweep import standalone
+    from videotune.queue.sweep import standalone_config
 
     source = overrides.config if isinstance(overrides.config, Path) else None
     own = name or (out.name if out else source.stem if source else "run")
-    print(entries.add(queue, own, standalone(overrides), out, priority, allow_skips))
+    print(entries.add(queue, own, standalone_config(overrides), out, priority, allow_skips))
 
 
 @queue_app.command("ls")
@@ -85,7 +85,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 @queue_app.command("run")
 def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[str, Any]:
     """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
-    code = entries.work(queue, _cards(gpus), watch, _tell)
+    code = worker.run_queue(queue, _cards(gpus), watch, _tell)
     return {"exit_code": code, "entries": [one.to_json() for one in entries.entries(queue)]}
 
 
