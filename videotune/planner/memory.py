@@ -131,9 +131,7 @@ def _on_device(
     return {part: size for part, size in sizes.items() if size > 0}
 
 
-def _on_host(
-    spec: StepSpec, choice: Choice, streamed: Collection[int]
-) -> dict[str, int]:
+def _on_host(spec: StepSpec, choice: Choice, streamed: Collection[int]) -> dict[str, int]:
     """Return the bytes on the host by part."""
     streamed_bytes = sum(spec.blocks[i] for i in streamed)
     trained_bytes = sum(spec.trained[i] for i in streamed)
@@ -241,9 +239,7 @@ def fit_other_phases(
     return chosen
 
 
-def seconds(
-    training: Need, batch: int, card: Card, relative_work: float = 1.0
-) -> float:
+def seconds(training: Need, batch: int, card: Card, relative_work: float = 1.0) -> float:
     """Return the calculated seconds of a step.
 
     Args:

@@ -150,9 +150,7 @@ class PlanInputs:
         dtype = DTYPES[self.dtype]
         weights = weights_of(self.config, self.dtype)
         family = find(self.spec.name)
-        return FakeRun(
-            family(self.folder, torch.device("cpu"), dtype, weights), self.config
-        )
+        return FakeRun(family(self.folder, torch.device("cpu"), dtype, weights), self.config)
 
     @property
     def key(self) -> str:
@@ -243,8 +241,7 @@ def _is_consistent(spec: StepSpec) -> bool:
     """Whether all readings have the same phases, and all lists an entry for each block."""
     modes = set(MODES)
     has_modes = (
-        modes <= spec.one_sample.keys() == spec.two_samples.keys()
-        and modes <= spec.kept.keys()
+        modes <= spec.one_sample.keys() == spec.two_samples.keys() and modes <= spec.kept.keys()
     )
     if not spec.blocks or not has_modes:
         return False
