@@ -27,7 +27,7 @@ from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
 from videotune.planner import step_spec
-from videotune.planner.measure import Reading
+from videotune.planner.ledger import Reading
 from videotune.planner.step_spec import StepSpec
 from videotune.types import ClipShape
 

@@ -27,7 +27,8 @@ from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
 from videotune.planner.gpus import USUAL, cards, find_card
-from videotune.planner.measure import FakeRun, Ledger, Reading, fake_mode, to_fake
+from videotune.planner.ledger import Ledger, Reading
+from videotune.planner.measure import FakeRun, fake_mode, to_fake
 from videotune.planner.memory import Choice, Constraints, need
 from videotune.planner.step_spec import (
     ASIDE,
@@ -495,9 +496,9 @@ def test_published_figures_of_what_stands_still() -> None:
     """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
     seen = fake_run(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
     net = seen.network(tuple(seen.depths.items()))
-    lora = {id(p) for p in net.held.values()}
+    lora = {id(p) for p in net.trained.values()}
     frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
-    count = sum(p.numel() for p in net.held.values())
+    count = sum(p.numel() for p in net.trained.values())
     assert count == 132_120_576
     assert (frozen + 2 * count) / GIB == pytest.approx(10.622, abs=0.011), (
         "their adapter was kept in bfloat16"

@@ -22,7 +22,7 @@ from videotune.memory.quantization import bytes_a_number
 from videotune.planner import memory
 from videotune.planner.denoiser_size import host_checkpointing, linear_sizes
 from videotune.planner.gpus import USUAL, Card, find_card, known_card
-from videotune.planner.measure import CountsByPart
+from videotune.planner.ledger import CountsByPart
 from videotune.planner.memory import Constraints, Need
 from videotune.planner.step_spec import (
     UNCHANGED,

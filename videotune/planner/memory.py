@@ -16,7 +16,8 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.device_buffers import SLOTS
 from videotune.memory.host_weights import PIECE
 from videotune.planner.gpus import Card
-from videotune.planner.measure import FIRST, KEPT, PASSES, CountsByPart, plus
+from videotune.planner.ledger import CountsByPart, plus
+from videotune.planner.measure import FIRST, KEPT, PASSES
 from videotune.planner.step_spec import MODES, UNCHANGED, StepSpec
 
 SPARE = 1.3

@@ -20,17 +20,8 @@ from videotune.job.experts import trained
 from videotune.job.job import Job
 from videotune.memory.device_buffers import SLOTS
 from videotune.models.registry import find
-from videotune.planner.measure import (
-    FEW,
-    KEPT,
-    MORE,
-    PASSES,
-    CountsByPart,
-    FakeRun,
-    Reading,
-    plus,
-    weight_bytes,
-)
+from videotune.planner.ledger import CountsByPart, Reading, plus
+from videotune.planner.measure import FEW, KEPT, MORE, PASSES, FakeRun, weight_bytes
 from videotune.trainer.build import DTYPES, weights_of
 from videotune.types import ClipShape, ModelSpec
 from videotune.validation.selection import preview_settings
