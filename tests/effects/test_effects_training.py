@@ -578,7 +578,7 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
 def test_what_cannot_be_compiled_is_refused(
     beside: dict[str, Any], lab: Lab, monkeypatch: Patch
 ) -> None:
-    with pytest.raises(VideotuneError, match=r"^compile: .*: set it to false"):
+    with pytest.raises(VideotuneError, match=r"^compile: .*Set it to false"):
         job_of(lab, {"compile": True} | beside)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):

@@ -300,7 +300,7 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Pa
     shorter = {
         "trained": [0],
         "kept": {"OFF": [], "ON": []},
-        "one": {"OFF": good["one"]["OFF"]},
+        "one_sample": {"OFF": good["one_sample"]["OFF"]},
     }
     for name, odd in shorter.items():
         write_json(place, good | {name: odd})

@@ -65,7 +65,7 @@ def test_weights_that_mps_has_no_dtype_for_are_refused(
     spec, base = find("wan").spec, BasePlace(str(tiny_bases("wan")), tiny_bases("wan"))
     opened: Any = build.open_models(spec, base, Config(weight_dtype="INT_8"))
     assert opened.device == torch.device("mps", 0)
-    with pytest.raises(VideotuneError, match="set INT_8"):
+    with pytest.raises(VideotuneError, match="Set INT_8"):
         build.open_models(spec, base, Config(weight_dtype="FLOAT_8"))
 
 
