@@ -25,6 +25,7 @@ from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.job import experts, overrides
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
+from videotune.models.base import DiffusersModel
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
@@ -32,7 +33,7 @@ from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
-from videotune.types import ClipShape, Family, LatentDistribution, ModelSpec
+from videotune.types import ClipShape, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000
@@ -69,7 +70,7 @@ class Sampler:
     ``teach`` puts into the text encoders what was learnt of them, and returns how a prompt is spelled for them.
     """
 
-    family: Family
+    family: DiffusersModel
     nets: Mapping[str, nn.Module]
     settings: SampleSettings
     step: int
@@ -326,7 +327,7 @@ def render(
 
 
 def encode_images(
-    family: Family, images: Sequence[Path], shape: ClipShape
+    family: DiffusersModel, images: Sequence[Path], shape: ClipShape
 ) -> list[LatentDistribution]:
     """What each image, cropped to the shape as clips are, tells as the first frame of a video.
 

@@ -24,11 +24,12 @@ from videotune.hub_errors import hub_problem
 from videotune.lazy import diffusers, torch
 from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
+from videotune.models.base import FAMILIES, DiffusersModel
 from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
-from videotune.models.registry import FAMILIES, find, names
+from videotune.models.registry import find, names
 from videotune.models.single_file import kind_of
-from videotune.types import BasePlace, Family, LogFn, ModelSpec
+from videotune.types import BasePlace, LogFn, ModelSpec
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -237,7 +238,7 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
     return folder
 
 
-def of_base(folder: Path) -> type[Family]:
+def of_base(folder: Path) -> type[DiffusersModel]:
     """The family whose pipeline class stands in the model's index.
 
     Raises VideotuneError naming the class where no family reads it.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, key_names, spec_of
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
 from videotune.types import (
     Batch,
@@ -59,14 +59,159 @@ OFS = 2.0
 class CogVideoX(DiffusersModel):
     """A CogVideoX checkpoint."""
 
-    spec = spec_of("cogvideox")
+    spec = ModelSpec(
+        name="cogvideox",
+        aliases=(
+            "CogVideoXPipeline",
+            "CogVideoXImageToVideoPipeline",
+            "cogvideo",
+            "cogvideox-2b",
+            "cogvideox-5b",
+            "cogvideox-5b-i2v",
+            "cogvideox1.5",
+            "cogvideox1.5-5b",
+            "cogvideox1.5-5b-i2v",
+        ),
+        title="CogVideoX 5B",
+        path="v",
+        rules=VideoRules(
+            frame_step=8,
+            frame_rest=1,
+            side_multiple=16,
+            fps=8.0,
+            spatial_stride=8,
+            temporal_stride=4,
+            most_frames=49,
+        ),
+        text_tokens=226,
+        blocks=("transformer_blocks",),
+        lora_targets={
+            "attention": (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
+            "feed_forward": (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
+            "linear": (
+                r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
+                r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",
+            ),
+            "all": (r"transformer_blocks\..+",),
+        },
+        default_resolution=588,
+        timestep_shift=1.0,
+        sample_steps=50,
+        sample_guidance=6.0,
+        licence="CogVideoX License",
+        timestep_distribution="UNIFORM",
+        path_constants={
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "num_train_timesteps": 1000.0,
+            "snr_shift_scale": 1.0,
+            "rescale_betas_zero_snr": 1.0,
+        },
+        sample_shape=(49, 480, 720),
+        keeps_variance=True,
+    )
+    tiny_parts = {
+        "_class_name": "CogVideoXPipeline",
+        "vae": {
+            "_class_name": "AutoencoderKLCogVideoX",
+            "block_out_channels": [4, 4, 4, 4],
+            "norm_num_groups": 2,
+            "latent_channels": 4,
+            "layers_per_block": 1,
+            "scaling_factor": 0.7,
+            "invert_scale_latents": False,
+        },
+        "transformer": {
+            "_class_name": "CogVideoXTransformer3DModel",
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "time_embed_dim": 8,
+            "text_embed_dim": 16,
+            "sample_height": 4,
+            "sample_width": 6,
+        },
+        "scheduler": {
+            "_class_name": "CogVideoXDDIMScheduler",
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+            "clip_sample": False,
+            "timestep_spacing": "trailing",
+            "snr_shift_scale": 1.0,
+        },
+        "tokenizer": {"_class_name": "letters"},
+        "text_encoder": {
+            "_class_name": "T5EncoderModel",
+            "vocab_size": 98,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "dropout_rate": 0.0,
+        },
+    }
+    tiny_variants = {
+        "5b": {"transformer": {"use_rotary_positional_embeddings": True}},
+        "2b": {"vae": {"scaling_factor": 1.15258426}, "scheduler": {"snr_shift_scale": 3.0}},
+        "5b-i2v": {
+            "_class_name": "CogVideoXImageToVideoPipeline",
+            "transformer": {
+                "use_rotary_positional_embeddings": True,
+                "in_channels": 8,
+                "use_learned_positional_embeddings": True,
+                "sample_width": 4,
+            },
+        },
+        "1.5-5b": {
+            "vae": {"invert_scale_latents": True},
+            "transformer": {
+                "sample_height": 40,
+                "sample_width": 40,
+                "patch_size_t": 2,
+                "patch_bias": False,
+                "use_rotary_positional_embeddings": True,
+            },
+        },
+        "1.5-5b-i2v": {
+            "_class_name": "CogVideoXImageToVideoPipeline",
+            "vae": {"invert_scale_latents": True},
+            "transformer": {
+                "sample_height": 40,
+                "sample_width": 40,
+                "patch_size_t": 2,
+                "patch_bias": False,
+                "use_rotary_positional_embeddings": True,
+                "in_channels": 8,
+                "ofs_embed_dim": 8,
+            },
+        },
+    }
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class = "CogVideoXTransformer3DModel"
     vae_class = "AutoencoderKLCogVideoX"
     pipelines = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline")
     text_first = True
-    comfyui_names = key_names("cogvideox", "comfyui")
-    file_names = (key_names("cogvideox", "comfyui file"),)
+    comfyui_names = (
+        (r"transformer_blocks\.", "blocks."),
+        (r"attn1\.to_out\.0", "attn_out"),
+        (r"attn1\.to_", ""),
+        (r"ff\.net\.0\.proj", "ff_proj"),
+        (r"ff\.net\.2", "ff_out"),
+    )
+    file_names = (
+        (
+            (r"^transformer_blocks\.", "blocks."),
+            (r"\.attn1\.to_out\.0\.", ".attn_out."),
+            (r"\.attn1\.to_", "."),
+            (r"\.attn1\.", "."),
+            (r"\.ff\.net\.0\.proj\.", ".ff_proj."),
+            (r"\.ff\.net\.2\.", ".ff_out."),
+            (r"^(time|ofs)_embedding\.linear_", r"\1_embedding_linear_"),
+        ),
+    )
     config_defaults = dict.fromkeys(
         (
             "patch_size_t",

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
 from videotune.memory.accelerator import overlaps
-from videotune.models.base import DiffusersModel, spec_of, tokenizer_of
+from videotune.models.base import DiffusersModel
+from videotune.models.checkpoint import tokenizer_of
 from videotune.models.loading import count_tokens
 from videotune.models.model_files import model_parts, read_config
 from videotune.types import (
@@ -43,10 +44,161 @@ NEARLY = 1 + 1e-9
 """The pipeline rounds sizes down after a division; so much more than the size itself, and it stays what it is."""
 
 
+TINY_CLIP = {
+    "_class_name": "CLIPTextModelWithProjection",
+    "vocab_size": 514,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 8,
+    "projection_dim": 8,
+    "max_position_embeddings": 248,
+    "bos_token_id": 512,
+    "eos_token_id": 513,
+    "pad_token_id": 513,
+}
+
+
 class HiDream(DiffusersModel):
     """A HiDream-I1 checkpoint: CLIP-L, CLIP-G, T5-XXL and Llama 3.1 8B read its captions."""
 
-    spec = spec_of("hidream")
+    spec = ModelSpec(
+        name="hidream",
+        aliases=(
+            "HiDreamImagePipeline",
+            "hidream-i1",
+            "hidream-i1-full",
+            "hidream-i1-dev",
+            "hidream-i1-fast",
+        ),
+        title="HiDream-I1 Full",
+        path="flow",
+        rules=VideoRules(
+            frame_step=0,
+            frame_rest=1,
+            side_multiple=16,
+            fps=1.0,
+            spatial_stride=8,
+            temporal_stride=1,
+            most_frames=1,
+            most_area=1048576,
+        ),
+        text_tokens=128,
+        blocks=("double_stream_blocks", "single_stream_blocks"),
+        lora_targets={
+            "attention": (
+                r"(double|single)_stream_blocks\.\d+\.block\.attn1\.(to_q|to_k|to_v|to_out)(_t)?",
+            ),
+            "feed_forward": (
+                r"(double|single)_stream_blocks\.\d+\.block\.(ff_i\.shared_experts|ff_t)\.(w1|w2|w3)",
+            ),
+            "linear": (
+                r"(double|single)_stream_blocks\.\d+\.block\.attn1\.(to_q|to_k|to_v|to_out)(_t)?",
+                r"(double|single)_stream_blocks\.\d+\.block\.(ff_i\.shared_experts|ff_t)\.(w1|w2|w3)",
+            ),
+            "all": (r"(double|single)_stream_blocks\.\d+\.block\..+",),
+            "experts": (
+                r"(double|single)_stream_blocks\.\d+\.block\.ff_i\.experts\.\d+\.(w1|w2|w3)",
+            ),
+        },
+        default_resolution=1024,
+        timestep_shift=3.0,
+        sample_steps=50,
+        sample_guidance=5.0,
+        licence="MIT (its text encoder Llama 3.1: Llama 3.1 Community License)",
+        sample_shape=(1, 1024, 1024),
+        keeps_variance=True,
+        text_numbers=16779264,
+        padded_tokens=4096,
+    )
+    tiny_parts = {
+        "_class_name": "HiDreamImagePipeline",
+        "vae": {
+            "_class_name": "AutoencoderKL",
+            "block_out_channels": [4, 4, 4, 4],
+            "norm_num_groups": 2,
+            "latent_channels": 4,
+            "layers_per_block": 1,
+            "sample_size": 64,
+            "down_block_types": [
+                "DownEncoderBlock2D",
+                "DownEncoderBlock2D",
+                "DownEncoderBlock2D",
+                "DownEncoderBlock2D",
+            ],
+            "up_block_types": [
+                "UpDecoderBlock2D",
+                "UpDecoderBlock2D",
+                "UpDecoderBlock2D",
+                "UpDecoderBlock2D",
+            ],
+            "scaling_factor": 0.3611,
+            "shift_factor": 0.1159,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+        },
+        "transformer": {
+            "_class_name": "HiDreamImageTransformer2DModel",
+            "patch_size": 2,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "attention_head_dim": 8,
+            "num_attention_heads": 2,
+            "caption_channels": [16, 12],
+            "text_emb_dim": 16,
+            "num_routed_experts": 4,
+            "num_activated_experts": 2,
+            "axes_dims_rope": [4, 2, 2],
+            "max_resolution": [12, 12],
+            "llama_layers": [0, 1, 1, 1],
+        },
+        "tokenizer": {"_class_name": "clip", "longest": 248},
+        "text_encoder": TINY_CLIP,
+        "tokenizer_2": {"_class_name": "clip", "longest": 248},
+        "text_encoder_2": TINY_CLIP,
+        "tokenizer_3": {"_class_name": "letters"},
+        "text_encoder_3": {
+            "_class_name": "T5EncoderModel",
+            "vocab_size": 98,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "dropout_rate": 0.0,
+        },
+        "tokenizer_4": {
+            "_class_name": "bytes",
+            "marks": ["<|begin_of_text|>", "<|eot_id|>"],
+            "eos_token": "<|eot_id|>",
+            "model_max_length": 131072,
+        },
+        "text_encoder_4": {
+            "_class_name": "LlamaForCausalLM",
+            "vocab_size": 258,
+            "hidden_size": 12,
+            "intermediate_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 256,
+            "eos_token_id": 257,
+            "bos_token_id": 256,
+            "pad_token_id": None,
+        },
+    }
+    tiny_variants = {
+        "full": {
+            "scheduler": {
+                "_class_name": "UniPCMultistepScheduler",
+                "prediction_type": "flow_prediction",
+                "use_flow_sigmas": True,
+                "flow_shift": 3.0,
+            }
+        },
+        "dev": {"scheduler": {"_class_name": "FlowMatchLCMScheduler", "shift": 6.0}},
+    }
     variants = ("full", "dev")
     transformer_class = "HiDreamImageTransformer2DModel"
     vae_class = "AutoencoderKL"

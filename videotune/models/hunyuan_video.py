@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch, transformers
-from videotune.models.base import DiffusersModel, key_names, spec_of
+from videotune.models.base import DiffusersModel
 from videotune.models.loading import read_tokenizer
-from videotune.models.registry import facts
 from videotune.types import (
     Batch,
     ClipShape,
@@ -25,7 +24,15 @@ from videotune.types import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-TEMPLATE = str(facts("hunyuan_video")["template"])
+TEMPLATE = (
+    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the "
+    "following aspects: 1. The main content and theme of the video.2. The color, "
+    "shape, size, texture, quantity, text, and spatial relationships of the "
+    "objects.3. Actions, events, behaviors temporal relationships, physical movement "
+    "changes of the objects.4. background environment, light, style and "
+    "atmosphere.5. camera angles, movements, and transitions used in the "
+    "video:<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+)
 """What Llama reads around a caption. A fact of the checkpoint, and the pipeline's own; here for counting without torch."""
 
 CROP = 95
@@ -41,10 +48,274 @@ SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
 
 
+AUTHORS_FILE_NAMES = (
+    (
+        r"^single_transformer_blocks\.(\d+)\.attn\.to_q\.(.+)$",
+        r"single_blocks.\1.linear1.\2#0/7",
+    ),
+    (
+        r"^single_transformer_blocks\.(\d+)\.attn\.to_k\.(.+)$",
+        r"single_blocks.\1.linear1.\2#1/7",
+    ),
+    (
+        r"^single_transformer_blocks\.(\d+)\.attn\.to_v\.(.+)$",
+        r"single_blocks.\1.linear1.\2#2/7",
+    ),
+    (
+        r"^single_transformer_blocks\.(\d+)\.proj_mlp\.(.+)$",
+        r"single_blocks.\1.linear1.\2#3,4,5,6/7",
+    ),
+    (r"^single_transformer_blocks\.(\d+)\.proj_out\.", r"single_blocks.\1.linear2."),
+    (
+        r"^single_transformer_blocks\.(\d+)\.norm\.linear\.",
+        r"single_blocks.\1.modulation.linear.",
+    ),
+    (r"^single_transformer_blocks\.(\d+)\.attn\.norm_([qk])\.", r"single_blocks.\1.\2_norm."),
+    (r"^transformer_blocks\.(\d+)\.attn\.to_q\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#0/3"),
+    (r"^transformer_blocks\.(\d+)\.attn\.to_k\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#1/3"),
+    (r"^transformer_blocks\.(\d+)\.attn\.to_v\.(.+)$", r"double_blocks.\1.img_attn_qkv.\2#2/3"),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.add_q_proj\.(.+)$",
+        r"double_blocks.\1.txt_attn_qkv.\2#0/3",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.add_k_proj\.(.+)$",
+        r"double_blocks.\1.txt_attn_qkv.\2#1/3",
+    ),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.add_v_proj\.(.+)$",
+        r"double_blocks.\1.txt_attn_qkv.\2#2/3",
+    ),
+    (r"^transformer_blocks\.(\d+)\.attn\.to_out\.0\.", r"double_blocks.\1.img_attn_proj."),
+    (r"^transformer_blocks\.(\d+)\.attn\.to_add_out\.", r"double_blocks.\1.txt_attn_proj."),
+    (r"^transformer_blocks\.(\d+)\.attn\.norm_([qk])\.", r"double_blocks.\1.img_attn_\2_norm."),
+    (
+        r"^transformer_blocks\.(\d+)\.attn\.norm_added_([qk])\.",
+        r"double_blocks.\1.txt_attn_\2_norm.",
+    ),
+    (r"^transformer_blocks\.(\d+)\.norm1\.linear\.", r"double_blocks.\1.img_mod.linear."),
+    (
+        r"^transformer_blocks\.(\d+)\.norm1_context\.linear\.",
+        r"double_blocks.\1.txt_mod.linear.",
+    ),
+    (r"^transformer_blocks\.(\d+)\.ff\.net\.0\.proj\.", r"double_blocks.\1.img_mlp.fc1."),
+    (r"^transformer_blocks\.(\d+)\.ff\.net\.2\.", r"double_blocks.\1.img_mlp.fc2."),
+    (
+        r"^transformer_blocks\.(\d+)\.ff_context\.net\.0\.proj\.",
+        r"double_blocks.\1.txt_mlp.fc1.",
+    ),
+    (r"^transformer_blocks\.(\d+)\.ff_context\.net\.2\.", r"double_blocks.\1.txt_mlp.fc2."),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.attn\.to_q\.(.+)$",
+        r"txt_in.individual_token_refiner.blocks.\1.self_attn_qkv.\2#0/3",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.attn\.to_k\.(.+)$",
+        r"txt_in.individual_token_refiner.blocks.\1.self_attn_qkv.\2#1/3",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.attn\.to_v\.(.+)$",
+        r"txt_in.individual_token_refiner.blocks.\1.self_attn_qkv.\2#2/3",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.attn\.to_out\.0\.",
+        r"txt_in.individual_token_refiner.blocks.\1.self_attn_proj.",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.ff\.net\.0\.proj\.",
+        r"txt_in.individual_token_refiner.blocks.\1.mlp.fc1.",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.ff\.net\.2\.",
+        r"txt_in.individual_token_refiner.blocks.\1.mlp.fc2.",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.norm_out\.linear\.",
+        r"txt_in.individual_token_refiner.blocks.\1.adaLN_modulation.1.",
+    ),
+    (
+        r"^context_embedder\.token_refiner\.refiner_blocks\.(\d+)\.(norm[12])\.",
+        r"txt_in.individual_token_refiner.blocks.\1.\2.",
+    ),
+    (
+        r"^context_embedder\.time_text_embed\.timestep_embedder\.linear_1\.",
+        "txt_in.t_embedder.mlp.0.",
+    ),
+    (
+        r"^context_embedder\.time_text_embed\.timestep_embedder\.linear_2\.",
+        "txt_in.t_embedder.mlp.2.",
+    ),
+    (r"^context_embedder\.time_text_embed\.text_embedder\.", "txt_in.c_embedder."),
+    (r"^context_embedder\.proj_in\.", "txt_in.input_embedder."),
+    (r"^x_embedder\.", "img_in."),
+    (r"^time_text_embed\.timestep_embedder\.linear_1\.", "time_in.mlp.0."),
+    (r"^time_text_embed\.timestep_embedder\.linear_2\.", "time_in.mlp.2."),
+    (r"^time_text_embed\.guidance_embedder\.linear_1\.", "guidance_in.mlp.0."),
+    (r"^time_text_embed\.guidance_embedder\.linear_2\.", "guidance_in.mlp.2."),
+    (r"^time_text_embed\.text_embedder\.linear_1\.", "vector_in.in_layer."),
+    (r"^time_text_embed\.text_embedder\.linear_2\.", "vector_in.out_layer."),
+    (r"^norm_out\.linear\.(.+)$", r"final_layer.adaLN_modulation.1.\1#1,0/2"),
+    (r"^proj_out\.", "final_layer.linear."),
+)
+"""From diffusers' keys to those of the authors' file; see ``single_file.find_sources``."""
+
+COMFYUI_FILE_NAMES = (
+    *AUTHORS_FILE_NAMES,
+    (r"^txt_in\.t_embedder\.mlp\.0\.", "txt_in.t_embedder.in_layer."),
+    (r"^txt_in\.t_embedder\.mlp\.2\.", "txt_in.t_embedder.out_layer."),
+    (r"^txt_in\.c_embedder\.linear_1\.", "txt_in.c_embedder.in_layer."),
+    (r"^txt_in\.c_embedder\.linear_2\.", "txt_in.c_embedder.out_layer."),
+    (r"_mod\.linear\.", "_mod.lin."),
+    (r"_attn_qkv\.", "_attn.qkv."),
+    (r"mlp\.fc1\.", "mlp.0."),
+    (r"mlp\.fc2\.", "mlp.2."),
+    (r"_attn_q_norm\.weight", "_attn.norm.query_norm.scale"),
+    (r"_attn_k_norm\.weight", "_attn.norm.key_norm.scale"),
+    (r"\.q_norm\.weight", ".norm.query_norm.scale"),
+    (r"\.k_norm\.weight", ".norm.key_norm.scale"),
+    (r"_attn_proj\.", "_attn.proj."),
+    (r"\.modulation\.linear\.", ".modulation.lin."),
+    (r"_in\.mlp\.2\.", "_in.out_layer."),
+    (r"_in\.mlp\.0\.", "_in.in_layer."),
+)
+
+
+DOUBLE_ATTENTION = (
+    r"transformer_blocks\.\d+\.attn\."
+    r"(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out)"
+)
+
+
 class HunyuanVideo(DiffusersModel):
     """A HunyuanVideo checkpoint."""
 
-    spec = spec_of("hunyuan_video")
+    spec = ModelSpec(
+        name="hunyuan_video",
+        aliases=(
+            "HunyuanVideoPipeline",
+            "hunyuan",
+            "hunyuanvideo",
+            "hunyuan-video",
+            "hunyuan-video-13b",
+        ),
+        title="HunyuanVideo 13B",
+        path="flow",
+        rules=VideoRules(
+            frame_step=4,
+            frame_rest=1,
+            side_multiple=16,
+            fps=24.0,
+            spatial_stride=8,
+            temporal_stride=4,
+        ),
+        text_tokens=256,
+        blocks=("transformer_blocks", "single_transformer_blocks"),
+        lora_targets={
+            "attention": (
+                DOUBLE_ATTENTION,
+                r"single_transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v)",
+            ),
+            "feed_forward": (
+                r"transformer_blocks\.\d+\.(ff|ff_context)\.(net\.0\.proj|net\.2)",
+                r"single_transformer_blocks\.\d+\.(proj_mlp|proj_out)",
+            ),
+            "linear": (
+                DOUBLE_ATTENTION,
+                r"single_transformer_blocks\.\d+\.attn\.(to_q|to_k|to_v)",
+                r"transformer_blocks\.\d+\.(ff|ff_context)\.(net\.0\.proj|net\.2)",
+                r"single_transformer_blocks\.\d+\.(proj_mlp|proj_out)",
+            ),
+            "all": (r"(single_)?transformer_blocks\..+",),
+        },
+        default_resolution=544,
+        timestep_shift=7.0,
+        sample_steps=50,
+        sample_guidance=6.0,
+        licence="Tencent Hunyuan Community License",
+        keeps_variance=True,
+        fused_modules={
+            "comfyui": (
+                ("transformer_blocks", ("attn.to_q", "attn.to_k", "attn.to_v")),
+                (
+                    "transformer_blocks",
+                    ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+                ),
+                (
+                    "single_transformer_blocks",
+                    ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+                ),
+            )
+        },
+    )
+    tiny_parts = {
+        "_class_name": "HunyuanVideoPipeline",
+        "vae": {
+            "_class_name": "AutoencoderKLHunyuanVideo",
+            "block_out_channels": [4, 4, 4, 4],
+            "norm_num_groups": 2,
+            "latent_channels": 4,
+            "layers_per_block": 1,
+        },
+        "transformer": {
+            "_class_name": "HunyuanVideoTransformer3DModel",
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_attention_heads": 2,
+            "attention_head_dim": 12,
+            "num_layers": 2,
+            "num_single_layers": 2,
+            "num_refiner_layers": 1,
+            "rope_axes_dim": [4, 4, 4],
+            "text_embed_dim": 16,
+            "pooled_projection_dim": 8,
+        },
+        "tokenizer": {
+            "_class_name": "bytes",
+            "marks": [
+                "<|begin_of_text|>",
+                "<|start_header_id|>",
+                "<|end_header_id|>",
+                "<|eot_id|>",
+                "<pad>",
+            ],
+            "texts": [
+                (
+                    " and theme of the video.2. The color, shape, size, texture, quantity, "
+                    "text, and spatial relationships of the objects.3. Actions, events, "
+                    "behaviors temporal relationships, physical movement changes of the "
+                    "objects.4. background environment, light, style and atmosphere.5. "
+                    "camera angles, movements, and transitions used in the video:"
+                )
+            ],
+            "padding_side": "right",
+            "eos_token": "<|eot_id|>",
+            "pad_token": "<pad>",
+            "model_input_names": ["input_ids", "attention_mask"],
+        },
+        "text_encoder": {
+            "_class_name": "LlamaModel",
+            "vocab_size": 262,
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 512,
+        },
+        "tokenizer_2": {"_class_name": "clip", "longest": 77},
+        "text_encoder_2": {
+            "_class_name": "CLIPTextModel",
+            "vocab_size": 514,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "hidden_size": 8,
+            "bos_token_id": 512,
+            "eos_token_id": 2,
+        },
+        "scheduler": {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 7.0},
+    }
+    tiny_variants = {"t2v": {}}
     variants = ("t2v",)
     transformer_class = "HunyuanVideoTransformer3DModel"
     vae_class = "AutoencoderKLHunyuanVideo"
@@ -52,10 +323,24 @@ class HunyuanVideo(DiffusersModel):
     embedding_names = {"text_encoder": "llama", "text_encoder_2": "clip_l"}
     pipelines = ("HunyuanVideoPipeline",)
     attention = "attn"
-    comfyui_names = key_names("hunyuan_video", "comfyui")
-    file_names = tuple(
-        key_names("hunyuan_video", f"{layout} file") for layout in ("original", "comfyui")
+    comfyui_names = (
+        (r"^transformer_blocks\.", "double_blocks."),
+        (r"^single_transformer_blocks\.", "single_blocks."),
+        (r"^(single_blocks\.\d+)\.(attn\.to_[qkv]|proj_mlp)$", r"\1.linear1"),
+        (r"^(single_blocks\.\d+)\.proj_out$", r"\1.linear2"),
+        (r"^(single_blocks\.\d+)\.norm\.linear$", r"\1.modulation.linear"),
+        (r"\.attn\.to_[qkv]$", ".img_attn_qkv"),
+        (r"\.attn\.add_[qkv]_proj$", ".txt_attn_qkv"),
+        (r"\.attn\.to_out\.0$", ".img_attn_proj"),
+        (r"\.attn\.to_add_out$", ".txt_attn_proj"),
+        (r"\.ff\.net\.0\.proj$", ".img_mlp.fc1"),
+        (r"\.ff\.net\.2$", ".img_mlp.fc2"),
+        (r"\.ff_context\.net\.0\.proj$", ".txt_mlp.fc1"),
+        (r"\.ff_context\.net\.2$", ".txt_mlp.fc2"),
+        (r"\.norm1\.linear$", ".img_mod.linear"),
+        (r"\.norm1_context\.linear$", ".txt_mod.linear"),
     )
+    file_names = (AUTHORS_FILE_NAMES, COMFYUI_FILE_NAMES)
     tokens_in_front = CROP
 
     @classmethod

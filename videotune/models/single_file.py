@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
+from videotune.models.key_names import file_rules, rename_key
 from videotune.models.model_files import Header
-from videotune.models.registry import FAMILIES, names
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Names = Sequence[tuple[str, str]]
-"""Regular expressions and what stands in their place, applied one after the other."""
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names of torch's for those of a safetensors file."""
@@ -63,13 +60,6 @@ class WeightSource:
         return () if rows % self.of else (rows // self.of * len(self.parts), *rest)
 
 
-def renamed(name: str, table: Names) -> str:
-    """A name after each of the replacements."""
-    for pattern, other in table:
-        name = re.sub(pattern, other, name)
-    return name
-
-
 def find_sources(
     network: str, wanted: Collection[str], stored: Stored
 ) -> dict[str, WeightSource]:
@@ -79,17 +69,11 @@ def find_sources(
     ``NAME#1,0/2`` are the second and the first half of the rows of NAME. Raises VideotuneError for scales that are not one
     a tensor or one a row.
     """
-    families: list[Any] = [
-        x for x in map(FAMILIES.get, names()) if getattr(x, "transformer_class", "") == network
-    ]
-    tables = [
-        (),
-        *(table for one in families for table in (*one.file_names, one.original_names or ())),
-    ]
+    tables = [(), *file_rules(network)]
     files = {name: path for path, headers in stored.items() for name in headers}
     best: dict[str, WeightSource] = {}
     for table in tables:
-        places = {name: renamed(name, table).partition("#") for name in wanted}
+        places = {name: rename_key(name, table).partition("#") for name in wanted}
         for prefix in PREFIXES:
             found = {
                 name: (prefix + one, rows)

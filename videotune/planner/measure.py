@@ -29,11 +29,12 @@ from videotune.files import Count, Number
 from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.trainer import build, optimizers
 from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Batch, ClipShape, Family
+from videotune.types import Batch, ClipShape
 
 PIECE = 512
 """CUDA's caching allocator hands memory out in multiples of so many bytes."""
@@ -235,7 +236,7 @@ class FakeRun:
     ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
     """
 
-    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+    def __init__(self, family: DiffusersModel, config: Config, piece: int = PIECE) -> None:
         self.family = family
         self.config = config
         self.mode = fake_mode()

@@ -20,9 +20,10 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
-from videotune.types import BasePlace, Batch, Family, ModelSpec, WeightDtypes, Window
+from videotune.types import BasePlace, Batch, ModelSpec, WeightDtypes, Window
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
 
@@ -44,7 +45,7 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     )
 
 
-def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
+def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> DiffusersModel:
     """The family over its base model.
 
     Raises VideotuneError where no base model is named.
@@ -100,7 +101,7 @@ def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
 
 def make_source(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     loss: Objective,
     expert_schedule: ExpertSchedule | None = None,

@@ -23,8 +23,9 @@ from videotune.latent_cache.encode import (
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
+from videotune.models.base import DiffusersModel
 from videotune.trainer.text_encoders import live_text
-from videotune.types import DETERMINISTIC_VARIANT, Family, Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 
 ProgressFn = Callable[[str, int, int], None]
 """Called with what is encoded, how many are done, and how many there are."""
@@ -62,7 +63,7 @@ def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
 
 def fill_distributed(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     reads: CacheItems,
     dist: DistributedContext,
     keep_bytes: int = 0,
@@ -99,7 +100,7 @@ def fill_distributed(
 
 def fill_cache(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     reads: CacheItems,
     own: CacheItems | None = None,
@@ -176,7 +177,7 @@ def fill_cache(
 
 
 def missing_entries(
-    job: Job, family: Family, store: LatentCache, reads: CacheItems
+    job: Job, family: DiffusersModel, store: LatentCache, reads: CacheItems
 ) -> CacheItems:
     """What the cache does not have of what a run reads."""
     return missing(
@@ -192,7 +193,7 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
         echo(f"  the first begins {cut[0][:60]!r}")
 
 
-def echo_truncated_live(job: Job, family: Family, prompts: Sequence[str]) -> None:
+def echo_truncated_live(job: Job, family: DiffusersModel, prompts: Sequence[str]) -> None:
     """The same where text is encoded in the step and none is in the cache."""
     if live := live_text(job.config):
         lengths = {

@@ -16,17 +16,18 @@ from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
+from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.runs.run_dir import read_run_config
 from videotune.runs.schemas import read_record
 from videotune.trainer.build import DTYPES
 from videotune.trainer.text_encoders import ROWS, by_part
-from videotune.types import Family, ModelSpec
+from videotune.types import ModelSpec
 
 
 def export_run(
     run: Path,
-    family: Family,
+    family: DiffusersModel,
     state: Mapping[str, Tensor],
     step: int,
     resolved: Resolved,
@@ -110,7 +111,10 @@ def export_run(
 
 
 def experts_of(
-    family: Family, config: Config, state: Mapping[str, Tensor], tell: Callable[[str], None]
+    family: DiffusersModel,
+    config: Config,
+    state: Mapping[str, Tensor],
+    tell: Callable[[str], None],
 ) -> tuple[str | None, ...]:
     """The experts that get a file each; None where what trained is no expert's."""
     if not config.transformer.train:
@@ -179,13 +183,13 @@ def shared_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _whole(family: Family) -> str:
+def _whole(family: DiffusersModel) -> str:
     """How a folder of a whole model is used, in code."""
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
 def _use(
-    family: Family, config: Config, expert: str | None, format: str, base: str
+    family: DiffusersModel, config: Config, expert: str | None, format: str, base: str
 ) -> dict[str, Any]:
     """How the file is used, in code, and what of it a reader might ask; ``base``: the base model's name."""
     pipeline = family.pipeline_class().__name__

@@ -14,14 +14,14 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
 from videotune.job.experts import of_expert, prefix
+from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
-from videotune.types import Family
 
 
-def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) -> None:
+def init_from(source: Path, family: DiffusersModel, pool: ExpertPool, config: Config) -> None:
     """Put the weights of a LoRA or embedding file, or of a checkpoint's folder, into what trains, and say what was taken.
 
     Raises VideotuneError where they do not fit.
@@ -38,7 +38,7 @@ def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) ->
 
 
 def _begin_one(
-    source: Path, family: Family, name: str, trainable: TrainableState, config: Config
+    source: Path, family: DiffusersModel, name: str, trainable: TrainableState, config: Config
 ) -> str:
     begin = prefix(family.spec, name)
     if config.training_method == "LORA":
@@ -65,7 +65,9 @@ def _begin_one(
     return told
 
 
-def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter]) -> str:
+def put_rows(
+    source: Path, family: DiffusersModel, parameters: Mapping[str, nn.Parameter]
+) -> str:
     """Copy the rows of an embedding file, or of a checkpoint, into ours; says how many there were.
 
     The new run's token may be another word. Raises VideotuneError where there are more or fewer rows, or of another width.
@@ -131,7 +133,7 @@ def put_adapter(
     return f"{len(theirs)} modules" + (f"; {rest} others begin at zero" if rest else "")
 
 
-def check_source(source: Path, family: Family, config: Config) -> None:
+def check_source(source: Path, family: DiffusersModel, config: Config) -> None:
     """Look at what init_from names before anything is encoded or loaded.
 
     Raises VideotuneError where it is missing, is no adapter or embedding of this family, or does not go with the config.
@@ -206,7 +208,7 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def read_adapter(source: Path, family: Family, begin: str) -> LoadedAdapter:
+def read_adapter(source: Path, family: DiffusersModel, begin: str) -> LoadedAdapter:
     """The adapter in a run's checkpoint, of names that ``begin`` so, or in an adapter file or folder of any program.
 
     Its alpha may be another than ours. Raises VideotuneError where the source is missing, or no LoRA of this family.

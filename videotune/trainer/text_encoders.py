@@ -9,7 +9,7 @@ from videotune.adapters import layers
 from videotune.config.schema import Config, token_names
 from videotune.job.experts import of_expert
 from videotune.memory.checkpointing import checkpoint_text
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 ROWS = "embedding."
 """What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
@@ -24,7 +24,7 @@ def live_text(config: Config) -> layers.LiveText | None:
     )
 
 
-def refuse_text(family: Family, config: Config) -> None:
+def refuse_text(family: DiffusersModel, config: Config) -> None:
     """Before anything is encoded: VideotuneError for patterns that name no weight, and a token that is none."""
     if config.text_encoder.train and config.text_encoder.layers is not None:
         nets = family.text_skeletons().items()
@@ -35,7 +35,7 @@ def refuse_text(family: Family, config: Config) -> None:
             layers.add_tokens(tokenizer, config.embedding.tokens)
 
 
-def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
+def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
     """Put into the family's text encoders what trains of them; by the group of its rate, then by the checkpoints' names."""
     if not config.text_in_step:
         return {}
@@ -50,7 +50,7 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
 
 
 def by_part(
-    family: Family, state: Mapping[str, Tensor]
+    family: DiffusersModel, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """What trained of the denoiser, and of each text encoder, all by the names in them."""
     text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
@@ -59,7 +59,7 @@ def by_part(
 
 
 def put_text(
-    family: Family, config: Config, state: Mapping[str, Tensor], where: str
+    family: DiffusersModel, config: Config, state: Mapping[str, Tensor], where: str
 ) -> Callable[[str], str]:
     """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
     live = live_text(config)
@@ -77,7 +77,7 @@ def put_text(
 
 
 def put_files(
-    family: Family, found: Sequence[tuple[str, Mapping[str, Tensor]]]
+    family: DiffusersModel, found: Sequence[tuple[str, Mapping[str, Tensor]]]
 ) -> Callable[[str], str]:
     """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
     words: dict[str, tuple[str, ...]] = {}
@@ -94,7 +94,7 @@ def put_files(
     return spell
 
 
-def text_size(family: Family, config: Config) -> tuple[int, int]:
+def text_size(family: DiffusersModel, config: Config) -> tuple[int, int]:
     """(modules, numbers) of the text encoders that would train."""
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":
