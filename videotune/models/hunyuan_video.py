@@ -1,4 +1,7 @@
-"""HunyuanVideo 13B from text (Kong et al. 2024, arXiv 2412.03603): flow matching, guidance distilled, Llama and CLIP."""
+"""HunyuanVideo 13B from text (Kong et al. 2024, arXiv 2412.03603).
+
+Flow matching, distilled guidance, Llama and CLIP.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +36,16 @@ TEMPLATE = (
     "atmosphere.5. camera angles, movements, and transitions used in the "
     "video:<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
 )
-"""What Llama reads around a caption. A fact of the checkpoint, and the pipeline's own; here for counting without torch."""
+"""Llama's prompt template, the same as the pipeline's; here to count tokens without torch."""
 
 CROP = 95
-"""Tokens in front of the caption: the pipeline cuts as many states off, whatever they are of."""
+"""Tokens before the caption: the pipeline cuts off the states of this many tokens."""
 
 GUIDANCE = 1.0
-"""What training tells the guidance embedding: a clip is what it is, not more so. Samples are drawn at 6."""
+"""Input of the guidance embedding in training: clips are not guided. Samples use 6."""
 
 WIDTH = 3072
-"""Of the published transformer; diffusers' converters from the authors' names know no other."""
+"""Width of the published transformer, the only one that diffusers' converters support."""
 
 SIZES = {(3072, 20, 40): " 13B"}
 """(width, double blocks, single blocks) of the published transformers."""
@@ -345,32 +348,39 @@ class HunyuanVideo(DiffusersModel):
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of a checkpoint.
+        """Read the spec of a checkpoint.
 
-        The shift of training stays 7, at which the authors sample, whatever the checkpoint's scheduler says: it is that of
-        sampling, and distilled checkpoints have others. Raises VideotuneError for one that only looks like one of these.
+        The shift of training stays 7, with which the authors sample. The scheduler's shift is only
+        for sampling, and distilled checkpoints have others.
+
+        Raises:
+            VideotuneError: for a checkpoint that is not HunyuanVideo from text.
         """
-        net, vae, latent, _ = cls.read_configs(folder)
+        configs = cls.read_configs(folder)
+        net = configs.transformer
         if net.get("image_condition_type") is not None:
             raise VideotuneError(
-                f"{folder}: of HunyuanVideo videotune trains the text-to-video checkpoint alone"
+                f"{folder}: this HunyuanVideo checkpoint takes an image. "
+                "Use the text-to-video checkpoint."
             )
+
         patch = (net["patch_size_t"], net["patch_size"], net["patch_size"])
-        spatial = vae["spatial_compression_ratio"]
-        temporal = vae["temporal_compression_ratio"]
+        spatial = configs.vae["spatial_compression_ratio"]
+        temporal = configs.vae["temporal_compression_ratio"]
         width = net["num_attention_heads"] * net["attention_head_dim"]
+        size = SIZES.get((width, net["num_layers"], net["num_single_layers"]), "")
         return replace(
             cls.spec,
-            title=f"HunyuanVideo{SIZES.get((width, net['num_layers'], net['num_single_layers']), '')}",
+            title=f"HunyuanVideo{size}",
             rules=VideoRules(
-                temporal * patch[0],
-                1,
-                spatial * patch[1],
-                cls.spec.rules.fps,
-                spatial,
-                temporal,
+                frame_step=temporal * patch[0],
+                frame_rest=1,
+                side_multiple=spatial * patch[1],
+                fps=cls.spec.rules.fps,
+                spatial_stride=spatial,
+                temporal_stride=temporal,
             ),
-            latent_channels=latent,
+            latent_channels=configs.latent_channels,
             patch=patch,
             text_width=net["text_embed_dim"],
             guidance_embedded=bool(net.get("guidance_embeds")),
@@ -378,89 +388,98 @@ class HunyuanVideo(DiffusersModel):
 
     @classmethod
     def clean(cls, caption: str) -> str:
-        """In the template."""
+        """Return the caption in Llama's template."""
         return TEMPLATE.format(caption)
 
     def tokenizers(self) -> Mapping[str, Any]:
-        """Llama's is read by the general class: Llama's own of transformers 5 would put the splitting of older Llamas in the
-        place of what the file says, and give other tokens. Raises VideotuneError where it does not fit the template."""
+        """Load the tokenizers.
+
+        Llama's is loaded by the general class: in transformers 5 Llama's own class replaces the
+        file's splitting by that of older Llamas, which gives other tokens.
+
+        Raises:
+            VideotuneError: if Llama's tokenizer does not fit the template.
+        """
         folder = self.folder / "tokenizer"
         if not (folder / "tokenizer.json").is_file():
             raise VideotuneError(
-                f"{folder} has no tokenizer.json; take the file that comes with the checkpoint"
+                f"{folder} has no tokenizer.json. Copy the file that comes with the checkpoint."
             )
         llama = read_tokenizer(
             folder, self.folder / "text_encoder", transformers.PreTrainedTokenizerFast
         )
-        one, other = (
-            llama(TEMPLATE.format(word), verbose=False).input_ids for word in ("a", "0")
-        )
-        front = next(
-            (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), -1
-        )
+
+        # Two captions that differ in their first letter show where the caption begins.
+        first_ids = llama(TEMPLATE.format("a"), verbose=False).input_ids
+        second_ids = llama(TEMPLATE.format("0"), verbose=False).input_ids
+        front = -1
+        for i, (first_id, second_id) in enumerate(zip(first_ids, second_ids, strict=False)):
+            if first_id != second_id:
+                front = i
+                break
         if front != CROP or llama.padding_side != "right":
-            fault = f"it pads on the {llama.padding_side} and reads {front} tokens in front of a caption, not {CROP}"
-            raise VideotuneError(f"{folder} is not HunyuanVideo's tokenizer: {fault}")
+            raise VideotuneError(
+                f"{folder} is not HunyuanVideo's tokenizer: it pads on the {llama.padding_side} "
+                f"and reads {front} tokens in front of a caption, not {CROP}"
+            )
+
         clip = read_tokenizer(self.folder / "tokenizer_2", self.folder / "text_encoder_2")
         return {"text_encoder": llama, "text_encoder_2": clip}
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """Llama's states "text" (256,D), zeros where the "mask" (256,) is False, and CLIP's "pooled" (P,).
+        """Return "text" (256,D), Llama's states; "mask" (256,); and "pooled" (P,), CLIP's.
 
-        The pipeline feeds states of the padding there, which the mask hides: they change nothing.
+        The text is zero where the mask is False. The pipeline feeds the padding's states there,
+        but the mask hides them.
         """
         text, pooled, mask = self.encode_prompt(caption)
-        shown = mask[0].bool()
-        return {
-            "text": text[0].where(shown[:, None], text.new_zeros(())),
-            "mask": shown,
-            "pooled": pooled[0],
-        }
+        mask = mask[0].bool()
+        text = text[0].where(mask[:, None], text.new_zeros(()))
+        return {"text": text, "mask": mask, "pooled": pooled[0]}
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Less the padding, which is on the right."""
-        return {"text": states["text"][: int(states["mask"].sum())], "pooled": states["pooled"]}
+        """Return the states without the padding, which is on the right."""
+        length = int(states["mask"].sum())
+        return {"text": states["text"][:length], "pooled": states["pooled"]}
 
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
-        """With the mask that follows from the length."""
+        """Pad and stack states; trimmed states get a mask by their length."""
         conditioning = super().condition(states)
-        places = torch.arange(self.spec.text_tokens)
         if conditioning.text_mask is not None:
             return conditioning
-        return replace(
-            conditioning,
-            text_mask=torch.stack([places < len(state["text"]) for state in states]),
-        )
+        positions = torch.arange(self.spec.text_tokens)
+        masks = [positions < len(state["text"]) for state in states]
+        return replace(conditioning, text_mask=torch.stack(masks))
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """With CLIP's."""
+        """Return zeros in the form of a clip's states, with CLIP's pooled state."""
         pooled = torch.zeros(self.config["pooled_projection_dim"], dtype=self.dtype)
         return super().blank_states(shape) | {"pooled": pooled}
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v = noise - x0; the network is told 1000 t in float32, and a guidance of 1.
+        """Return v = noise - x0; the timestep input is 1000 · t in float32, the guidance 1.
 
-        As the pipeline does, guidance is told to a checkpoint that has no embedding for it too: it does not listen.
+        As in the pipeline, a checkpoint without guidance embedding also gets the guidance, and
+        ignores it.
         """
         conditioning = batch.conditioning
         assert conditioning.text_mask is not None
-        out = net(
+        guidance = torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device)
+        output = net(
             hidden_states=x_t.to(self.dtype),
             timestep=t.float() * 1000,
             encoder_hidden_states=conditioning.text.to(self.dtype),
             encoder_attention_mask=conditioning.text_mask.to(self.dtype),
             pooled_projections=conditioning.extras["pooled"].to(self.dtype),
-            guidance=torch.full((len(x_t),), GUIDANCE, dtype=self.dtype, device=x_t.device)
-            * 1000.0,
+            guidance=guidance * 1000.0,
             return_dict=False,
         )
-        return out[0].float()
+        return output[0].float()
 
     def prompt(self, conditioning: Conditioning) -> dict[str, Tensor]:
-        """With CLIP's."""
-        return super().prompt(conditioning) | {
-            "pooled_prompt_embeds": conditioning.extras["pooled"].to(self.device, self.dtype)
-        }
+        """Return a conditioning as arguments of the pipeline, with CLIP's pooled state."""
+        pooled = conditioning.extras["pooled"].to(self.device, self.dtype)
+        return super().prompt(conditioning) | {"pooled_prompt_embeds": pooled}
 
     def sample(
         self,
@@ -469,20 +488,27 @@ class HunyuanVideo(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Guidance is told to the network, once a step.
+        """Sample latents; guidance is an input of the network, so each step is one pass.
 
-        ``unconditional`` is asked of a checkpoint alone that has no embedding for it: there guidance joins two answers.
+        Only a checkpoint without guidance embedding uses ``unconditional``, with two passes.
         """
         if self.spec.guidance_embedded:
             return super().sample(nets, conditioning, None, request)
-        words = {"guidance_scale": GUIDANCE, "true_cfg_scale": request.guidance}
+        pipe = self.pipeline(nets, request.shift)
         return self.run_pipeline(
-            self.pipeline(nets, request.shift), conditioning, unconditional, request, **words
+            pipe,
+            conditioning,
+            unconditional,
+            request,
+            guidance_scale=GUIDANCE,
+            true_cfg_scale=request.guidance,
         ).float()
 
     def lora_formats(self) -> tuple[str, ...]:
-        """diffusers reads ComfyUI's form of the published width alone, so a file for another could not be proved."""
-        published = (
-            self.config["num_attention_heads"] * self.config["attention_head_dim"] == WIDTH
-        )
-        return super().lora_formats() if published else ("diffusers",)
+        """Return the formats of LoRA files.
+
+        diffusers reads ComfyUI's format only at the published width, so a file for another width
+        could not be verified.
+        """
+        width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
+        return super().lora_formats() if width == WIDTH else ("diffusers",)
