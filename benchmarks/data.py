@@ -27,7 +27,8 @@ from typing import Any
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from videotune.data.decode import decode
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.latent_cache.decode_ahead import GROUP_BYTES
 
 SECONDS, FPS = 60, 16

@@ -31,7 +31,8 @@ from videotune.rng import generator_for
 from videotune.runs.journal import read_journal
 from videotune.sampling.pipeline import SampleSettings, draw
 from videotune.toy.dataset import CONCEPT, write_dataset
-from videotune.toy.shapes import DIRECTIONS, caption, detect, draw_clip, phrase
+from videotune.toy.detection import detect
+from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
 from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.cache_filling import fill_cache
 from videotune.validation.callbacks import reads_of_run

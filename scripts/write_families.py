@@ -3,7 +3,7 @@
 python scripts/write_families.py
 """
 
-from videotune.data.frame_sampling import frame_rule
+from videotune.data.frame_counts import frame_rule
 from videotune.models.registry import find, names
 from videotune.types import ModelSpec
 

@@ -17,7 +17,8 @@ from toymaking.recipe import Recipe
 from videotune.files import write_whole
 from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT
-from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption, detect
+from videotune.toy.detection import detect
+from videotune.toy.shapes import HELD_OUT, TEMPLATES, Look, caption
 
 GUIDANCE, STEPS = 2.0, 20
 AT_ONCE = 12

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from videotune.errors import VideotuneError
-from videotune.toy.shapes import Blob, find_blob, pixel_grid
+from videotune.toy.detection import Blob, find_blob
+from videotune.toy.shapes import pixel_grid
 
 MARGIN = 3
 """Pixels on either side of an outline that belong neither to the subject nor to the background: outlines are soft."""

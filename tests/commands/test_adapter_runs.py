@@ -69,7 +69,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(kind: str, work: Work) -> N
 def test_several_processes_cannot_update_within_backward(work: Work) -> None:
 
     job = open_run(work.overrides("optimizer.step_in_backward=true"), work.run, None).job
-    with pytest.raises(VideotuneError, match="gradients of 2 processes have to be summed"):
+    with pytest.raises(VideotuneError, match="2 processes must sum their gradients"):
         prepare(job, work.run, dist=DistributedContext(0, 2))
 
 
@@ -204,7 +204,7 @@ def test_kinds_are_not_mixed_and_shapes_must_fit(of_variant: Bases, work: Work) 
     for source, sets, words in (
         (loha, ("lora.rank=4", "lora.targets=linear"), "is LOHA, and lora.variant is LORA"),
         (lora, settings_of("DORA"), "is LORA, and lora.variant is DORA"),
-        (loha, (*settings_of("LOHA"), "lora.rank=2"), "set lora.rank as it was there"),
+        (loha, (*settings_of("LOHA"), "lora.rank=2"), "Set lora.rank as it was there"),
         (
             loha,
             (*settings_of("LOHA"), "lora.targets=attention"),
@@ -497,7 +497,7 @@ def test_the_file_is_reported_and_kept_in_the_config(
     file, settings = place(adapter, FILES[0]), ("steps=2", "lora.rank=4", "validate_every=2")
     work.train(*settings, f"init_from={file}")
     printed = capsys.readouterr().err
-    assert f"beginning with the weights of {file} (" in printed
+    assert f"starting from the weights of {file} (" in printed
     assert "fresh optimizer, step 0" in printed
     assert read_run_config(work.run)["settings"]["init_from"] == str(file)
     first, other = (
@@ -511,7 +511,7 @@ def test_the_file_is_reported_and_kept_in_the_config(
 WHOLE_RUN = ("steps=3", *WHOLE, "train_dtype=FLOAT_32")
 REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     **{
-        f"rank of {name}": (name, ("lora.rank=2",), r"rank 4 in .*: set lora\.rank")
+        f"rank of {name}": (name, ("lora.rank=2",), r"rank 4 in .*. Set lora\.rank")
         for name in FILES
     },
     "modules": (
@@ -527,14 +527,14 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "missing": ("nothing", (), "no such file or folder"),
     "text": ("text.safetensors", (), "is no LoRA"),
-    "folder": ("empty", (), "is no complete checkpoint: its name is no step's"),
-    "incomplete": ("step-9", (), "is no complete checkpoint: it has no COMPLETE"),
-    "full for adapter": ("full", (), "holds no LoRA: it is of a run that trained every weight"),
+    "folder": ("empty", (), "is not a complete checkpoint: its name is not that of a step"),
+    "incomplete": ("step-9", (), "is not a complete checkpoint: it has no COMPLETE"),
+    "full for adapter": ("full", (), "holds no LoRA: its run trained every weight"),
     "adapter for full": ("checkpoint", WHOLE, "does not fit what trains"),
     "file for full": (
         FILES[0],
         WHOLE,
-        "is a file; FINE_TUNE begins from a checkpoint's folder",
+        "is a file, and FINE_TUNE starts from the folder of a checkpoint",
     ),
 }
 """For each case what the run begins from, its settings, and what the error names."""

@@ -84,7 +84,7 @@ def test_a_cache_that_is_damaged_in_mid_training_ends_the_run_with_its_last_step
                 path.write_bytes(content[:begin] + b"\1" * (len(content) - begin))
         return clip(*given)
 
-    monkeypatch.setattr(setup, "KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr(setup, "CACHE_BYTES_IN_MEMORY", 0)
     monkeypatch.setattr(step, "clip_grad_norm", damage)
     with pytest.raises(VideotuneError, match="missing or damaged"):
         train(work.overrides("steps=8", "save_every=0", f"cache_dir={cache}"), run)
@@ -254,7 +254,7 @@ def test_a_second_signal_ends_at_once_in_the_middle_of_saving(work: Work) -> Non
     assert running.ended(0.5) is None, "one signal lets it finish"
     running.send(number)
     assert running.ended(2) == INTERRUPTED
-    assert "stopped at once; the last checkpoint is whole" in running.stderr
+    assert "stopped at once; the last checkpoint is complete" in running.stderr
     assert complete(run) == [2]
     assert (run / "checkpoints" / ".step-4.part").is_dir()
     assert not heartbeat(run)["alive"]

@@ -390,12 +390,12 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
 def test_a_folder_without_videos_has_nothing_to_split(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "notes.txt").write_text("no clip")
-    with pytest.raises(VideotuneError, match="No video files"):
+    with pytest.raises(VideotuneError, match="No videos or images"):
         split(tmp_path / "in", tmp_path / "out")
     Image.fromarray(noise(1)[0]).save(tmp_path / "in" / "a.png")
     with pytest.raises(
         VideotuneError,
-        match=r"No video files.*Images, of which it has 1, have no scenes to split",
+        match=r"No video files.*Its 1 images have no scenes to split",
     ):
         split(tmp_path / "in", tmp_path / "out")
     (tmp_path / "in" / "metadata.csv").write_text("nonsense\nx\n")

@@ -120,7 +120,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"journal": [*GOOD, step(31, seconds={"experts": 900.0})]},
     ),
     ("Poor quality: the rate is too high", {"journal": [*GOOD, validation(40, 0.7, 1.2)]}),
-    ("Poor quality: nothing is learnt", {"journal": [*GOOD, validation(40, 0.7, 0.99)]}),
+    ("Poor quality: the model learns nothing", {"journal": [*GOOD, validation(40, 0.7, 0.99)]}),
     (
         "Poor quality: overfitting",
         {"journal": [*GOOD, validation(40, 0.8, 0.3), validation(50, 0.9, 0.2)]},
@@ -172,7 +172,7 @@ def test_remedies_for_memory_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "nothing is learnt")]
+    ("rate", "why"), [("3", "the rate is too high"), ("1e-9", "the model learns nothing")]
 )
 def test_a_real_run_at_a_wrong_rate_is_found_out(
     rate: str, why: str, work: Work, capsys: Printed
@@ -189,7 +189,7 @@ def test_a_real_run_at_a_wrong_rate_is_found_out(
     capsys.readouterr()
     assert shell("doctor", work.run, json=True) == 0
     lines = {one["line"] for one in json.loads(capsys.readouterr().out)}
-    rates = {"Poor quality: the rate is too high", "Poor quality: nothing is learnt"}
+    rates = {"Poor quality: the rate is too high", "Poor quality: the model learns nothing"}
     assert lines & rates == {f"Poor quality: {why}"}
     assert not lines & {
         "Out of memory",

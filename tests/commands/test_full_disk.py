@@ -108,7 +108,7 @@ def test_a_run_on_a_full_disk_waits_and_ends_as_if_it_had_never_been_full(
     assert complete(disk.after) == [2, 4, 6]
     assert_same_run(disk.after, straight, 2, 4, 6)
     assert [line["step"] for line in of_kind(disk.after, "save")] == [2, 4, 6]
-    assert sum("no room for what step" in text for text in warnings_of(disk.after)) == 1, (
+    assert sum("no room to save step" in text for text in warnings_of(disk.after)) == 1, (
         "once, not at each look"
     )
     assert list((disk.after / "checkpoints").glob(".*")) == []
@@ -263,7 +263,7 @@ def test_a_broken_disk_is_not_waited_for(work: Work, monkeypatch: Patch) -> None
     monkeypatch.setattr(saving, "save_checkpoint", broken)
     with pytest.raises(
         VideotuneError,
-        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; go on with",
+        match=r"step 5 cannot be saved in .*Input/output error.*steps 3; resume with",
     ):
         resume(run, "steps=5")
 
@@ -276,7 +276,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
 
     monkeypatch.setattr(saving, "remove", held)
     work.train("steps=3", "save_every=1", "save_keep=1")
-    assert any("step-1 cannot be taken away" in text for text in warnings_of(work.run))
+    assert any("step-1 cannot be removed" in text for text in warnings_of(work.run))
     assert complete(work.run) == [1, 2, 3]
 
 

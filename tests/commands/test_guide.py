@@ -146,9 +146,7 @@ def test_ratios_16_and_8_keep_the_picture_and_every_second_frame(preset: Make) -
     job = open_job(*resolve_config(preset("wan 2.2 LoRA 8GB")))
     assert (job.spec.rules.spatial_stride, job.spec.rules.temporal_stride) == (16, 4)
     assert {str(shape) for shape in job.shapes} == {"5x32x32"}
-    assert any(
-        "of 9 frames one in 2 is kept, so that a window has 5" in note for note in job.notes
-    )
+    assert any("one in 2 of 9 frames is kept, so a window has 5" in note for note in job.notes)
     assert {shape.fps for shape in job.shapes} == {6.0}
     assert job.library.windows
 

@@ -20,7 +20,7 @@ from tests.support.run_results import assert_same_run, of_kind, state, steps_of,
 from videotune.commands.sample import SampleOptions
 from videotune.config.schema import Lora
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.errors import DONE, VideotuneError
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import resolve_config
@@ -175,7 +175,7 @@ def test_both_files_load_into_one_pipeline_and_change_what_it_draws(
     ("sets", "named"),
     [
         (("training_method=FINE_TUNE",), "FINE_TUNE changes every weight of one expert"),
-        (("experts=high", "expert_share=0.5"), "expert_share: high alone trains"),
+        (("experts=high", "expert_share=0.5"), "expert_share: only high trains"),
     ],
 )
 def test_what_two_experts_do_not_allow_is_refused(
@@ -357,7 +357,7 @@ def test_images_that_do_not_fit_the_model_or_the_prompts(
             )
 
     refused("takes no image", "t2v", images=(image,))
-    refused("which image", "i2v")
+    refused("no image given", "i2v")
     refused("one for all 3 prompts", "i2v", 3, images=(image, image))
     refused(r"b\.png", "i2v", images=(broken,))
     refused(r"none\.png", "i2v", images=(tmp_path / "none.png",))

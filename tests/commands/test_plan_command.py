@@ -276,15 +276,18 @@ def test_a_text_encoder_without_room_is_streamed_and_encodes_the_same(
 ) -> None:
     fill, met, plain, run = cache_filling.fill, nth(1), work.finished("steps=2"), work.run
 
-    def short(family: Any, *more: Any) -> Any:
+    def short(family: Any, *more: Any, **named: Any) -> Any:
         if met():
             family.part("text_encoder")
             raise OUT_OF_MEMORY
-        return fill(family, *more)
+        return fill(family, *more, **named)
 
     monkeypatch.setattr(cache_filling, "fill", short)
     assert train(work.overrides("steps=2", f"cache_dir={work.tmp / 'cache'}"), run) == DONE
-    assert "the blocks of the text encoder now come from host memory" in capsys.readouterr().err
+    assert (
+        "the blocks of the text encoder are now streamed from host memory"
+        in capsys.readouterr().err
+    )
     assert_same_run(run, plain, 2)
     assert read_json(plain / "config.json")["data"] == read_json(run / "config.json")["data"]
 

@@ -80,7 +80,7 @@ def test_safe_keys_apply_at_once_and_are_reported(
     assert "changes" not in of_kind(run, "resume")[-1]
 
 
-LEAVE = "Leave it as it was, or start a new run; --init-from takes weights over"
+LEAVE = "Leave it as it was, or start a new run; --init-from starts from these weights"
 ALLOWED = {"override": True, "data_change": True}
 
 

@@ -185,7 +185,7 @@ def test_killed_anywhere_in_setting_aside_nothing_is_lost_and_asking_again_finis
         nothing_is_lost(run)
         if [one.step for one in complete_checkpoints(run)] != [3, 6, 9, 12]:
             with pytest.raises(
-                VideotuneError, match=r"the newest checkpoint .*, step 12, is not whole"
+                VideotuneError, match=r"the newest checkpoint .*, step 12, is not complete"
             ):
                 checkpoint_of(
                     run, None, History(run)
@@ -276,7 +276,7 @@ def test_a_missing_checkpoint_is_an_error_that_names_the_complete_ones(work: Wor
     shutil.rmtree(run / "checkpoints" / "step-6")
     with pytest.raises(
         VideotuneError,
-        match=r"step 6, is not whole: its folder is missing; .* 2, 4. .*--from 4",
+        match=r"step 6, is not complete: its folder is missing; .* 2, 4. .*--from 4",
     ):
         resume(run)
     assert resume(run, step=2) == DONE

@@ -53,7 +53,7 @@ def test_a_folder_that_holds_something_a_run_would_write_is_refused(
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     before = listing(run)
-    with pytest.raises(VideotuneError, match="give another --out"):
+    with pytest.raises(VideotuneError, match="choose another --out"):
         train(work.overrides("steps=1"), run)
     assert listing(run) == before
 
@@ -69,7 +69,7 @@ def test_what_a_run_writes_is_what_a_new_one_refuses(work: Work) -> None:
 
 def test_an_older_run_without_its_config_is_not_trained_over(work: Work) -> None:
     run = work.copy("steps=3")
-    with pytest.raises(VideotuneError, match="holds a run already"):
+    with pytest.raises(VideotuneError, match="already holds a run"):
         train(work.overrides("steps=1"), run)
     (run / "config.json").unlink()
     before = listing(run)
@@ -87,7 +87,7 @@ def test_killed_anywhere_in_the_start_of_a_run_the_same_command_begins_it(work: 
             begin(run, job, {}, make_plan(job), "FLOAT_32")
             copy_pictures(job, run)
 
-    ours = ("trainer/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
+    ours = ("runs/run_dir.py", "reporter/contact_sheet.py", "videotune/files.py")
     points = kill_points(started, work.tmp / "dry", ours)
     assert len(points) > 10
     for point in points:
@@ -121,7 +121,7 @@ def test_a_run_and_its_dataset_do_not_lie_in_one_another(
     os.symlink(clips, work.tmp / "link")
     out = work.tmp / "link" / "run" if place == "link" else clips / place
     before = listing(work.tmp)
-    with pytest.raises(VideotuneError, match="previews would be taken as clips"):
+    with pytest.raises(VideotuneError, match="previews would be taken for clips"):
         train(work.overrides("steps=1", data=clips), out)
     assert listing(work.tmp) == before
 
@@ -139,7 +139,7 @@ def test_the_folder_of_a_run_in_a_dataset_holds_no_clips(
     assert str(clips / "deep" / "run") in "".join(capsys.readouterr())
     assert resume(clips / "deep" / "run", "steps=3") == DONE
     assert [line["step"] for line in steps_of(clips / "deep" / "run")] == [1, 2, 3]
-    with pytest.raises(VideotuneError, match="holds a training run"):
+    with pytest.raises(VideotuneError, match="contains a training run"):
         check(work.overrides(data=clips / "deep" / "run"))
 
 
@@ -241,12 +241,12 @@ def test_a_checkpoint_under_another_step_s_name_is_refused(run: Path, tmp_path: 
     (renamed / "step-4").rename(renamed / "step-8")
     refused(
         renamed.parent,
-        "step 8, is not whole: it is the checkpoint of step 4 under another name",
+        "step 8, is not complete: it is the checkpoint of step 4 under another name",
     )
     with pytest.raises(VideotuneError, match="the checkpoint of step 4 under another name"):
         export(renamed.parent)
     shutil.copytree(copied / "step-8", copied / "step-12")
-    refused(copied.parent, "step 12, is not whole: it is the checkpoint of step 8.*--from 8")
+    refused(copied.parent, "step 12, is not complete: it is the checkpoint of step 8.*--from 8")
     assert resume(copied.parent, step=8) == DONE
 
 
@@ -392,7 +392,7 @@ def test_a_journal_that_lacks_what_was_saved_is_refused_and_can_be_repaired(
     path.write_text("".join(lines[:4]) if how == "cut short" else "")
     if how == "missing":
         path.unlink()
-    refused(run, r"says nothing of the steps.*--repair-journal")
+    refused(run, r"lacks the steps.*--repair-journal")
     repair_journal(run)
     assert resume(run, "steps=9") == DONE
 

@@ -18,7 +18,7 @@ from tests.support.run_results import of_kind
 from videotune.commands.compare import is_drawn
 from videotune.commands.sample import SampleOptions, named_by
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.data.video_writer import read_video
 from videotune.errors import DONE, VideotuneError
 from videotune.exporter.adapter_export import export_lora
@@ -73,7 +73,7 @@ def test_a_run_and_its_file_sample_the_same_and_strength_0_is_the_base(
         ({"prompts": ("a",)}, "sample needs a RUN folder"),
         (
             {"prompts": ("a",), "base": "asset:toy", "loras": (Path("none.safetensors"),)},
-            "no such LoRA file",
+            "--lora: no such file",
         ),
         *[
             ({"prompts": ("a",), "base": "asset:toy", "seed": seed}, "seed")
@@ -101,7 +101,7 @@ def test_samples_do_not_go_into_the_run_s_own_dataset(a_run: Path, small_clips: 
         lambda out: sample(SampleOptions(("a",), run=a_run), out),
         lambda out: compare(a_run, "a", 1, out),
     ):
-        with pytest.raises(VideotuneError, match="lies in the dataset"):
+        with pytest.raises(VideotuneError, match="is inside of the dataset"):
             write(small_clips / "videos" / "more")
     refuse_samples_in_data(a_run, small_clips.parent)
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_compared_is_refused(compared: Path, tmp_path: Path) -> N
     for name in ("config.json", "plan.json"):
         shutil.copy(compared / name, other)
     cases = (
-        (compared, None, "which prompt"),
+        (compared, None, "no prompt given"),
         (tmp_path, PROMPT, "holds no run"),
         (other, PROMPT, "no checkpoint yet"),
     )

@@ -57,7 +57,7 @@ def test_new_tokens_alone_are_saved_and_the_cache_holds_latents_alone(work: Work
     assert [line["lr"] for line in steps_of(run)] == [{"embedding": 0.05}] * 3
     assert {entry.kind for entry in LatentCache(work.tmp / "cache").entries()} == {"latents"}
     notes = of_kind(run, "start")[0]["notes"]
-    assert f"6 of 6 captions do not hold '{TOKEN}': it is put in front of them" in notes
+    assert f"6 of 6 captions do not contain '{TOKEN}': it is put in front of them" in notes
     for key in ("embedding.token=<y>", 'text_encoder.layers=["shared"]'):
         with pytest.raises(VideotuneError, match=key.partition("=")[0]):
             resume(run, key)
@@ -158,7 +158,7 @@ def test_a_run_begins_with_the_tokens_of_another(
     work.train(*SHORT, *sets)
     assert torch.equal(state(work.run, 3)[NAME], wanted)
     with pytest.raises(
-        VideotuneError, match=r"has 2 rows .* 3 of 16 train here: set embedding.vectors"
+        VideotuneError, match=r"has 2 rows .* 3 of 16 train here. Set embedding.vectors"
     ):
         train(work.overrides(*SHORT, *sets, "embedding.vectors=3"), work.tmp / "three")
 

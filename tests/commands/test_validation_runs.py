@@ -479,9 +479,7 @@ def test_the_progress_bar_has_times_seen_with_their_band(work: Work) -> None:
     bands = {step: band(most(trainer.job.exposure(step))) for step in range(201)}
     assert len(set(bands.values())) == 4
     assert {step: trainer.band_at(step) for step in bands} == bands
-    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(
-        f"views a window, {bands[120]}"
-    )
+    assert progress_parts(trainer, 120, {"loss": 0.1})[-1].endswith(f"times, {bands[120]}")
 
 
 def test_the_time_left_counts_what_is_done_between_steps(work: Work) -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from videotune.data.captions import lint, lint_all, read_caption, read_metadata, with_trigger
+from videotune.data.captions import lint_caption, lint_captions, read_caption, with_trigger
 from videotune.data.file_checks import ClipProblem
+from videotune.data.metadata_files import read_metadata
 from videotune.errors import VideotuneError
 
 
@@ -33,12 +34,12 @@ def test_captions_that_are_none(tmp_path: Path) -> None:
             "byte 5.*Windows-1252.*; save it as UTF-8",
         ),
         ("e", "a cat".encode("utf-16"), "undecodable_caption", "looks like UTF-16"),
-        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "holds a NUL .*UTF-16"),
+        ("f", "a cat".encode("utf-16-le"), "undecodable_caption", "contains a NUL .*UTF-16"),
         ("h", "a cat".encode("utf-32"), "undecodable_caption", "UTF-32"),
         ("i", b"a cat\0", "undecodable_caption", "NUL .byte 5.; .*no text"),
         ("j", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "undecodable_caption", "byte 0.*no text"),
         ("k", "猫がいる".encode("shift-jis"), "undecodable_caption", "Shift-JIS"),
-        ("pipe", None, "missing_caption", "is no regular file"),  # and is not waited for
+        ("pipe", None, "missing_caption", "is not a regular file"),  # and is not waited for
     ]:
         if name == "pipe":
             os.mkfifo(tmp_path / name)
@@ -97,7 +98,7 @@ PLACEHOLDERS = (
     ],
 )
 def test_hints(caption: str, name: str | None, hint: str) -> None:
-    found = lint(caption, name)
+    found = lint_caption(caption, name)
     assert bool(found) == bool(hint)
     assert hint in " ".join(found)
 
@@ -106,29 +107,33 @@ def test_one_caption_for_most_clips_is_told() -> None:
     same = {f"{i}.mp4": ("a  dog",) for i in range(5)} | {
         f"x{i}.mp4": (f"cat {i}",) for i in range(3)
     }
-    assert lint_all(same) == [
+    assert lint_captions(same) == [
         '5 of 8 clips have the same caption ("a dog"); describe what each one shows'
     ]
     assert (
-        lint_all({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []
+        lint_captions({**same, "y.mp4": ("bird",), "z.mp4": ("cow",)}) == []
     )  # half is not more than half
     assert (
-        lint_all({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []
+        lint_captions({name: texts for name, texts in same.items() if name != "x0.mp4"}) == []
     )  # seven are too few
     assert (
-        lint_all({f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)})
+        lint_captions(
+            {f"{i}.mp4": ("a dog", "a dog") if i < 4 else (f"{i}",) for i in range(8)}
+        )
         == []
     )
     assert (
         "8 of 8 clips have an empty caption"
-        in lint_all({f"{i}.mp4": ("",) for i in range(8)})[0]
+        in lint_captions({f"{i}.mp4": ("",) for i in range(8)})[0]
     )
 
 
 def rows(path: Path, content: str | bytes) -> list[tuple[str, tuple[str, ...], int]]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     listed, _ = read_metadata(path)
-    return [(row.file_name, row.text, int(row.place.rpartition(":")[2])) for row in listed]
+    return [
+        (row.file_name, row.captions, int(row.position.rpartition(":")[2])) for row in listed
+    ]
 
 
 def test_csv_as_people_write_it(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_the_text_column(tmp_path: Path) -> None:
         assert rows(file, f"file_name,{name}\na.mp4,hi\n") == [("a.mp4", ("hi",), 2)]
     file.write_text("caption,file_name,text\nno,a.mp4,yes\n")
     listed, notes = read_metadata(file)
-    assert listed[0].text == ("yes",)
+    assert listed[0].captions == ("yes",)
     assert notes[0].endswith("captions are taken from the column text, not from caption")
 
 
@@ -180,8 +185,13 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
         newline="",
     )
     listed, notes = read_metadata(file)
-    assert [row.text for row in listed] == [("one", "two"), ("one", "two"), ("one",), ("one",)]
-    assert notes == [f"2 captions of {file} hold line breaks; each line is a variant"]
+    assert [row.captions for row in listed] == [
+        ("one", "two"),
+        ("one", "two"),
+        ("one",),
+        ("one",),
+    ]
+    assert notes == [f"2 captions of {file} have line breaks; each line is a variant"]
     file = tmp_path / "metadata.jsonl"
     file.write_text('{"file_name": "a.mp4", "text": ["one", "two"]}\n')
     assert read_metadata(file)[1] == []
@@ -193,38 +203,42 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
         (
             "metadata.csv",
             "file_name,caption,prompt\na,b,c\n",
-            "columns caption and prompt, and no column text",
+            "columns caption and prompt, but no column text",
         ),
         (
             "metadata.csv",
             "file_name,fps\na.mp4,24\n",
-            "no column text; its columns: file_name, fps",
+            "no column text; its columns are file_name, fps",
         ),
         (
             "metadata.csv",
             "video,prompt\na.mp4,x\n",
-            "no column file_name; its columns: video, prompt",
+            "no column file_name; its columns are video, prompt",
         ),
         (
             "metadata.csv",
             "file_name,text\na.mp4,a cat, a dog\n",
-            r"metadata\.csv:2 has 3 columns, the head has 2",
+            r"metadata\.csv:2 has 3 columns, the header has 2",
         ),
         ("metadata.csv", "file_name,text\na.mp4,x\nb.mp4\n", r"metadata\.csv:3 has 1 columns"),
         (
             "metadata.csv",
             'file_name,text\na.mp4,"x\ny"\nb.mp4,"never closed\nc.mp4,x\n',
-            r"metadata\.csv:4 is no CSV",
+            r"metadata\.csv:4 is not valid CSV",
         ),
-        ("metadata.csv", 'file_name,text\na.mp4,"a "big" cat"\n', r"metadata\.csv:2 is no CSV"),
+        (
+            "metadata.csv",
+            'file_name,text\na.mp4,"a "big" cat"\n',
+            r"metadata\.csv:2 is not valid CSV",
+        ),
         ("metadata.csv", "file_name,text\n,a cat\n", r"metadata\.csv:2 has no file_name"),
         (
             "metadata.csv",
             "file_name,text,text\na,b,c\n",
-            r"metadata\.csv:1 names the column 'text' twice",
+            r"metadata\.csv:1: the column 'text' appears twice",
         ),
-        ("metadata.csv", "", "lists nothing"),
-        ("metadata.csv", "file_name,text\n", "lists nothing"),
+        ("metadata.csv", "", "lists no clips"),
+        ("metadata.csv", "file_name,text\n", "lists no clips"),
         (
             "metadata.csv",
             "file_name,text\na.mp4,Bär\n".encode("latin-1"),
@@ -234,14 +248,14 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
         (
             "metadata.csv",
             "file_name,text\na.mp4," + "x" * 200_000,
-            r"metadata\.csv:2 is no CSV: field larger",
+            r"metadata\.csv:2 is not valid CSV: field larger",
         ),
         (
             "metadata.jsonl",
             '{"file_name": "a.mp4", "text": "x"}\n{"file_name":',
-            r"metadata\.jsonl:2 is no JSON",
+            r"metadata\.jsonl:2 is not valid JSON",
         ),
-        ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is no object"),
+        ("metadata.jsonl", '["a.mp4", "x"]', r"metadata\.jsonl:1 is not an object"),
         (
             "metadata.jsonl",
             '{"file_name": "a", "text": ["x", 3]}',
@@ -255,9 +269,9 @@ def test_line_breaks_in_a_cell_are_told_once_a_table(tmp_path: Path) -> None:
         (
             "metadata.jsonl",
             '{"file_name": "a.mp4", "text": "\\ud83d"}',
-            r"metadata\.jsonl:1 holds half of a character",
+            r"metadata\.jsonl:1 has a broken character",
         ),
-        ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is no JSON"),
+        ("metadata.jsonl", "[" * 100_000, r"metadata\.jsonl:1 is not valid JSON"),
     ],
 )
 def test_bad_metadata_names_the_file_and_line(
@@ -289,11 +303,11 @@ def test_what_a_csv_or_json_writer_wrote_is_read(
         writer = csv.writer(stream, delimiter=delimiter)
         writer.writerow(["file_name", "text"])
         writer.writerows([f"{i}.mp4", "\n".join(variants)] for i, variants in enumerate(texts))
-    assert [row.text for row in read_metadata(file)[0]] == wanted
+    assert [row.captions for row in read_metadata(file)[0]] == wanted
     lines = [
         json.dumps({"file_name": str(i), "text": each}, ensure_ascii=False)
         for i, each in enumerate(texts)
     ]
     file = file.with_suffix(".jsonl")
     file.write_text("\n".join(lines), encoding="utf-8")
-    assert [row.text for row in read_metadata(file)[0]] == wanted
+    assert [row.captions for row in read_metadata(file)[0]] == wanted

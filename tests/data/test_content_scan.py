@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from tests.support.clips import noise, write_clip, write_image
 from tests.support.landscapes import landscape, pan, shots
 from videotune.data.content_scan import ContentScan, scan_content
-from videotune.data.media_info import probe
-from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates
+from videotune.data.picture_matching import SourceClip, near_duplicates
+from videotune.data.probe import probe
+from videotune.data.source_videos import group_by_source, hold_out
 from videotune.toy.dataset import write_dataset
 
 

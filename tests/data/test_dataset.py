@@ -19,7 +19,8 @@ from videotune.config.schema import Config
 from videotune.data.dataset import Library, buckets, scan, to_json, totals
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS
-from videotune.data.frame_sampling import planned_frames, sample_window
+from videotune.data.frame_counts import planned_frames
+from videotune.data.frame_sampling import sample_window
 from videotune.errors import VideotuneError
 from videotune.types import DETERMINISTIC_VARIANT, ClipShape, VideoRules
 
@@ -334,7 +335,7 @@ def test_near_duplicates_are_named(tmp_path: Path) -> None:
         for warning in account["warnings"]
         if "same" in warning
     ]
-    assert said == [f"shows nearly the same as {name}.mp4" for name in "ba"]
+    assert said == [f"looks nearly the same as {name}.mp4" for name in "ba"]
     assert library.clips[0].source == library.clips[1].source
 
 
@@ -350,7 +351,7 @@ def test_mixed_frame_rates_are_noted_of_the_whole(tmp_path: Path) -> None:
     assert any("slower than the 16 fps" in note for note in scanned(tmp_path / "slow").notes)
     write_clip(tmp_path / "clear" / "a.mov", noise(20), 16, codec="qtrle", pix_fmt="argb")
     assert any(
-        "transparency is left out" in warning
+        "transparency is ignored" in warning
         for warning in scanned(tmp_path / "clear").accounts[0]["warnings"]
     )
 

@@ -17,7 +17,8 @@ from tests.support.clips import noise, numbered, read_numbers, write_clip
 from tests.support.datasets import filmed, silence
 from videotune.data.decode import Reader, decode
 from videotune.data.file_checks import ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 
 RARER = {"a.m4v": "libx264", "a.MPG": "mpeg2video", "a.mpeg": "mpeg1video", "a.ts": "libx264", "a.mts": "mpeg2video",
          "a.m2ts": "libx264", "a.3gp": "libx264", "a.wmv": "wmv2", "a.flv": "flv"}  # fmt: skip
@@ -259,7 +260,9 @@ def test_a_crop_lies_at_its_place(
 ) -> None:
     whole = gradient(64, 128)
     info = filmed(tmp_path / "a.mov", np.stack([whole] * 2), **LOSSLESS)
-    shown = decode(info, [0.0], height, width, resize=resize, place=place)[0].astype(float)
+    shown = decode(info, [0.0], height, width, resize=resize, crop_position=place)[0].astype(
+        float
+    )
     scale = max(height / 64, width / 128)
     room = round(64 * scale) - height, round(128 * scale) - width
     left, top = shown[height // 2, :4, 0].mean(), shown[:4, width // 2, 1].mean()
@@ -299,7 +302,7 @@ def test_a_turned_picture_is_shown_upright(
     assert (turned.width, turned.height) == (128, 64)
     for resize in ("center", "pad", "stretch"):
         both = (
-            decode(info, [0.0], 48, 64, resize=resize, place=(0.1, 0.9))[0]
+            decode(info, [0.0], 48, 64, resize=resize, crop_position=(0.1, 0.9))[0]
             for info in (plain, turned)
         )
         expected, shown = (one.astype(int) for one in both)
@@ -312,7 +315,7 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.frames, self.starts = 0, []
-        from_here, start = Reader._from_here, Reader._start
+        from_here, start = Reader._decode_stream, Reader._start
 
         def counted(reader: Reader, stream: Any) -> Any:
             for one in from_here(reader, stream):
@@ -323,7 +326,7 @@ class Counting:
             self.starts.append(key)
             start(reader, key)
 
-        monkeypatch.setattr(Reader, "_from_here", counted)
+        monkeypatch.setattr(Reader, "_decode_stream", counted)
         monkeypatch.setattr(Reader, "_start", started)
 
 

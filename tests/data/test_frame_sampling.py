@@ -16,12 +16,11 @@ from tests.support.datasets import RULES, info_of
 from videotune.config.data_schema import VideoConfig
 from videotune.data.buckets import choose_size, padded_box, parse_resolution, upscale_factor
 from videotune.data.file_checks import ClipProblem
+from videotune.data.frame_counts import planned_frames, snap_frames
 from videotune.data.frame_sampling import (
     FrameSampling,
-    planned_frames,
     sample_frames,
     sample_window,
-    snap_frames,
     without_randomness,
 )
 from videotune.data.media_info import MediaInfo

@@ -13,7 +13,8 @@ from tests.support.clips import noise, numbered, read_numbers, write_clip, write
 from tests.support.datasets import filmed, problem_of
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 
 
 def picture(height: int = 64, width: int = 96) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.hub_downloads import COMMIT, hub_of
-from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.clip_file import ClipFile
+from videotune.data.layouts import read_folder
 from videotune.data.locations import open_location
 from videotune.errors import VideotuneError
 
@@ -25,7 +26,7 @@ def touch(root: Path, *names: str) -> None:
 
 
 def listing(root: Path) -> list[tuple[str, str | None]]:
-    captions = {name: clip.caption for name, clip in by_name(root).items()}
+    captions = {name: clip.caption_file for name, clip in by_name(root).items()}
     return [
         (name, caption and caption.relative_to(root).as_posix())
         for name, caption in captions.items()
@@ -72,14 +73,16 @@ def test_clips_have_their_captions_in_every_layout(
     touch(tmp_path, *clips.replace("=", " ").split(), *others.split())
     assert listing(tmp_path) == expected
     for clip in read_folder(tmp_path)[0]:
-        assert (clip.missing == f"{clip.expected} does not exist") == (clip.caption is None)
+        assert (clip.missing_detail == f"{clip.expected_caption} does not exist") == (
+            clip.caption_file is None
+        )
     if (tmp_path / "videos").is_dir():  # given without its parent it has the same captions
         inside = [
             caption and tmp_path / caption
             for clip, caption in expected
             if clip.startswith("videos/")
         ]
-        assert [clip.caption for clip in read_folder(tmp_path / "videos")[0]] == inside
+        assert [clip.caption_file for clip in read_folder(tmp_path / "videos")[0]] == inside
 
 
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
@@ -116,8 +119,8 @@ NOTES = [
         [".txt files of 1 clips", "since metadata.jsonl"],
     ),
     ("Clip.mp4", (("clip.mp4", "x"),), ["lists clip.mp4, which does not exist; Clip.mp4 does"]),
-    ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video beside them (a.jpg)"]),
-    ("a.mp4 more.zip", (), ["1 archives stay closed", "(more.zip)"]),
+    ("a.mp4 a.txt a.jpg", (), ["1 images have the name of a video next to them (a.jpg)"]),
+    ("a.mp4 more.zip", (), ["1 archives are not unpacked", "(more.zip)"]),
 ]
 
 
@@ -137,7 +140,7 @@ def test_what_is_not_used_is_reported(
     ("files", "place", "words"),
     [
         ("a.txt b.txt c.psd d", "", r"looked for \.mp4 .*\.png .* found 2 \.txt, 1 .*, 1 "),
-        ("x.heic", "", r"found 1 \.heic\. .* of the kind \.heic are not read: convert"),
+        ("x.heic", "", r"found 1 \.heic\. .* of type \.heic are not read: convert"),
         ("a.txt", "nowhere", "does not exist"),
         ("a.txt", "a.txt", "is a file"),
         ("clips.tar.gz", "", r"Give the archive itself: .*clips\.tar\.gz"),
@@ -157,7 +160,10 @@ def test_a_clip_is_listed_once(tmp_path: Path) -> None:
     """From a folder above or beside; and in one metadata file of a folder."""
     touch(tmp_path, "videos/a.mp4", "videos/b.mp4")
     table(tmp_path / "meta", ("../videos/a.mp4", "up"), ("..\\videos\\b.mp4", "from Windows"))
-    assert [clip.text for clip in read_folder(tmp_path)[0]] == [("up",), ("from Windows",)]
+    assert [clip.metadata_captions for clip in read_folder(tmp_path)[0]] == [
+        ("up",),
+        ("from Windows",),
+    ]
     table(tmp_path / "videos", ("a.mp4", "y"))
     with pytest.raises(
         VideotuneError, match=r"metadata\.jsonl:1 lists a\.mp4, which .*\.jsonl:1 lists already"
@@ -179,13 +185,15 @@ def test_a_metadata_file_gives_captions(tmp_path: Path) -> None:
         ("odd.m4v", "listed, so it is a clip"),
     )
     clips = by_name(tmp_path)
-    assert {name: (clip.text, clip.listed) for name, clip in clips.items()} == {
+    assert {
+        name: (clip.metadata_captions, clip.metadata_row) for name, clip in clips.items()
+    } == {
         "a.mp4": (("one", "two"), "metadata.csv:2"),
         "train/b.mp4": (("b",), "train/metadata.jsonl:1"),
         "train/c.png": ((), "train/metadata.jsonl:2"),
         "train/odd.m4v": (("listed, so it is a clip",), "train/metadata.jsonl:3"),
     }
-    assert all(clip.exists and not clip.missing for clip in clips.values())
+    assert all(clip.exists and not clip.missing_detail for clip in clips.values())
 
 
 @pytest.mark.parametrize("root", [".", "../set", "./../set/", "sub/.."])
@@ -207,7 +215,12 @@ def test_a_relative_root_changes_nothing(
     clips = read_folder(Path(root))[0]
     assert all(clip.path == Path(root) / clip.path.relative_to(root) for clip in clips)
     assert [
-        (clip.path.name, clip.text, clip.caption and clip.caption.name, clip.listed)
+        (
+            clip.path.name,
+            clip.metadata_captions,
+            clip.caption_file and clip.caption_file.name,
+            clip.metadata_row,
+        )
         for clip in clips
     ] == [
         ("a.mp4", ("a",), None, "metadata.jsonl:1"),
@@ -216,7 +229,7 @@ def test_a_relative_root_changes_nothing(
         ("d.mp4", None, None, None),
         ("c.mp4", None, "c.txt", None),
     ]
-    assert clips[3].missing.startswith("metadata.jsonl does not list it, and ")
+    assert clips[3].missing_detail.startswith("metadata.jsonl does not list it, and ")
 
 
 def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path: Path) -> None:
@@ -231,21 +244,23 @@ def test_what_is_listed_and_not_there_and_what_is_there_and_not_listed(tmp_path:
     table(tmp_path, ("here.mp4", "x"), ("gone.mp4", "y"))
     clips = by_name(tmp_path)
     assert (clips["gone.mp4"].exists, clips["gone.mp4"].path.exists()) == (False, False)
-    assert clips["gone.mp4"].missing == "metadata.jsonl:2 lists it, and it does not exist"
+    assert (
+        clips["gone.mp4"].missing_detail == "metadata.jsonl:2 lists it, and it does not exist"
+    )
     why = f"metadata.jsonl does not list it, and {tmp_path}/unlisted.txt does not exist"
-    assert clips["unlisted.mp4"].missing == why
-    assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing
-    assert clips["sub/side.mp4"].caption == tmp_path / "sub/side.txt"
-    assert clips["sub/side.mp4"].listed is None
+    assert clips["unlisted.mp4"].missing_detail == why
+    assert "metadata.jsonl does not list it" in clips["sub/deep/none.mp4"].missing_detail
+    assert clips["sub/side.mp4"].caption_file == tmp_path / "sub/side.txt"
+    assert clips["sub/side.mp4"].metadata_row is None
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("../secret.mp4", "lies outside"),
-        ("sub/../../secret.mp4", "lies outside"),
-        ("..", "lies outside"),
-        ("..\\secret.mp4", "lies outside"),
+        ("../secret.mp4", "is outside"),
+        ("sub/../../secret.mp4", "is outside"),
+        ("..", "is outside"),
+        ("..\\secret.mp4", "is outside"),
         ("/etc/passwd", "not relative"),
         ("C:\\clips\\a.mp4", "not relative"),
         ("\\\\server\\a.mp4", "not relative"),
@@ -276,7 +291,7 @@ def test_a_zip_is_a_dataset_with_the_same_clips(tmp_path: Path) -> None:
     assert packed.root.parent == tmp_path / "cache" / "archives"
     names = [clip.path.relative_to(packed.root / "top") for clip in packed.files]
     assert names == [clip.path.relative_to(folder.root) for clip in folder.files]
-    assert [clip.caption is None for clip in packed.files] == [True, False]
+    assert [clip.caption_file is None for clip in packed.files] == [True, False]
     with pytest.raises(VideotuneError, match="is a file"):
         open_location(str(tmp_path / "set" / "b.mp4"), tmp_path / "cache")
 
@@ -322,8 +337,8 @@ def opened(path: str, folder: Path, **env: str) -> Any:
         from videotune.errors import VideotuneError
         try:
             layout = open_location({path!r}, Path("cache"))
-            clips = [[c.path.relative_to(layout.root).as_posix(), c.path.read_text(), c.text, c.caption and
-                      c.caption.read_text()] for c in layout.files]
+            clips = [[c.path.relative_to(layout.root).as_posix(), c.path.read_text(), c.metadata_captions, c.caption_file and
+                      c.caption_file.read_text()] for c in layout.files]
             print(json.dumps([layout.name, clips, layout.notes]))
         except VideotuneError as error:
             print(json.dumps(str(error)))
@@ -396,7 +411,7 @@ def test_a_slip_in_a_local_path_asks_no_network(
     ):
         with pytest.raises(VideotuneError, match=r"The dataset folder .* does not exist"):
             open_location(path, tmp_path / "cache")
-    with pytest.raises(VideotuneError, match="is no Hub dataset"):
+    with pytest.raises(VideotuneError, match="is not a Hub dataset"):
         open_location("hf://user", tmp_path / "cache")
 
 

@@ -15,7 +15,8 @@ from videotune.data import media_index as module
 from videotune.data.archives import silent
 from videotune.data.content_scan import ContentScan, scan_content
 from videotune.data.media_index import INDEX_VERSION, MediaIndex
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.data.workers import Workers
 from videotune.files import hash_file
 

@@ -15,10 +15,11 @@ import pytest
 
 from tests.support.clips import RATES, noise, numbered, read_numbers, write_clip, write_image
 from tests.support.datasets import filmed, problem_of, scanned, silence
-from videotune.data import media_info as probe_module
+from videotune.data import probe as probe_module
 from videotune.data.decode import decode
 from videotune.data.file_checks import ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.files import hash_file
 
 

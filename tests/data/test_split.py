@@ -16,7 +16,7 @@ from tests.support.clips import numbered, read_numbers, write_clip
 from tests.support.landscapes import landscape, pan, shots
 from videotune.data import split as module
 from videotune.data.decode import decode
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.data.split import JOURNAL, split
 from videotune.data.video_writer import video_bytes, write_video
 from videotune.errors import VideotuneError
@@ -195,7 +195,7 @@ def test_a_stopped_split_goes_on_where_it_was(
 ) -> None:
     path, out = video(tmp_path / "film.mp4"), tmp_path / "out"
     (path.with_suffix(".txt")).write_text("a film")
-    encode, calls = module._encode, []
+    encode, calls = module.encode_scene, []
 
     def stop_at_the_second(aside: Path, **how: object) -> None:
         calls.append(aside.name)
@@ -203,7 +203,7 @@ def test_a_stopped_split_goes_on_where_it_was(
         if len(calls) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_encode", stop_at_the_second)
+    monkeypatch.setattr(module, "encode_scene", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         split(path, out, min_seconds=0.5)
     assert sorted(hashes(out)) == [JOURNAL, "film-scene-001.mp4"]

@@ -29,7 +29,8 @@ from tests.support.waiting import wait_until
 from videotune.data.content_scan import scan_content
 from videotune.data.decode import decode
 from videotune.data.file_checks import REASONS, ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.data.workers import DecoderCrash, Workers
 from videotune.files import hash_file
 
@@ -51,7 +52,7 @@ def ask(
     workers: Workers, path: Path, limit: float | None = None, known: Sequence[str] = ()
 ) -> Future[Any]:
     return workers.submit(
-        "examine", {"path": str(path), "until": 9.0, "known": list(known)}, limit
+        "examine", {"path": str(path), "until": 9.0, "known_ids": list(known)}, limit
     )
 
 
@@ -82,7 +83,7 @@ def children() -> set[int]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.ZombieProcess):  # one that has ended
-            if child.pid not in OTHERS and "videotune.data.workers" in " ".join(
+            if child.pid not in OTHERS and "videotune.data.worker_process" in " ".join(
                 child.cmdline()
             ):
                 found.add(child.pid)
@@ -126,10 +127,10 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
         "height": 640,
         "width": 640,
         "resize": "random",
-        "place": (0.0, 1.0),
+        "crop_position": (0.0, 1.0),
     }
     wanted = decode(
-        info, [1.0, 0.0, 1.0], 640, 640, resize="random", place=(0.0, 1.0)
+        info, [1.0, 0.0, 1.0], 640, 640, resize="random", crop_position=(0.0, 1.0)
     )  # more than a pipe holds
     for given in (info, answer["info"]):
         frames = workers.submit("decode", {"info": given, **words}).result()
@@ -146,7 +147,7 @@ def test_answers_are_what_the_same_calls_say_here(clip: Path, workers: Workers) 
 
 def test_a_clips_problem_is_raised_here(clip: Path, tmp_path: Path, workers: Workers) -> None:
     words = {"info": probe(clip), "times": [99.0], "height": 32, "width": 32}
-    with pytest.raises(ClipProblem, match="lies outside the clip") as caught:
+    with pytest.raises(ClipProblem, match="is outside the clip") as caught:
         workers.submit("decode", words).result()
     assert (caught.value.reason, type(caught.value)) == ("decode_error", ClipProblem)
     (tmp_path / "text.mp4").write_text("hello " * 100)
@@ -332,7 +333,7 @@ def test_a_parent_that_ends_leaves_no_child(
 def test_what_libraries_print_does_not_disturb_the_answers(clip: Path) -> None:
     code = """
         import os, sys
-        from videotune.data import workers as worker
+        from videotune.data import worker_process as worker
         examine = worker.examine
         def noisy(path, until):
             os.write(1, b"noise ")

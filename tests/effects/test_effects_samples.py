@@ -93,7 +93,7 @@ def test_regularization_holds_the_model_to_what_the_base_predicts(lab: Lab) -> N
     assert first_loss({"kind": "regularization", "prior_preservation": True}) == 0
     assert first_loss({"kind": "regularization", "prior_preservation": False}) == as_training
     alone = [{"path": str(one), "kind": "regularization"}]
-    with pytest.raises(VideotuneError, match="nothing would be learnt"):
+    with pytest.raises(VideotuneError, match="would learn nothing"):
         train(overrides_of(lab, {"datasets": alone}), lab.tmp / "nothing")
 
 

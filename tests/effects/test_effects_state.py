@@ -231,7 +231,7 @@ def test_a_run_that_copies_is_ended_and_its_best_checkpoint_exported(
 @pytest.mark.parametrize(
     ("knobs", "why"),
     [
-        ({}, "validate_every is 0, and only readings can say when to stop"),
+        ({}, "validate_every is 0, and only validations can say when to stop"),
         ({"validate_every": 2}, "fewer than two clips are held out"),
     ],
 )

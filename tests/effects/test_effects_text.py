@@ -188,9 +188,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lora.targets": "everything"}, r"lora\.targets"),
     ({"lora.targets": ["to_z"]}, r"lora\.targets"),
     ({"transformer.file": "none.safetensors"}, "transformer.file: no such file"),
-    (OFT | {"lora.alpha": 4}, "lora.alpha: OFT turns weights and scales nothing"),
-    (OFT | {"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT drops nothing out"),
-    (OFT | {"lora.rank": 1}, "lora.rank: OFT turns so many inputs together, at least 2"),
+    (OFT | {"lora.alpha": 4}, "lora.alpha: OFT rotates weights and scales nothing"),
+    (OFT | {"lora.dropout": 0.1}, "lora.dropout: PEFT's OFT has no dropout"),
+    (OFT | {"lora.rank": 1}, "lora.rank: must be at least 2 for OFT"),
     (OFT | {"lora.rank": 5}, "lora.rank: OFT turns 5 inputs at a time"),
     (
         OFT | {"output_model_format": "diffusers"},
@@ -199,7 +199,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_model_format": ["diffusers", "kohya"]}, r"output_model_format.*'kohya'.*comfyui"),
     (
         {"transformer.layers": ["blocks.1"]},
-        r"transformer\.layers: it is for FINE_TUNE; .* lora\.targets says",
+        r"transformer\.layers: it is for FINE_TUNE; lora\.targets says",
     ),
     (
         WHOLE | {"transformer.layers": ["blocks.9"]},
@@ -227,7 +227,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         WHOLE | TEXT | {"transformer.train": False, "weight_dtype": "INT_8"},
-        "or set transformer.weight_dtype alone",
+        "or set only transformer.weight_dtype",
     ),
     ({"weight_dtype": "FLOAT_9"}, "weight_dtype: 'FLOAT_9' is not one of"),
     ({"optimizer": "PAGED_ADAMW_8BIT"}, "PAGED_ADAMW_8BIT pages"),
@@ -236,7 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer.name": "ADAFACTOR", "optimizer.beta1": 0.5}, "ADAFACTOR keeps no such mean"),
     (ROUNDED | {"train_dtype": "BFLOAT_16"}, "an adapter trains, in float32"),
     (ROUNDED | WHOLE | {"train_dtype": "FLOAT_32"}, "they are float32 themselves"),
-    (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype is FLOAT_32 unless set"),
+    (ROUNDED | WHOLE | {"train_dtype": None}, "train_dtype BFLOAT_16, and here it is FLOAT_32"),
     (WITHIN | {"gradient_accumulation_steps": 2}, "cannot be summed over"),
     (WITHIN | {"batch_size": 2, "micro_batch_size": 1}, "passes of micro_batch_size 1"),
     (
@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timestep_shift": "large"}, "timestep_shift"),
     (
         {"timestep_shift": "resolution"},
-        r"timestep_shift: .* publishes no shift by resolution; give a number",
+        r"timestep_shift: .* publishes no shift by resolution. Set a number",
     ),
     ({"loss_weighting_gamma": 1.0}, "it is for min_snr"),
     ({"loss_weighting": "min_snr"}, r"loss_weighting.*flow"),
@@ -275,15 +275,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"video_config.frames": 8, "video_config.strict_frames": True}, r"frames.*8.*9"),
     (
         {"video_config.temporal_compression_ratio": 2},
-        r"temporal_compression_ratio.*no multiple of this VAE's 4",
+        r"temporal_compression_ratio.*not a multiple of this VAE's 4",
     ),
     (
         {"video_config.temporal_compression_ratio": 6},
-        r"temporal_compression_ratio.*no multiple",
+        r"temporal_compression_ratio.*not a multiple",
     ),
     (
         {"video_config.spatial_compression_ratio": 4},
-        r"spatial_compression_ratio.*no multiple of this VAE's 8",
+        r"spatial_compression_ratio.*not a multiple of this VAE's 8",
     ),
     ({"sample_after": 1, "sample.frames": 6}, "sample.frames"),
     ({"sample_after": 1, "sample.resolution": "40x40"}, "sample.resolution"),

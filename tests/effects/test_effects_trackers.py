@@ -23,7 +23,7 @@ from videotune.errors import DONE, VideotuneError
 from videotune.job.overrides import Overrides
 from videotune.runs.journal import read_journal
 from videotune.runs.tensorboard import FOLDER
-from videotune.runs.trackers import ADAPTERS, PACKAGES, TrackedRun, Trackers
+from videotune.runs.trackers import CLIENTS, PACKAGES, TrackedRun, Trackers
 from videotune.trainer.resume import Resume
 
 os.environ.setdefault("TRACKIO_DIR", tempfile.mkdtemp())  # read when the library is imported
@@ -36,7 +36,7 @@ SHOWN = {
     "sample.frames": 5,
     "save_every": 2,
 }
-OTHERS = tuple(ADAPTERS)
+OTHERS = tuple(CLIENTS)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +110,7 @@ def test_a_missing_package_is_an_error_before_any_work(
     name: str, lab: Lab, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES.get(name, (name,))[-1], None)
-    with pytest.raises(VideotuneError, match=rf"videotune\[{name}\]"):
+    with pytest.raises(VideotuneError, match=rf"pip install -e .*\[{name}\]"):
         trainer_of(lab, {"trackers": name})
     assert not (lab.tmp / "run0").exists()
 
@@ -255,7 +255,7 @@ def test_the_first_failure_on_a_line_or_at_the_close_is_the_last(monkeypatch: Pa
         failing = SimpleNamespace(
             line=lambda _, answers=answers: next(answers), close=lambda: 1 / 0
         )
-        monkeypatch.setitem(ADAPTERS, "wandb", lambda run, failing=failing: failing)
+        monkeypatch.setitem(CLIENTS, "wandb", lambda run, failing=failing: failing)
         trackers = Trackers(
             ["wandb"], TrackedRun(Path("run"), "0", "videotune", {}, 1), told.append
         )

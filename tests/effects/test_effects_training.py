@@ -392,7 +392,7 @@ def test_the_average_lies_on_its_device_and_is_the_same(lab: Lab) -> None:
         with FakeTensorMode():
             pretended = torch.empty(3, device="cuda")
             assert trainable.ema is not None
-            assert trainable.ema._now([pretended])[0].device.type == (
+            assert trainable.ema._as_averages([pretended])[0].device.type == (
                 "cuda" if where == "device" else "cpu"
             )
     assert all(
@@ -480,7 +480,7 @@ def test_deterministic_kernels_are_asked_for_in_every_step_and_then_no_more(
     assert go("unsafe") == DONE
     with pytest.raises(
         VideotuneError,
-        match="deterministic: an operation of this model cannot promise the same bits",
+        match="deterministic: an operation of this model has no deterministic kernel",
     ):
         go("refused", deterministic=True)
     assert not torch.are_deterministic_algorithms_enabled()
@@ -628,7 +628,7 @@ def test_auto_takes_the_fastest_attention_of_those_that_work(
         tried.append(str(trainer.net.blocks[0].attn1.processor._attention_backend.value))
         return 1.0 if tried[-1] == fastest else 2.0
 
-    monkeypatch.setattr(attention, "TRIED", ("native", "flash", "_native_math"))
+    monkeypatch.setattr(attention, "CANDIDATES", ("native", "flash", "_native_math"))
     monkeypatch.setattr(attention, "_seconds", seconds)
     trainer = trainer_of(lab, {"steps": 300})
     with monkeypatch.context() as patching:

@@ -18,8 +18,10 @@ from tests.support.clips import (
 from tests.support.datasets import RULES
 from videotune.config.data_schema import VideoConfig
 from videotune.data.decode import decode
-from videotune.data.frame_sampling import frame_times, frames_in, sample_frames, sample_window
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.frame_counts import frames_in
+from videotune.data.frame_sampling import frame_times, sample_frames, sample_window
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.types import DETERMINISTIC_VARIANT
 
 SPEED = 100.0  # pixels a second

@@ -21,7 +21,7 @@ from tests.support.datasets import config_of, with_config
 from tests.support.run_parts import fill as fill_cache
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
-from videotune.data.media_info import probe
+from videotune.data.probe import probe
 from videotune.diffusion.loss import denoising_loss, objective
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.job.job import Job, open_job

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.clips import noise, write_clip
 from videotune.data.decode import decode
 from videotune.data.frame_sampling import sample_window
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.data.workers import Workers
 from videotune.errors import VideotuneError
 from videotune.files import hash_file

@@ -34,7 +34,7 @@ from videotune.adapters.lora import matching
 from videotune.config.data_schema import VideoConfig
 from videotune.config.schema import Embedding
 from videotune.data.buckets import choose_size, parse_resolution
-from videotune.data.frame_sampling import planned_frames
+from videotune.data.frame_counts import planned_frames
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import export_lora
 from videotune.exporter.formats import formats_of, refuse_format

@@ -16,7 +16,7 @@ from scripts import write_manifests as writer
 from videotune.config.load import flatten, memory_class, preset_about, preset_names, read_preset
 from videotune.config.resolve import resolve
 from videotune.data.buckets import parse_resolution
-from videotune.data.frame_sampling import snap_frames
+from videotune.data.frame_counts import snap_frames
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.base_model import published, spec_for

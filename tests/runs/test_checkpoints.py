@@ -338,5 +338,5 @@ def test_a_file_that_the_marker_does_not_list_is_never_loaded(tmp_path: Path) ->
     marker = json.loads((folder / MARKER).read_text())
     del marker["files"]["weights.safetensors"]
     (folder / MARKER).write_text(json.dumps(marker))
-    with pytest.raises(VideotuneError, match="has no file of weights"):
+    with pytest.raises(VideotuneError, match="lists no file of weights"):
         last_checkpoint(tmp_path).load("weights")

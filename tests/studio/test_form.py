@@ -36,7 +36,7 @@ def test_what_is_typed_is_what_a_config_file_would_say(
     [
         ("steps", "0", "greater than or equal to 1"), ("steps", "many", "not a whole number"),
         ("learning_rate", "-1", "greater than 0"), ("resize", "bend", "is not one of"),
-        ("resolution", "big", "is not understood"), ("resolution", "[512, 0]", "is not understood"),
+        ("resolution", "big", "is not a valid size"), ("resolution", "[512, 0]", "is not a valid size"),
         ("nothing", "1", "not a setting"),
         ("cache_dir", "/tmp", "not a setting"), ("shuffle", "perhaps", "true or false"),
     ],

@@ -14,7 +14,8 @@ from tests.support.clips import RATES, write_clip
 from videotune.config.schema import Config
 from videotune.data.dataset import Library, scan
 from videotune.data.file_checks import ClipProblem
-from videotune.data.media_info import MediaInfo, probe
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
 from videotune.latent_cache.batches import BatchSource
 from videotune.types import VideoRules
 

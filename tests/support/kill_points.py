@@ -10,8 +10,13 @@ from types import FrameType
 from typing import Any
 
 OURS = ("latent_cache/store.py", "videotune/files.py")
-TRAINER = ("checkpoint", "checkpoint_writer", "rollback", "resume", "logging/journal")
-SAVING = (*(f"trainer/{name}.py" for name in TRAINER), "videotune/files.py", "/shutil.py")
+RUNS = ("checkpoint", "checkpoint_writer", "rollback", "journal")
+SAVING = (
+    *(f"runs/{name}.py" for name in RUNS),
+    "trainer/resume.py",
+    "videotune/files.py",
+    "/shutil.py",
+)
 """With shutil's own lines, since it takes a folder away file by file."""
 
 Work = Callable[[Path], None]

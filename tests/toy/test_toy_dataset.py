@@ -18,6 +18,7 @@ from toymaking.motion import Motion, motion
 from videotune.errors import VideotuneError
 from videotune.models.base_model import place
 from videotune.toy.dataset import CONCEPT, write_dataset
+from videotune.toy.detection import Detection, detect
 from videotune.toy.shapes import (
     COLOURS,
     COMBINATIONS,
@@ -27,9 +28,7 @@ from videotune.toy.shapes import (
     SHAPES,
     TEMPLATES,
     Look,
-    Seen,
     caption,
-    detect,
     draw_clip,
 )
 
@@ -223,12 +222,12 @@ def test_reading_scales_with_the_side(side: int) -> None:
 def test_a_shape_in_less_than_half_of_the_frames_does_not_count() -> None:
     clip = draw_clip(np.random.default_rng(0), "red", "circle", "up")
     clip[8:] = 40
-    assert detect(clip) == Seen(None, None, None, 8, 0.0)
+    assert detect(clip) == Detection(None, None, None, 8, 0.0)
     clip[8] = clip[0]
     assert detect(clip).colour == "red"
-    assert detect(np.full((17, 64, 64, 3), 40, np.uint8)) == Seen(None, None, None, 0, 0.0), (
-        "empty"
-    )
+    assert detect(np.full((17, 64, 64, 3), 40, np.uint8)) == Detection(
+        None, None, None, 0, 0.0
+    ), "empty"
     seen = detect(np.repeat(clip[:1], 17, axis=0))
     assert (seen.colour, seen.shape, seen.direction) == ("red", "circle", None), (
         "it stands still"

@@ -215,7 +215,7 @@ def test_an_adapter_over_a_base_that_is_shared_out_is_the_adapter_of_one_process
     run, cache = tmp_path / "run", tmp_path / "cache"
     ended = several(2, run, words, f"cache_dir={cache}", *QUIET)
     assert ended.codes == (DONE, DONE), ended.said
-    assert "by 2 processes" in ended.said[0]
+    assert "with 2 processes" in ended.said[0]
     alike(
         LatentCache(cache),
         LatentCache(Path(read_run_config(alone("LORA"))["settings"]["cache_dir"])),

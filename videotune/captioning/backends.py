@@ -1,4 +1,4 @@
-"""Vision-language models that caption: a server with OpenAI's chat API, or a local model of transformers."""
+"""Vision-language models that caption: a server with OpenAI's chat API, or a local model."""
 
 import base64
 import io
@@ -19,128 +19,175 @@ from videotune.lazy import openai, torch, transformers
 from videotune.memory.accelerator import has_bf16, local_device
 
 LONGEST_SIDE = 768
-"""Pixels of a frame's longer side: models resize to about as much, and requests stay small."""
+"""Pixels of a frame's longer side: models resize to about this, and requests stay small."""
 
 ANSWER_TOKENS = 1024
-"""The most that a model may answer, with room for thoughts before the caption."""
+"""Most tokens of an answer, with room for thoughts before the caption."""
 
 RETRIES = 3
-"""Times that the openai package asks again after a lost connection, a timeout, 408, 409, 429 or 5xx, with growing waits."""
-
+"""Retries of the openai package after a lost connection, a timeout, 408, 409, 429 or 5xx, with
+growing delays."""
 
 Captioner = Callable[[Frames, str], str]
-"""What describes a clip: frames (T, H, W, 3) in their order and a prompt become the model's answer.
+"""Describes a clip: frames (T, H, W, 3) in order and a prompt -> the model's answer.
 
-CaptionError where this clip has none; VideotuneError where no other clip would have one either.
-"""
+Raises CaptionError if this clip gets no caption, VideotuneError if no other clip would get one
+either."""
 
 
 def read_frames(info: MediaInfo, times: Sequence[float], count: int) -> Frames:
-    """Up to ``count`` frames of a clip, evenly chosen among those at ``times`` (ascending), uncropped.
+    """Decode frames of a clip, uncropped, evenly chosen among those at ``times``.
 
-    ClipProblem where one cannot be decoded.
+    Args:
+        info: media info of the clip.
+        times: seconds of the clip, ascending.
+        count: most frames.
+
+    Raises:
+        ClipProblem: if a frame cannot be decoded.
     """
     last = min(count, len(times)) - 1
-    chosen = [times[round(i * (len(times) - 1) / max(1, last))] for i in range(last + 1)]
+    step = (len(times) - 1) / max(1, last)
+    chosen_times = [times[round(index * step)] for index in range(last + 1)]
+
     scale = min(1.0, LONGEST_SIDE / max(info.width, info.height))
-    size = {"height": round(info.height * scale) or 1, "width": round(info.width * scale) or 1}
-    task = {"info": info, "times": chosen, "resize": "stretch", **size}
+    task = {
+        "info": info,
+        "times": chosen_times,
+        "resize": "stretch",
+        "height": round(info.height * scale) or 1,
+        "width": round(info.width * scale) or 1,
+    }
     return default_workers().submit("decode", task).result()
 
 
-def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
-    """A model behind an address with OpenAI's chat API, which gets JPEG data URLs; several threads may ask at once.
+class _ServerCaptioner:
+    """Captions by a server with OpenAI's chat API; several threads may call it at once."""
 
-    The key comes from the environment variable ``key_env``; servers without keys need none. ``timeout``: seconds.
-    """
-    key = os.environ.get(key_env, "").strip()
-    try:
-        client = openai.OpenAI(
-            base_url=url, api_key=key or "none", max_retries=RETRIES, timeout=timeout
-        )
-    except ModuleNotFoundError as error:
-        raise VideotuneError(
-            '--endpoint needs the package openai: pip install "videotune[caption]"'
-        ) from error
-
-    def describe(frames: Frames, prompt: str) -> str:
-        content: list[Any] = [
-            {"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames
-        ]
-        chat: Any = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+    def __init__(self, url: str, model: str, key_env: str, timeout: float) -> None:
+        self._model = model
+        self._key_env = key_env
+        self._key = os.environ.get(key_env, "").strip()
         try:
-            reply = client.chat.completions.create(
-                model=model, messages=chat, max_completion_tokens=ANSWER_TOKENS
+            self._client = openai.OpenAI(
+                base_url=url, api_key=self._key or "none", max_retries=RETRIES, timeout=timeout
             )
-            return "" + (reply.choices[0].message.content or "")
-        except (
-            openai.OpenAIError,
-            ValueError,
-            AttributeError,
-            LookupError,
-            TypeError,
-        ) as error:  # no chat completion
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".replace(
-                key or "\0", f"({key_env})"
-            )
-            if isinstance(
-                error,
-                openai.AuthenticationError
-                | openai.PermissionDeniedError
-                | openai.NotFoundError,
-            ):
-                raise VideotuneError(
-                    f"{said}. Check --endpoint (most end in /v1), --model and {key_env}."
-                ) from error
-            raise CaptionError(said) from error
+        except ModuleNotFoundError as error:
+            raise VideotuneError(
+                "--endpoint needs the package openai. "
+                'Install it: pip install "videotune[caption]"'
+            ) from error
 
-    return describe
+    def __call__(self, frames: Frames, prompt: str) -> str:
+        content: list[Any] = []
+        for frame in frames:
+            content.append({"type": "image_url", "image_url": {"url": _data_url(frame)}})
+        content.append({"type": "text", "text": prompt})
+        messages: Any = [{"role": "user", "content": content}]
+
+        try:
+            reply = self._client.chat.completions.create(
+                model=self._model, messages=messages, max_completion_tokens=ANSWER_TOKENS
+            )
+            # Adding to "" raises TypeError for an answer that is not a text.
+            return "" + (reply.choices[0].message.content or "")
+        except openai.OpenAIError as error:
+            raise self._error(error) from error
+        except (ValueError, AttributeError, LookupError, TypeError) as error:
+            # The server's reply is not a chat completion.
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> Exception:
+        """Describe a failure without the key; VideotuneError if all clips would fail."""
+        message = " ".join(str(error).split())[:300]
+        description = f"{type(error).__name__}: {message}"
+        if self._key:
+            description = description.replace(self._key, f"({self._key_env})")
+
+        is_refused = isinstance(
+            error,
+            openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError,
+        )
+        if is_refused:
+            return VideotuneError(
+                f"{description}. Check --endpoint (most end in /v1), --model and "
+                f"{self._key_env}."
+            )
+        return CaptionError(description)
+
+
+def server(url: str, model: str, key_env: str, timeout: float) -> Captioner:
+    """Connect to a server with OpenAI's chat API, which gets JPEG data URLs.
+
+    Args:
+        url: the server's base URL.
+        model: the server's name of the model.
+        key_env: environment variable of the API key; servers without keys need none.
+        timeout: seconds for a request.
+    """
+    return _ServerCaptioner(url, model, key_env, timeout)
+
+
+class _LocalCaptioner:
+    """Captions by a model of transformers on this machine."""
+
+    def __init__(self, name: str) -> None:
+        self._device = local_device()
+        path = Path(name).expanduser()
+        source = str(path) if path.is_dir() else name
+        dtype = torch.bfloat16 if has_bf16(self._device) else torch.float32
+
+        try:
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(
+                source, trust_remote_code=False
+            )
+            model_class: Any = transformers.AutoModelForImageTextToText
+            model: Any = model_class.from_pretrained(
+                source, trust_remote_code=False, dtype=dtype, use_safetensors=True
+            )
+            self._model = model.to(self._device).eval()
+        except Exception as error:  # transformers raises any type for files of any kind
+            raise VideotuneError(
+                f"--model: {_loading_problem(name, error, is_folder=path.is_dir())} "
+                "A server's model needs --endpoint."
+            ) from error
+
+    def __call__(self, frames: Frames, prompt: str) -> str:
+        content: list[dict[str, Any]] = []
+        for frame in frames:
+            content.append({"type": "image", "image": Image.fromarray(frame)})
+        content.append({"type": "text", "text": prompt})
+
+        inputs = self._processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        ).to(self._device, self._model.dtype)
+        with torch.inference_mode():
+            output = self._model.generate(
+                **inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False
+            )
+        answer_tokens = output[0, inputs["input_ids"].shape[1] :]
+        return str(self._processor.decode(answer_tokens, skip_special_tokens=True))
 
 
 def local_model(name: str) -> Captioner:
-    """A model of transformers, a folder or an id of the Hub, which gets images; bfloat16 where the device computes in it."""
-    device = local_device()
-    place = Path(name).expanduser()
-    source = str(place) if place.is_dir() else name
-    dtype = torch.bfloat16 if has_bf16(device) else torch.float32
-    words: Any = {"dtype": dtype, "use_safetensors": True}
-    try:
-        processor: Any = transformers.AutoProcessor.from_pretrained(
-            source, trust_remote_code=False
-        )
-        kind: Any = transformers.AutoModelForImageTextToText
-        model: Any = (
-            kind.from_pretrained(source, trust_remote_code=False, **words).to(device).eval()
-        )
-    except (
-        Exception
-    ) as error:  # transformers raises whatever its classes do on files of any kind
-        why = f"{name} is no vision-language model that can be loaded: {' '.join(str(error).split())[:300]}"
-        if (
-            isinstance(error, OSError)
-            and isinstance(error.__cause__, Exception)
-            and not place.is_dir()
-        ):
-            why = hub_problem(name, error.__cause__)
-        raise VideotuneError(f"--model: {why} A server's model needs --endpoint.") from error
+    """Load a model of transformers, in bfloat16 if the device computes in it.
 
-    def describe(frames: Frames, prompt: str) -> str:
-        images = [{"type": "image", "image": Image.fromarray(frame)} for frame in frames]
-        chat = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
-        how = {
-            "add_generation_prompt": True,
-            "tokenize": True,
-            "return_dict": True,
-            "return_tensors": "pt",
-        }
-        inputs = processor.apply_chat_template(chat, **how).to(device, model.dtype)
-        with torch.inference_mode():
-            out = model.generate(**inputs, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-        return str(
-            processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        )
+    Args:
+        name: a folder or an id of the Hub.
+    """
+    return _LocalCaptioner(name)
 
-    return describe
+
+def _loading_problem(name: str, error: Exception, *, is_folder: bool) -> str:
+    """Explain why a model could not be loaded."""
+    if isinstance(error, OSError) and isinstance(error.__cause__, Exception) and not is_folder:
+        return hub_problem(name, error.__cause__)
+    message = " ".join(str(error).split())[:300]
+    return f"{name} is not a vision-language model that can be loaded: {message}"
 
 
 def _data_url(frame: Frames) -> str:

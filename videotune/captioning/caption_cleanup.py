@@ -1,10 +1,10 @@
-"""What a model is asked, and what becomes of its answer: one clean line, or a reason why it is no caption."""
+"""Prompts for captioning models, and cleanup of their answers into one line each."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from videotune.data.captions import lint, lint_all
+from videotune.data.captions import lint_caption, lint_captions
 from videotune.files import read_json
 
 TABLES = read_json(Path(__file__).with_name("tables.json"))
@@ -13,68 +13,90 @@ PATTERNS = {
     name: re.compile(text, re.DOTALL | re.IGNORECASE)
     for name, text in TABLES["patterns"].items()
 }
-"""What an answer holds besides a caption, and whole sentences."""
+"""Parts of an answer that are not the caption, and complete sentences."""
 
-_MARKS = " \t\"“”'*_`#>"
+_SURROUNDING_MARKS = " \t\"“”'*_`#>"
 
 
 class CaptionError(Exception):
-    """One clip gets no caption; its text explains why. The others go on."""
+    """Raised if one clip gets no caption; the others do. The text explains why."""
 
 
-def prompt_for(purpose: str, own: str | None, frames: int, max_words: int) -> str:
-    """The prompt on a clip of so many frames; ``own`` takes the place of the purpose's.
+def prompt_for(purpose: str, custom_prompt: str | None, frames: int, max_words: int) -> str:
+    """Return the prompt for a clip.
 
-    A caption names what varies between clips; what it leaves out goes to the trigger word.
+    A caption names what varies between clips; what it leaves out is learnt by the trigger word.
+
+    Args:
+        purpose: key of the built-in prompt.
+        custom_prompt: replaces the built-in prompt.
+        frames: number of frames that the model gets.
+        max_words: most words of the caption.
     """
-    parts = [TABLES["video"]] * (frames > 1) + [
-        own or TABLES["prompts"][purpose],
-        TABLES["form"],
-    ]
-    return (
-        " ".join(parts).replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
-    )
+    parts = []
+    if frames > 1:
+        parts.append(TABLES["video"])
+    parts.append(custom_prompt or TABLES["prompts"][purpose])
+    parts.append(TABLES["form"])
+    prompt = " ".join(parts)
+    return prompt.replace("{frames}", str(frames)).replace("{max_words}", str(max_words))
 
 
 def clean(answer: str, max_words: int) -> str:
-    """The caption in a model's answer: one line without thoughts, headings, quotes and Markdown.
+    """Extract the caption from a model's answer: one line without thoughts, headings or
+    Markdown.
 
-    An answer with more words ends with its last whole sentence within them. CaptionError for a refusal, and for no text.
+    A longer answer ends with its last complete sentence within ``max_words``.
+
+    Raises:
+        CaptionError: if the model refused, or if there is no text.
     """
-    text = PATTERNS["thoughts"].sub("", PATTERNS["controls"].sub("", answer[:20_000]))
-    text = " ".join(PATTERNS["heading"].sub("", text).replace("**", "").split()).strip(_MARKS)
+    text = PATTERNS["controls"].sub("", answer[:20_000])
+    text = PATTERNS["thoughts"].sub("", text)
+    text = PATTERNS["heading"].sub("", text).replace("**", "")
+    text = " ".join(text.split()).strip(_SURROUNDING_MARKS)
     if not text:
-        raise CaptionError("the answer holds no text")
+        raise CaptionError("the answer has no text")
     if PATTERNS["refusal"].match(text):
         raise CaptionError(f"the model refused: {text[:120]}")
-    kept = " ".join(text.split()[:max_words])
-    whole = None if kept == text else PATTERNS["sentences"].match(kept)
-    return whole[0] if whole else kept
+
+    shortened = " ".join(text.split()[:max_words])
+    if shortened == text:
+        return text
+    sentences = PATTERNS["sentences"].match(shortened)
+    return sentences[0] if sentences else shortened
 
 
 def hints(
     captions: Mapping[str, Sequence[str]], tokens: Mapping[str, int], most: int
 ) -> list[dict[str, str]]:
-    """Hints on captions by clip, written by whomever; those on all of them have the clip "".
+    """Return hints on captions, whoever wrote them; hints on all of them have the clip "".
 
-    ``tokens``: how many each caption has, as far as that is known; the model reads ``most`` of them.
+    Args:
+        captions: captions by clip.
+        tokens: tokens by caption, as far as they are known.
+        most: tokens that the model reads.
     """
-    rows = list[tuple[str, str]]()
-    first = dict[str, str]()
-    for clip, text in ((clip, text) for clip, texts in captions.items() for text in texts):
-        found = lint(text, Path(clip).stem)
-        count = tokens.get(text, 0)
-        other = first.setdefault(text, clip)
-        found += [
-            f"the caption has {count} tokens; the model reads {most}, the rest is cut"
-        ] * (count > most)
-        found += ["the caption reads like a model's refusal; write it anew"] * bool(
-            PATTERNS["refusal"].match(text)
-        )
-        found += [f"the caption is the same as that of {other}"] * (other != clip)
-        rows += [(clip, hint) for hint in found]
-    rows += [
-        ("", hint)
-        for hint in lint_all({clip: texts for clip, texts in captions.items() if texts})
-    ]
-    return [{"clip": clip, "hint": hint} for clip, hint in rows]
+    clip_by_caption: dict[str, str] = {}
+    rows: list[dict[str, str]] = []
+    for clip, texts in captions.items():
+        for text in texts:
+            original_clip = clip_by_caption.setdefault(text, clip)
+            for hint in _caption_hints(clip, text, tokens.get(text, 0), most):
+                rows.append({"clip": clip, "hint": hint})
+            if original_clip != clip:
+                hint = f"the caption is the same as that of {original_clip}"
+                rows.append({"clip": clip, "hint": hint})
+
+    captioned_clips = {clip: texts for clip, texts in captions.items() if texts}
+    rows += [{"clip": "", "hint": hint} for hint in lint_captions(captioned_clips)]
+    return rows
+
+
+def _caption_hints(clip: str, text: str, token_count: int, most: int) -> Iterator[str]:
+    """Yield hints on one caption."""
+    yield from lint_caption(text, Path(clip).stem)
+    if token_count > most:
+        yield f"the caption has {token_count} tokens; the model reads {most}, the rest is cut"
+    if PATTERNS["refusal"].match(text):
+        yield "the caption reads like a model's refusal; rewrite it"

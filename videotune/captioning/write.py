@@ -1,14 +1,14 @@
-"""Captions beside clips: which files they go to, and a model that is asked for each, written as soon as it comes."""
+"""Caption clips by a model, and write each caption to its file as soon as it is there."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
-from videotune.captioning.backends import local_model, read_frames, server
+from videotune.captioning.backends import Captioner, local_model, read_frames, server
 from videotune.captioning.caption_cleanup import CaptionError, clean, prompt_for
 from videotune.console import bar
-from videotune.data.captions import variants, with_trigger
+from videotune.data.captions import split_variants, with_trigger
 from videotune.data.dataset import Library
 from videotune.data.file_checks import ClipProblem
 from videotune.data.frame_sampling import sample_window
@@ -20,21 +20,34 @@ from videotune.types import DETERMINISTIC_VARIANT
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """Which model is asked, and for what. Without ``endpoint`` the model runs here, on one clip at a time.
-
-    ``key_env``: the environment variable that holds the server's key; ``timeout``: seconds for a request; ``frames``: of a
-    clip; ``prompt`` takes the place of the ``purpose``'s; ``trigger``: a word that each caption shall hold.
-    """
+    """Options of ``caption``: which model, and what it is asked for."""
 
     model: str
+
     endpoint: str | None = None
+    """Server of the model; without it the model runs here, on one clip at a time."""
+
     key_env: str = "OPENAI_API_KEY"
+    """Environment variable of the server's key."""
+
     workers: int = 4
+    """Requests at a time."""
+
     timeout: float = 120.0
+    """Seconds for a request."""
+
     frames: int = 8
+    """Frames of a clip that the model gets."""
+
     purpose: str = "general"
+    """Key of the built-in prompt."""
+
     prompt: str | None = None
+    """Replaces the built-in prompt."""
+
     trigger: str | None = None
+    """Word that each caption must contain."""
+
     max_words: int = 100
     overwrite: bool = False
     dry_run: bool = False
@@ -42,90 +55,154 @@ class CaptionOptions:
 
 @dataclass
 class CaptionResult:
-    """What ``caption --json`` prints, clips by path; ``planned`` are those to be captioned, the others are ``kept``."""
+    """The result that ``caption --json`` prints; clips are paths."""
 
     kept: list[str]
+    """Clips that have a caption already."""
+
     skipped: list[dict[str, str]]
+    """Files that cannot be used."""
+
     planned: list[str] = field(default_factory=list)
+    """Clips to be captioned."""
+
     written: list[dict[str, str]] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
     hints: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """0: no clip failed; 2: some did; 1: all did."""
-        return DONE if not self.failed else SKIPPED if self.written else FAILED
+        """0 if no clip failed, 2 if some did, 1 if all did."""
+        if not self.failed:
+            return DONE
+        return SKIPPED if self.written else FAILED
 
 
 def caption_files(root: Path, clips: set[str]) -> dict[Path, str]:
-    """The text file that the layout reads for each of these clips, and the clip; two clips of one name share a file.
+    """Return the text file in which the layout expects each clip's caption.
 
-    VideotuneError where a metadata file holds captions, and where a link leads out of the dataset.
+    Args:
+        root: the dataset's folder.
+        clips: paths of the clips.
+
+    Returns:
+        Clips by text file. Of two clips of one name, which share a file, the first.
+
+    Raises:
+        VideotuneError: if a metadata file has captions, or a link leads out of the dataset.
     """
     files: dict[Path, str] = {}
-    for one in read_folder(root)[0]:
-        file = one.caption or one.expected
-        if one.listed:
+    clip_files, _ = read_folder(root)
+    for clip in clip_files:
+        if clip.metadata_row:
             raise VideotuneError(
-                f"{one.listed} holds captions, but these are text files. Move the table away first."
+                f"{clip.metadata_row} has captions, but these would be text files. "
+                "Move the metadata file away first."
             )
+
+        file = clip.caption_file or clip.expected_caption
         if not file.parent.resolve().is_relative_to(root.resolve()):
             raise VideotuneError(
-                f"{file.parent} is a link out of {root}. Give the folder itself that it leads to."
+                f"{file.parent} is a link out of {root}. Give the folder that it leads to."
             )
-        if str(one.path) in clips:
-            files.setdefault(file, str(one.path))
+        if str(clip.path) in clips:
+            files.setdefault(file, str(clip.path))
     return files
 
 
 def texts_of(file: Path) -> tuple[str, ...]:
-    """The captions of a text file; none where there is no such file."""
-    return variants(file.read_text("utf-8-sig")) if file.is_file() else ()
+    """Read the captions of a text file; none if it does not exist."""
+    return split_variants(file.read_text("utf-8-sig")) if file.is_file() else ()
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """The caption of one clip, or why it has none."""
+
+    file: Path
+    clip: str
+    caption: str = ""
+    problem: str = ""
+
+
+class _ClipCaptioner:
+    """Captions the clips of a library."""
+
+    def __init__(self, library: Library, options: CaptionOptions) -> None:
+        self._library = library
+        self._options = options
+        self._ids = {clip.path: clip.id for clip in library.clips}
+        self._windows = (*library.windows, *library.held_out_windows)
+        self._captioner: Captioner
+        if options.endpoint:
+            self._captioner = server(
+                options.endpoint, options.model, options.key_env, options.timeout
+            )
+        else:
+            self._captioner = local_model(options.model)
+
+    def __call__(self, item: tuple[Path, str]) -> _Answer:
+        """Caption a clip, given as its text file and its path."""
+        file, clip = item
+        options = self._options
+        clip_id = self._ids[clip]
+        try:
+            frames = read_frames(
+                self._library.media[clip_id], self._times(clip_id), options.frames
+            )
+            prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
+            text = clean(self._captioner(frames, prompt), options.max_words)
+        except (CaptionError, ClipProblem) as problem:
+            return _Answer(file, clip, problem=str(problem))
+        return _Answer(file, clip, caption=with_trigger(text, options.trigger))
+
+    def _times(self, clip_id: str) -> list[float]:
+        """Return the seconds that the windows of a clip show, ascending."""
+        times: set[float] = set()
+        for window in self._windows:
+            if window.clip_id == clip_id:
+                times.update(sample_window(window, DETERMINISTIC_VARIANT, 0).times)
+        return sorted(times)
 
 
 def write_all(
     library: Library, todo: dict[Path, str], options: CaptionOptions, result: CaptionResult
 ) -> None:
-    """Ask for every caption, and write each as soon as it comes."""
-    model = options.model
-    url = options.endpoint
-    captioner = (
-        server(url, model, options.key_env, options.timeout) if url else local_model(model)
-    )
-    ids = {clip.path: clip.id for clip in library.clips}
-    windows = (*library.windows, *library.held_out_windows)
+    """Caption clips, and write each caption as soon as it is there.
 
-    def ask(row: tuple[Path, str]) -> tuple[Path, str, str, str]:
-        """The file and its clip, with the caption, or why there is none."""
-        name = ids[row[1]]
-        times = {
-            time
-            for one in windows
-            if one.clip_id == name
-            for time in sample_window(one, DETERMINISTIC_VARIANT, 0).times
-        }
-        try:
-            frames = read_frames(library.media[name], sorted(times), options.frames)
-            prompt = prompt_for(options.purpose, options.prompt, len(frames), options.max_words)
-            text = clean(captioner(frames, prompt), options.max_words)
-            return *row, with_trigger(text, options.trigger), ""
-        except (CaptionError, ClipProblem) as problem:
-            return *row, "", str(problem)
+    Args:
+        library: the dataset.
+        todo: clips by text file.
+        options: the model and the prompt.
+        result: receives the captions and the failures.
+    """
+    caption_clip = _ClipCaptioner(library, options)
 
-    # a pool's threads are daemons: Ctrl-C waits for no request
+    # The threads of a pool are daemons, so Ctrl-C does not wait for requests.
     with (
-        ThreadPool(options.workers) if url else nullcontext() as pool,
+        ThreadPool(options.workers) if options.endpoint else nullcontext() as pool,
         bar("captioning") as progress,
     ):
-        answers = pool.imap_unordered(ask, todo.items()) if pool else map(ask, todo.items())
-        for done, (file, clip, text, why) in enumerate(answers, 1):
-            if text:
-                if old := texts_of(file):
-                    file.rename(
-                        file.with_name(f"{file.name}.{digest(old)[:8]}.bak")
-                    )  # a name that no layout reads
-                write_text(file, f"{text}\n")
-                result.written.append({"clip": clip, "file": str(file), "caption": text})
+        items = todo.items()
+        answers = pool.imap_unordered(caption_clip, items) if pool else map(caption_clip, items)
+        for done, answer in enumerate(answers, start=1):
+            if answer.caption:
+                _write_caption(answer.file, answer.caption)
+                result.written.append(
+                    {
+                        "clip": answer.clip,
+                        "file": str(answer.file),
+                        "caption": answer.caption,
+                    }
+                )
             else:
-                result.failed.append({"clip": clip, "why": why})
-            progress.update(done, len(todo), Path(clip).name)
+                result.failed.append({"clip": answer.clip, "why": answer.problem})
+            progress.update(done, len(todo), Path(answer.clip).name)
+
+
+def _write_caption(file: Path, caption: str) -> None:
+    """Write a caption; keep an earlier one under a name that no layout reads."""
+    old_captions = texts_of(file)
+    if old_captions:
+        file.rename(file.with_name(f"{file.name}.{digest(old_captions)[:8]}.bak"))
+    write_text(file, f"{caption}\n")

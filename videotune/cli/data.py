@@ -304,7 +304,7 @@ def dataset_split(
     )
     written = sum(part.path is not None for result in results for part in result.scenes)
     dropped = sum(part.path is None for result in results for part in result.scenes)
-    images = sum(result.image for result in results)
+    images = sum(result.is_image for result in results)
     broken = sum(result.problem is not None for result in results)
     say(
         f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}"
@@ -333,7 +333,7 @@ def dataset_split(
 def _row(result: SplitFile, root: Path) -> list[str]:
     """A file as the table shows it."""
     path = result.file.path.relative_to(root)
-    if result.image:
+    if result.is_image:
         return [str(path), "", "", "", "image: not split"]
     if result.problem is not None:
         return [

@@ -1,15 +1,15 @@
-"""``cache``: encode clips and captions now, so that a training starts at once; list, verify and prune what is encoded."""
+"""``cache``: encode clips and captions in advance; list, verify and prune what is encoded."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.console import bar, echo
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.distributed import join
 from videotune.errors import VideotuneError
 from videotune.job.job import CACHE_NAME, Job, open_job, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
+from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache.encode import entries_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import Damaged, Pruned, listing, prune, verify
@@ -21,101 +21,103 @@ from videotune.validation.callbacks import reads_of_run
 
 @dataclass(frozen=True)
 class CacheResult:
-    """Where the cache is, and how many windows of the run are in it."""
+    """A filled cache."""
 
     folder: Path
     windows: int
+    """Windows of the run in it."""
 
 
 def cache(
-    config: ConfigSource = None, *, allow_skips: str | None = None, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, allow_skips: str | None = None, **overrides: Any
 ) -> CacheResult:
     """Fill the cache with everything that a run of this config would need; several processes share the work."""
     with join() as dist:
-        job = dist.main_first(
-            lambda: open_job(*resolve_config(overrides(config, layers, allow_skips)))
-        )
+        all_overrides = to_overrides(config, overrides, allow_skips)
+        job = dist.main_first(lambda: open_job(*resolve_config(all_overrides)))
         refuse_skips(job, allow_skips)
         for note in job.notes:
             echo(f"note: {note}")
-        fill_distributed(
-            job, open_models(job.spec, job.base, job.config), reads_of_run(job), dist
-        )
+
+        family = open_models(job.spec, job.base, job.config)
+        fill_distributed(job, family, reads_of_run(job), dist)
         dist.barrier()
     return CacheResult(job.cache, len(job.library.windows) + len(job.library.held_out_windows))
 
 
-def cache_at(place: Path) -> Path:
-    """The cache folder that ``place`` is, or that the dataset folder ``place`` holds.
+def cache_at(path: Path) -> Path:
+    """Return the cache folder that a path is, or that a dataset at this path has. Raises VideotuneError if there is none."""
+    if (path / CACHE_NAME).is_dir():
+        return refuse_linked_folder(path / CACHE_NAME)
+    has_cache_files = (path / LOCK).exists() or (path / OLD_MANIFEST).exists()
+    if path.name == CACHE_NAME or has_cache_files:
+        return path
+    # The cache of an archive is beside it.
+    if path.is_file() and (path.parent / CACHE_NAME).is_dir():
+        return refuse_linked_folder(path.parent / CACHE_NAME)
 
-    Raises VideotuneError where there is none.
-    """
-    if (place / CACHE_NAME).is_dir():
-        return refuse_linked_folder(place / CACHE_NAME)
-    if place.name == CACHE_NAME or any(
-        (place / name).exists() for name in (LOCK, OLD_MANIFEST)
-    ):
-        return place
-    if (
-        place.is_file() and (place.parent / CACHE_NAME).is_dir()
-    ):  # an archive's cache lies beside it
-        return refuse_linked_folder(place.parent / CACHE_NAME)
-    if not place.is_dir():
+    if not path.is_dir():
         raise VideotuneError(
-            f"{place}: there is no such folder. Name a cache folder, or a dataset that was encoded."
+            f"{path}: there is no such folder. Name a cache folder, or a dataset that was encoded."
         )
-    fault = f"{place}: neither a cache nor a dataset that holds one ({CACHE_NAME})."
     raise VideotuneError(
-        f"{fault} `videotune cache --data DIR …` makes one; if cache_dir was set, name that folder."
+        f"{path}: neither a cache nor a dataset with one ({CACHE_NAME}). "
+        "`videotune cache --data DIR …` makes one; if cache_dir was set, name that folder."
     )
 
 
-def open_store(place: Path) -> LatentCache:
-    """The cache of ``cache_at``, with what it has to note printed."""
-    store = LatentCache(cache_at(place))
+def open_store(path: Path) -> LatentCache:
+    """Open the cache of ``cache_at``, and print its notes."""
+    store = LatentCache(cache_at(path))
     print_notes(store)
     return store
 
 
 def print_notes(store: LatentCache, first: int = 0) -> None:
-    """Print the store's notes from number ``first`` on, each once."""
+    """Print the cache's notes from number ``first`` on, each once."""
     for note in dict.fromkeys(store.notes[first:]):
         echo(f"note: {note}")
 
 
-def verify_cache(place: Path) -> tuple[LatentCache, int, list[Damaged]]:
-    """Read every entry again and drop those that are damaged: the cache, its entries before, and the damaged ones.
+def verify_cache(path: Path) -> tuple[LatentCache, int, list[Damaged]]:
+    """Read every entry again and drop those that are damaged.
 
-    Raises VideotuneError where ``place`` holds no cache, or another process is filling it.
+    Returns:
+        The cache, how many entries it had, and the damaged ones.
+
+    Raises:
+        VideotuneError: if ``path`` has no cache, or another process is filling it.
     """
-    store = open_store(place)
+    store = open_store(path)
     count = len(store.entries())
     with bar("verifying") as progress:
         return store, count, verify(store, progress.update)
 
 
 def prune_cache(
-    config: ConfigSource = None, *, yes: bool = False, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, yes: bool = False, **overrides: Any
 ) -> tuple[LatentCache, Pruned]:
-    """The cache, and what of it a run of this config would not read; with ``yes`` that is removed.
+    """Return the cache, and what of it a run of this config would not read; with ``yes`` that is removed.
 
-    Raises VideotuneError where there is no cache yet, or another process is filling it.
+    Raises VideotuneError if there is no cache yet, or another process is filling it.
     """
-    job: Job = open_job(*resolve_config(overrides(config, layers)))
+    job: Job = open_job(*resolve_config(to_overrides(config, overrides)))
     store = open_store(job.cache)
     if job.library.skipped:
         echo(
-            f"note: {len(job.library.skipped)} clips are skipped, so what was encoded of them counts as not needed"
+            f"note: {len(job.library.skipped)} clips are skipped, so their entries count as not needed"
         )
-    reads = reads_of_run(job)
-    keys = CacheKeys.of(open_models(job.spec, job.base, job.config), job.config.seed)
-    printed = len(store.notes)
-    pruned = prune(store, entries_of(keys, reads).keys(), yes=yes)
-    print_notes(store, printed)
+
+    family = open_models(job.spec, job.base, job.config)
+    keys = CacheKeys.of(family, job.config.seed)
+    wanted = entries_of(keys, reads_of_run(job)).keys()
+    notes_before = len(store.notes)
+    pruned = prune(store, wanted, yes=yes)
+    print_notes(store, notes_before)
     return store, pruned
 
 
-def list_cache(place: Path) -> tuple[LatentCache, list[dict[str, Any]]]:
-    """The cache and a row for each entry; VideotuneError where ``place`` holds none."""
-    store = open_store(place)
+def list_cache(path: Path) -> tuple[LatentCache, list[dict[str, Any]]]:
+    """Return the cache and a row for each entry. Raises VideotuneError if ``path`` has no cache."""
+    store = open_store(path)
     return store, listing(store)

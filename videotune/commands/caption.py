@@ -1,8 +1,9 @@
-"""``caption``: a vision-language model writes the captions that clips lack, each as soon as it comes."""
+"""``caption``: let a vision-language model write missing captions, each as soon as it is there."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from videotune.captioning.caption_cleanup import hints
 from videotune.captioning.write import (
@@ -12,63 +13,79 @@ from videotune.captioning.write import (
     texts_of,
     write_all,
 )
-from videotune.commands.check import check, token_counts
+from videotune.commands.check import CheckResult, check, token_counts
 from videotune.errors import VideotuneError
 from videotune.files import digest, write_text
-from videotune.job.overrides import ConfigSource, Layers, overrides
+from videotune.job.overrides import ConfigSource, to_overrides
 
 STATE = ".videotune-captions"
-"""In the dataset while an --overwrite is under way: its settings. Captions that are newer than this file are its own."""
+"""A file in the dataset while an --overwrite runs, with its settings. Captions that are newer than it are finished."""
 
 
 def caption(
-    config: ConfigSource = None, *, options: CaptionOptions, **layers: Unpack[Layers]
+    config: ConfigSource = None, *, options: CaptionOptions, **overrides: Any
 ) -> CaptionResult:
-    """Write captions where the layout of the folder ``data`` reads them; clips that have one keep it but for ``overwrite``.
+    """Write captions where the layout of the folder ``data`` reads them. Clips with a caption keep it, but for ``overwrite``.
 
-    A run that was stopped continues when it is run again. VideotuneError where captions have no place in text files, and
-    where no clip can get one.
+    A run that was stopped continues when it is started again. Raises VideotuneError if captions cannot be text files,
+    or if no clip can get one.
     """
-    words = overrides(config, layers)
-    root = Path(words.data or "").expanduser().absolute()
-    again = options.overwrite
-    if not words.data or not root.is_dir():
+    all_overrides = to_overrides(config, overrides)
+    root = Path(all_overrides.data or "").expanduser().absolute()
+    if not all_overrides.data or not root.is_dir():
         raise VideotuneError(
-            f"{words.data or 'data'} is no folder. Captions lie beside clips: unpack the dataset."
+            f"{all_overrides.data or 'data'} is not a folder. Captions are files beside the clips: unpack the dataset."
         )
-    checked = check(replace(words, sets=(*words.sets, "missing_caption=empty")))
+    allow_empty = replace(all_overrides, sets=(*all_overrides.sets, "missing_caption=empty"))
+    checked = check(allow_empty)
     files = caption_files(root, {clip.path for clip in checked.job.library.clips})
     texts = {clip: texts_of(file) for file, clip in files.items()}
+
+    # Captions that are older than the state file are written again.
     state = root / STATE
-    settings = digest({**asdict(options), "workers": 0, "timeout": 0})
-    if (
-        again
-        and not options.dry_run
-        and not (state.is_file() and state.read_bytes() == settings.encode())
-    ):
-        write_text(state, settings)
-    until = (state.stat().st_mtime_ns if state.is_file() else float("inf")) if again else 0
-    todo = {
-        file: clip
-        for file, clip in files.items()
-        if not texts[clip] or file.stat().st_mtime_ns <= until
-    }
-    skipped = [
-        dict(zip(("clip", "reason", "detail"), row, strict=True))
-        for row in checked.job.library.skipped
-    ]
+    begun_at: float = 0
+    if options.overwrite:
+        begun_at = _begin_overwriting(state, options)
+    todo = {}
+    for file, clip in files.items():
+        if not texts[clip] or file.stat().st_mtime_ns <= begun_at:
+            todo[file] = clip
+
     result = CaptionResult(
-        [clip for file, clip in files.items() if file not in todo], skipped, list(todo.values())
+        [clip for file, clip in files.items() if file not in todo],
+        [_skipped_row(row) for row in checked.job.library.skipped],
+        list(todo.values()),
     )
     if todo and not options.dry_run:
         write_all(checked.job.library, todo, options, result)
-    if again and not options.dry_run and not result.failed:
+    if options.overwrite and not options.dry_run and not result.failed:
         state.unlink(missing_ok=True)
+
     texts |= {row["clip"]: (row["caption"],) for row in result.written}
-    tokens = (
-        None
-        if checked.assumed
-        else token_counts(checked.job, [text for own in texts.values() for text in own])
-    )
-    result.hints = hints(texts, tokens or {}, checked.job.spec.text_tokens)
+    result.hints = _hints(checked, texts)
     return result
+
+
+def _begin_overwriting(state: Path, options: CaptionOptions) -> float:
+    """Write the state file unless an overwrite with the same settings is under way, and return when it was begun."""
+    settings = digest({**asdict(options), "workers": 0, "timeout": 0})
+    continues = state.is_file() and state.read_bytes() == settings.encode()
+    if not continues and not options.dry_run:
+        write_text(state, settings)
+    return state.stat().st_mtime_ns if state.is_file() else float("inf")
+
+
+def _skipped_row(row: tuple[str, str, str]) -> dict[str, str]:
+    clip, reason, detail = row
+    return {"clip": clip, "reason": reason, "detail": detail}
+
+
+def _hints(checked: CheckResult, texts: Mapping[str, tuple[str, ...]]) -> list[dict[str, str]]:
+    """Return hints on the captions. Without a model nothing is counted in tokens."""
+    tokens = None
+    if not checked.assumed:
+        captions: list[str] = []
+        for clip_captions in texts.values():
+            captions += clip_captions
+        tokens = token_counts(checked.job, captions)
+    return hints(texts, tokens or {}, checked.job.spec.text_tokens)

@@ -1,9 +1,9 @@
-"""``check``: what would become of every clip, before anything is loaded."""
+"""``check``: account for every clip before anything is loaded."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.console import echo
 from videotune.data.dataset import to_json
@@ -11,9 +11,8 @@ from videotune.errors import DONE, FAILED, SKIPPED
 from videotune.job.job import Job, crop_blocker, open_job, with_views
 from videotune.job.overrides import (
     ConfigSource,
-    Layers,
-    overrides,
     resolve_config,
+    to_overrides,
     user_keys,
 )
 from videotune.models.registry import find
@@ -24,20 +23,21 @@ DEFAULT_PRESET = "toy"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """``account``: what ``check --json`` prints, with a row for each clip.
-
-    ``assumed``: no model was named, so the toy's rules hold.
-    """
+    """What would become of every clip."""
 
     account: dict[str, Any]
+    """What ``check --json`` prints, with a row for each clip."""
     job: Job
     assumed: bool
+    """Whether no model was named, so that the toy's rules were used."""
 
     @property
     def exit_code(self) -> int:
         """0: every clip is used or held out; 2: some are skipped; 1: a training would end before it begins."""
-        if crop_blocker(self.job) is not None or not self.account["skipped"]:
-            return SKIPPED if crop_blocker(self.job) is not None else DONE
+        if crop_blocker(self.job) is not None:
+            return SKIPPED
+        if not self.account["skipped"]:
+            return DONE
         return FAILED if self.account["blockers"] else SKIPPED
 
 
@@ -46,74 +46,80 @@ def check(
     *,
     allow_skips: str | None = None,
     contact_sheet: Path | None = None,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> CheckResult:
-    """Account for every clip: used, held out or skipped, with the reason; no model is loaded.
+    """Account for every clip: used, held out or skipped, with the reason. No model is loaded.
 
-    ``contact_sheet``: a folder for pictures of each clip as it is trained, and a page. Without a model the toy's rules hold.
+    Args:
+        config: the config. Without a model the toy's rules are used.
+        allow_skips: how many clips may be skipped: a number, or "all".
+        contact_sheet: a folder for a page with pictures of each clip as it is trained.
+        overrides: fields of ``Overrides``.
     """
-    words = overrides(config, layers, allow_skips)
-    named = user_keys(words)
-    assumed = not (
-        words.preset or words.config or named.get("family") or named.get("base_model_name")
-    )
-    words = replace(words, preset=DEFAULT_PRESET) if assumed else words
-    job = open_job(*resolve_config(words, planning=True), to_look=True)
-    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps) | {
-        "blockers": blockers(job)
-    }
+    all_overrides = to_overrides(config, overrides, allow_skips)
+    keys = user_keys(all_overrides)
+    names_model = keys.get("family") or keys.get("base_model_name")
+    assumed = not (all_overrides.preset or all_overrides.config or names_model)
+    if assumed:
+        all_overrides = replace(all_overrides, preset=DEFAULT_PRESET)
+
+    job = open_job(*resolve_config(all_overrides, planning=True), to_look=True)
+    account = with_views(job, with_cut_captions(job, to_json(job.library)), job.steps)
+    account["blockers"] = blockers(job)
     if contact_sheet is not None:
-        for path, why in write_contact_sheet(job, account, contact_sheet).items():
-            echo(f"no picture of {path}: {why}")
+        for path, reason in write_contact_sheet(job, account, contact_sheet).items():
+            echo(f"no picture of {path}: {reason}")
     return CheckResult(account, job, assumed)
 
 
 def blockers(job: Job) -> list[str]:
-    """What would end a training before it begins, whatever is allowed to be skipped."""
+    """Return what would end a training before it begins, however many clips may be skipped."""
     uncaptioned = sum(reason.endswith("_caption") for _, reason, _ in job.library.skipped)
     if not uncaptioned or job.config.missing_caption != "error":
         return []
     clips = "1 clip has" if uncaptioned == 1 else f"{uncaptioned} clips have"
-    ways = 'write it or let `videotune caption`, or set missing_caption to "skip", "empty" or "text"'
-    return [f"{clips} no usable caption, which ends a training before it begins: {ways}"]
+    return [
+        f"{clips} no usable caption, which ends a training before it begins: write it or let `videotune caption`, "
+        'or set missing_caption to "skip", "empty" or "text"'
+    ]
 
 
 def token_counts(job: Job, captions: Iterable[str]) -> dict[str, int] | None:
-    """The tokens of each caption; None where no base model is named, or it comes without a fast tokenizer."""
+    """Return the tokens of each caption, or None without a base model that has a fast tokenizer."""
+    if job.base is None:
+        return None
     texts = sorted(set(captions))
-    lengths = find(job.spec.name).token_lengths(job.base.folder, texts) if job.base else None
+    lengths = find(job.spec.name).token_lengths(job.base.folder, texts)
     return None if lengths is None else dict(zip(texts, lengths, strict=True))
 
 
 def with_cut_captions(job: Job, account: dict[str, Any]) -> dict[str, Any]:
-    """The account with a warning for each clip that has a caption longer than the model reads.
+    """Return the account with a warning for each clip that has a caption longer than the model reads.
 
-    Where no base model is named, or it comes without a fast tokenizer, nothing is counted, and that is said.
+    Without a base model that has a fast tokenizer, a note says that nothing was counted.
     """
-    by_caption = token_counts(
-        job, [caption for clip in job.library.clips for caption in clip.captions]
-    )
-    if by_caption is None:
-        why = (
-            "the base model has no tokenizer.json here"
-            if job.base
-            else "no base model is named"
-        )
-        return account | {
-            "notes": [*account["notes"], f"captions were not counted in tokens: {why}"]
-        }
-    most = job.spec.text_tokens
-    longest = {
-        clip.path: max(by_caption[caption] for caption in clip.captions)
-        for clip in job.library.clips
-    }
+    captions: list[str] = []
+    for clip in job.library.clips:
+        captions += clip.captions
+    tokens_of = token_counts(job, captions)
+    if tokens_of is None:
+        reason = "no base model is named"
+        if job.base:
+            reason = "the base model has no tokenizer.json here"
+        note = f"captions were not counted in tokens: {reason}"
+        return account | {"notes": [*account["notes"], note]}
+
+    longest = {}
+    for clip in job.library.clips:
+        longest[clip.path] = max(tokens_of[caption] for caption in clip.captions)
+    limit = job.spec.text_tokens
     rows = []
     for row in account["clips"]:
         tokens = longest.get(row["path"], 0)
-        cut = (
-            [f"a caption has {tokens} tokens; the model reads {most}, the rest is cut"]
-            if tokens > most
-            else []
-        )
-        rows.append(row | {"warnings": [*row["warnings"], *cut]})
+        warnings = list(row["warnings"])
+        if tokens > limit:
+            warnings.append(
+                f"a caption has {tokens} tokens; the model reads {limit}, the rest is cut"
+            )
+        rows.append(row | {"warnings": warnings})
     return account | {"clips": rows}

@@ -1,4 +1,4 @@
-"""``compare``: one prompt and seed over all checkpoints of a run, the base model first, side by side."""
+"""``compare``: show one prompt and seed over all checkpoints of a run, the base model first, side by side."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +22,13 @@ from videotune.sampling.pipeline import SampleSettings
 from videotune.validation.selection import sample_settings
 
 ROW = 4
-"""Videos beside each other at most."""
+"""Videos side by side, at most."""
 
-SHOWN = 5
+FRAMES_ON_SHEET = 5
 """Frames of a video on the sheet."""
 
 LABEL = 18
-"""Pixels of the line of words above a video."""
+"""Height in pixels of the title above a video."""
 
 
 def compare(
@@ -39,58 +39,71 @@ def compare(
     out: Path | None = None,
     image: Path | None = None,
 ) -> list[Path]:
-    """Write a video a checkpoint; returns all of them side by side as mp4, a sheet as png, and the report that shows both.
+    """Draw a video with each checkpoint of a run. What was drawn before is not drawn again.
 
-    What was sampled before is not sampled again. Raises VideotuneError where there is no checkpoint, or no prompt.
+    Args:
+        run: the run folder.
+        prompt: what to draw. None: the prompt of the run's first preview.
+        seed: None: the run's own.
+        out: the folder to write to. None: ``compare`` in the run folder.
+        image: the first frame.
+
+    Returns:
+        An mp4 with all videos side by side, a sheet as png, and the report that shows both.
+
+    Raises:
+        VideotuneError: if there is no checkpoint, or no prompt.
     """
     run = Path(run)
-    settings, seed = how(run, seed)
-    found = complete_checkpoints(run)
-    if not found:
+    settings, seed = draw_settings(run, seed)
+    checkpoints = complete_checkpoints(run)
+    if not checkpoints:
         raise VideotuneError(
-            f"{run} has no checkpoint yet, so there is nothing to compare: train it further first"
+            f"{run} has no checkpoint yet, so there is nothing to compare. Train it further first"
         )
     if prompt is None:
-        if not (drawn := History(run).of_kind("sample")):
-            raise VideotuneError(
-                f"which prompt? {run} has no preview to take a prompt from: give --prompt TEXT"
-            )
-        prompt = str(drawn[0]["prompt"])
+        prompt = _prompt_of_preview(run)
     folder = out or run / "compare"
     if out is not None:
         run_dir.refuse_samples_in_data(run, out)
+
     name = key(prompt, seed, settings, image)
-    videos = {
-        step: folder / f"{name}-step-{step:06d}.mp4"
-        for step in (0, *(one.step for one in found))
-    }
-    todo = [
-        step
-        for step, one in zip(videos, (None, *found), strict=True)
-        if not is_drawn(videos[step], one)
-    ]
+    checkpoint_of: dict[int, Checkpoint | None] = {0: None}
+    checkpoint_of.update((checkpoint.step, checkpoint) for checkpoint in checkpoints)
+    videos = {step: folder / f"{name}-step-{step:06d}.mp4" for step in checkpoint_of}
+    todo = [step for step in videos if not is_drawn(videos[step], checkpoint_of[step])]
     if len(todo) < len(videos):
         echo(f"{len(videos) - len(todo)} of {len(videos)} are sampled already")
+
+    images = (image,) if image else ()
     with bar("checkpoints") as progress:
         for done, step in enumerate(todo):
             progress.update(done, len(todo), title(step))
-            words = SampleOptions((prompt,), seed, run, step, images=(image,) if image else ())
-            frames = render(
-                open_sampler(words), [prompt], [seed], images=words.images, title=""
-            )
+            sampler = open_sampler(SampleOptions((prompt,), seed, run, step, images=images))
+            frames = render(sampler, [prompt], [seed], images=images, title="")
             write_video(videos[step], frames[0], settings.shape.fps)
         progress.update(len(todo), len(todo))
-    entry = lay_out(videos, folder, name, settings.shape.fps) | {"prompt": prompt, "seed": seed}
+
+    entry = lay_out(videos, folder, name, settings.shape.fps)
+    entry |= {"prompt": prompt, "seed": seed}
     remember(run, folder, entry)
-    return [
-        folder / entry["video"],
-        folder / entry["sheet"],
-        *([write_report(run)] if out is None else []),
-    ]
+    written = [folder / entry["video"], folder / entry["sheet"]]
+    if out is None:
+        written.append(write_report(run))
+    return written
 
 
-def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
-    """How the run draws, and the seed: what is given, or the run's own."""
+def _prompt_of_preview(run: Path) -> str:
+    previews = History(run).of_kind("sample")
+    if not previews:
+        raise VideotuneError(
+            f"no prompt given, and {run} has no preview to take one from; pass --prompt TEXT"
+        )
+    return str(previews[0]["prompt"])
+
+
+def draw_settings(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
+    """Return how the run draws, and the seed: the one that is given, or the run's own."""
     resolved, spec, _ = overrides.reopened(run_dir.run_settings(run))
     config = resolved.config
     shape = shape_of(run, spec.rules.fps, config, spec)
@@ -98,17 +111,17 @@ def how(run: Path, seed: int | None) -> tuple[SampleSettings, int]:
 
 
 def key(prompt: str, seed: int, settings: SampleSettings, image: Path | None) -> str:
-    """Names all that decides what a comparison shows, but for the checkpoint."""
-    told = {
+    """Return a name that depends on all that decides what a comparison shows, except for the checkpoint."""
+    content = {
         "prompt": prompt,
         "settings": repr(settings),
         "image": str(image.absolute()) if image else None,
     }
-    return f"{digest(told)[:8]}-seed{seed}"
+    return f"{digest(content)[:8]}-seed{seed}"
 
 
 def is_drawn(video: Path, checkpoint: Checkpoint | None) -> bool:
-    """Whether a video is there and no older than its checkpoint (None: it is the base's).
+    """Return whether a video exists and is no older than its checkpoint (None: the base model).
 
     After going back, a step has other weights under the same number.
     """
@@ -117,48 +130,62 @@ def is_drawn(video: Path, checkpoint: Checkpoint | None) -> bool:
 
 
 def title(step: int) -> str:
-    """What a step's video is called."""
+    """Return the title of a step's video."""
     return "base" if step == 0 else f"step {step}"
 
 
 def lay_out(paths: Mapping[int, Path], folder: Path, name: str, fps: float) -> dict[str, Any]:
-    """Write the mp4 with all videos in step and the sheet; returns their names and the steps in order."""
+    """Write the mp4 with all videos in step, and the sheet.
+
+    Args:
+        paths: the videos by step.
+        folder: to write to.
+        name: of both files, without the ending.
+        fps: of the videos.
+
+    Returns:
+        The names of both files and the steps in order.
+    """
     try:
         videos = [read_video(path, 512)[0] for path in paths.values()]
     except (OSError, ValueError) as problem:
-        fault = f"a video in {folder} cannot be read ({problem})"
-        raise VideotuneError(f"{fault}: remove it, and videotune generates it again") from None
+        raise VideotuneError(
+            f"a video in {folder} cannot be read ({problem}). Remove it, and videotune generates it again"
+        ) from None
+
     titles = [title(step) for step in paths]
-    columns = -(-len(videos) // -(-len(videos) // ROW))  # rows of nearly the same length
-    grid = side_by_side([labelled(*one) for one in zip(videos, titles, strict=True)], columns)
-    write_video(folder / f"{name}.mp4", grid, fps, crf=18)
-    shown = [
-        [video[i] for i in np.linspace(0, len(video) - 1, SHOWN).round().astype(int)]
-        for video in videos
-    ]
-    write_sheet(folder / f"{name}.png", list(zip(titles, shown, strict=True)), label=90)
+    rows = -(-len(videos) // ROW)
+    columns = -(-len(videos) // rows)  # rows of nearly the same length
+    titled = [labelled(video, text) for video, text in zip(videos, titles, strict=True)]
+    write_video(folder / f"{name}.mp4", side_by_side(titled, columns), fps, crf=18)
+
+    sheet_rows = []
+    for video, text in zip(videos, titles, strict=True):
+        indices = np.linspace(0, len(video) - 1, FRAMES_ON_SHEET).round().astype(int)
+        sheet_rows.append((text, [video[index] for index in indices]))
+    write_sheet(folder / f"{name}.png", sheet_rows, label=90)
     return {"steps": list(paths), "video": f"{name}.mp4", "sheet": f"{name}.png"}
 
 
 def labelled(video: Sequence[np.ndarray], title: str) -> list[np.ndarray]:
-    """Frames (H, W, 3) with a line of words above."""
+    """Return frames (H, W, 3) with a title above."""
     strip = Image.new("RGB", (video[0].shape[1], LABEL), "#1c1e21")
     ImageDraw.Draw(strip).text((4, 2), title, fill="#e8e8e4", font=ImageFont.load_default(12))
     return [np.concatenate([np.asarray(strip), frame]) for frame in video]
 
 
 def remember(run: Path, folder: Path, entry: Mapping[str, Any]) -> None:
-    """Put a comparison into the folder's compare.json, in the place of an earlier one of the same prompt and seed.
+    """Add a comparison to the folder's compare.json, in place of an earlier one of the same prompt and seed.
 
-    Paths are relative to the run folder where they lie in it.
+    Paths are relative to the run folder if they are in it.
     """
-    listed = folder / "compare.json"
-    begin = path_from(run, folder)
-    new = {**entry, "video": f"{begin}/{entry['video']}", "sheet": f"{begin}/{entry['sheet']}"}
-    before = read_record(listed) if listed.is_file() else []
-    kept = [
-        line
-        for line in before
-        if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"])
-    ]
-    write_json(listed, [*kept, new], durable=False)
+    list_file = folder / "compare.json"
+    base = path_from(run, folder)
+    new = {**entry, "video": f"{base}/{entry['video']}", "sheet": f"{base}/{entry['sheet']}"}
+
+    others = []
+    if list_file.is_file():
+        for line in read_record(list_file):
+            if (line["prompt"], line["seed"]) != (entry["prompt"], entry["seed"]):
+                others.append(line)
+    write_json(list_file, [*others, new], durable=False)

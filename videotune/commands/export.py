@@ -1,4 +1,4 @@
-"""``export``: what a run has learnt in the formats that others read, each read back before it is called done."""
+"""``export``: write what a run has learnt in formats that other programs read. Each file is read back."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,56 +24,67 @@ def export(
     merge: bool = False,
     dtype: str | None = None,
 ) -> list[Exported]:
-    """Export a checkpoint of a run (the newest, or the one of ``step``); ``merge``: as a model that needs no adapter.
+    """Export a checkpoint of a run.
 
-    ``dtype``: in the place of the config's ``output_dtype``.
+    Args:
+        run: the run folder.
+        formats: the formats. Empty: those that the run's config names.
+        step: of the checkpoint. None: the newest.
+        out: the folder to write to. None: as the run's config says.
+        merge: write a model that needs no adapter.
+        dtype: of the exported weights, in place of the config's ``output_dtype``.
 
-    Raises VideotuneError where there is nothing to merge, or a format is named for it.
+    Raises:
+        VideotuneError: if there is nothing to merge, or --merge is used with a format.
     """
     run = Path(run)
     resolved, spec, base = overrides.reopened(run_dir.run_settings(run))
     checkpoint = pick(run, step)
     family = build.open_models(spec, base, resolved.config)
     if dtype is not None:
-        resolved = resolved.with_planned(
-            {"output_dtype": resolve.parse({"output_dtype": dtype}).output_dtype}
-        )
+        output_dtype = resolve.parse({"output_dtype": dtype}).output_dtype
+        resolved = resolved.with_planned({"output_dtype": output_dtype})
         validators.refuse_what_does_not_apply(resolved.config, spec)
     if merge:
         refuse_merge(resolved.config, formats, dtype)
-    done = export_run(
-        run, family, checkpoint.result(), checkpoint.step, resolved, formats, out, merge=merge
+
+    exports = export_run(
+        run,
+        family,
+        checkpoint.result(),
+        checkpoint.step,
+        resolved,
+        formats,
+        out,
+        merge=merge,
     )
     write_report(run)
-    return list(done)
+    return list(exports)
 
 
 def refuse_merge(config: schema.Config, formats: Sequence[str], dtype: str | None) -> None:
-    """Raise VideotuneError where a run has no adapter, or --merge stands beside a format."""
+    """Raise VideotuneError if a run has no adapter, or --merge is used with a format or dtype."""
     if config.training_method == "EMBEDDING":
-        raise VideotuneError("--merge: new tokens are no adapter and cannot be merged")
+        raise VideotuneError("--merge: new tokens are not an adapter and cannot be merged")
     if config.training_method == "FINE_TUNE":
         raise VideotuneError(
-            "--merge: a fine-tuned model has no adapter; its export is whole already"
+            "--merge: a fine-tuned model has no adapter; its export is complete already"
         )
     if dtype is not None:
         raise VideotuneError(
-            "--merge keeps the dtypes of the base's files: it goes without --dtype"
+            "--merge: it keeps the dtypes of the base's files. Leave --dtype out"
         )
     if formats:
         raise VideotuneError(
-            "--merge writes a folder in diffusers layout: it goes without --format"
+            "--merge: it writes a folder in diffusers layout. Leave --format out"
         )
 
 
 def exported(run: Path, format: str) -> Path:
-    """The run's file or folder in a format.
-
-    Raises VideotuneError where there is none, or its bytes are not those that were written.
-    """
-    found = [line for line in read_record(run / "exports.json") if line["format"] == format]
-    if not found:
-        raise VideotuneError(
-            f"{run / 'exports.json'} lists no export in the format {format}: videotune export {run}"
-        )
-    return verified(run, found[0])
+    """Return the run's file or folder in a format. Raises VideotuneError if there is none, or it was changed."""
+    for entry in read_record(run / "exports.json"):
+        if entry["format"] == format:
+            return verified(run, entry)
+    raise VideotuneError(
+        f"{run / 'exports.json'} lists no export in the format {format}. Write it: videotune export {run}"
+    )

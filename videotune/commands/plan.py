@@ -1,21 +1,21 @@
-"""``plan``: what a run would do: steps, views, tokens, memory, time, disk; and which noise levels it would train."""
+"""``plan``: say what a run would do: steps, views, tokens, memory, time, disk, and the noise levels it would train."""
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
 from videotune.config.schema import Config
 from videotune.console import bar
-from videotune.diffusion.timesteps import shift_of_tokens
+from videotune.diffusion.timesteps import TimestepSampler, shift_of_tokens
 from videotune.errors import DONE, SKIPPED, VideotuneError
 from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, overrides, resolve_config
-from videotune.latent_cache import exposure, sampler
+from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
+from videotune.latent_cache import exposure
 from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
 from videotune.planner.memory import known_step_spec
 from videotune.planner.plan import make_plan
@@ -26,9 +26,10 @@ from videotune.validation.overhead import planned
 
 @dataclass(frozen=True)
 class PlanResult:
-    """``plan``: what ``plan --json`` prints."""
+    """What a run would do."""
 
     plan: dict[str, Any]
+    """What ``plan --json`` prints."""
     job: Job
 
     @property
@@ -39,9 +40,8 @@ class PlanResult:
     @property
     def exit_code(self) -> int:
         """0: the run fits, or no card is named; 2: the card or the disk is too small."""
-        return (
-            SKIPPED if self.plan["fits"] is False or self.plan["disk"]["short_bytes"] else DONE
-        )
+        does_not_fit = self.plan["fits"] is False
+        return SKIPPED if does_not_fit or self.plan["disk"]["short_bytes"] else DONE
 
 
 def plan(
@@ -52,98 +52,110 @@ def plan(
     views: Sequence[int] = (),
     allow_skips: str | None = None,
     known: bool = False,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> PlanResult:
-    """What a run would do, on a card with ``vram`` GB (10^9 bytes) of memory, or of that name; with neither on this machine.
+    """Return what a run would do, on this machine or on another GPU.
 
-    ``views``: how many times a window is to be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
-    ``known``: memory and time are left out unless such a step was measured before, since measuring takes seconds.
+    Args:
+        config: the config.
+        vram: memory of the GPU in GB (10^9 bytes).
+        card: name of the GPU.
+        views: how often a window should be seen, for which the steps are calculated, instead of 10, 20, 50 and 100.
+        allow_skips: how many clips may be skipped: a number, or "all".
+        known: leave memory and time out unless such a step was measured before, because measuring takes seconds.
+        overrides: fields of ``Overrides``.
     """
-    job = planned(
-        open_job(*resolve_config(overrides(config, layers, allow_skips), planning=True))
+    resolved, spec, base = resolve_config(
+        to_overrides(config, overrides, allow_skips), planning=True
     )
+    job = planned(open_job(resolved, spec, base))
     refuse_skips(job, allow_skips)
-    found = make_plan(job, views or exposure.TARGETS)
-    free = shutil.disk_usage(
-        Path.cwd()
-    ).free  # a run lies below this folder, unless its --out names another
-    found["disk"] |= {
-        "free_bytes": free,
-        "short_bytes": max(0, found["disk"].get("run_bytes", 0) - free),
-    }
-    if job.base is not None:
-        limit, named = asked_card(vram, card)
-        dtype = planned_dtype(job.config, limit is not None)
-        if not known or known_step_spec(job, dtype) is not None:
-            with bar("measuring without memory"):
-                found |= to_json(
-                    fit(job, dtype, limit, named),
-                    job,
-                    dtype,
-                    found["disk"].get("checkpoint_bytes", 0),
-                )
-    elif vram or card:
-        raise VideotuneError(
-            "--vram, --card: what a run needs is read from its base model: name one (base_model_name)"
-        )
-    return PlanResult(found, job)
+
+    facts = make_plan(job, views or exposure.TARGETS)
+    # A run is written below this folder, unless its --out names another.
+    free = shutil.disk_usage(Path.cwd()).free
+    needed = facts["disk"].get("run_bytes", 0)
+    facts["disk"] |= {"free_bytes": free, "short_bytes": max(0, needed - free)}
+
+    if job.base is None:
+        if vram or card:
+            raise VideotuneError(
+                "--vram, --card: what a run needs is read from its base model. Set base_model_name"
+            )
+        return PlanResult(facts, job)
+
+    limit, known_gpu = asked_card(vram, card)
+    dtype = planned_dtype(job.config, limit is not None)
+    if not known or known_step_spec(job, dtype) is not None:
+        with bar("measuring without memory"):
+            result = fit(job, dtype, limit, known_gpu)
+            checkpoint_bytes = facts["disk"].get("checkpoint_bytes", 0)
+            facts |= to_json(result, job, dtype, checkpoint_bytes)
+    return PlanResult(facts, job)
 
 
 BANDS = 9
-"""Equal parts of [0, 1], those of the journal's by_t; and as many levels at which the validation loss is taken."""
+"""Equal parts of [0, 1], as in the journal's by_t, and levels at which the validation loss is measured."""
 
 COLUMNS = 72
 """Points of a density."""
 
 
-def noise_levels(config: ConfigSource = None, **layers: Unpack[Layers]) -> dict[str, Any]:
-    """The distribution of t that a run would train; of a shift by resolution one for each bucket of the clips."""
-    resolved, spec, base = resolve_config(overrides(config, layers), planning=True)
-    shapes: dict[str, tuple[int, float]] = {}
+def noise_levels(config: ConfigSource = None, **overrides: Any) -> dict[str, Any]:
+    """Return the distribution of t that a run would train; with a shift by resolution, one for each bucket of the clips."""
+    resolved, spec, base = resolve_config(to_overrides(config, overrides), planning=True)
+    buckets: dict[str, tuple[int, float]] = {}
     if resolved.config.timestep_shift == "resolution":
         job = open_job(resolved, spec, base, to_look=True)
-        turns = float(sampler.steps_per_epoch(job.schedule))
-        sizes = zip(job.shapes, job.buckets, job.schedule.batches, strict=True)
-        shapes = {
-            str(shape): (spec.tokens(shape), len(bucket) / batch / turns)
-            for shape, bucket, batch in sizes
-        }
-    return levels(spec, resolved.config, shapes)
+        for shape, share in zip(job.shapes, job.shares, strict=True):
+            buckets[str(shape)] = (spec.tokens(shape), share)
+    return levels(spec, resolved.config, buckets)
 
 
 def levels(
-    spec: ModelSpec, config: Config, shapes: dict[str, tuple[int, float]]
+    spec: ModelSpec, config: Config, buckets: dict[str, tuple[int, float]]
 ) -> dict[str, Any]:
-    """{"validation": the levels of the validation loss, "distributions": [...]}.
+    """Return the levels of the validation loss, and the distributions of t that a run would train.
 
-    A distribution has its bucket, shift, share of the steps, bands, experts and density.
+    Args:
+        spec: facts of the model.
+        config: the settings.
+        buckets: tokens and share of the steps of each bucket, if the shift depends on the bucket. Empty: it does not.
 
-    ``shapes``: tokens and share of the steps of each bucket where the shift depends on it; empty: one for all.
+    Returns:
+        {"validation": levels, "distributions": [one with its bucket, shift, share of the steps, bands, experts, density]}
     """
-    fixed = build.make_objective(spec, config).timesteps
+    timesteps = build.make_objective(spec, config).timesteps
     rule = spec.shift_by_tokens
-    found = []
-    several = shapes if rule is not None and shapes else {"": (0, 1.0)}
-    for shape, (tokens, share) in several.items():
-        ts = replace(fixed, shift=shift_of_tokens(tokens, rule)) if shape and rule else fixed
-        edges = torch.linspace(0, 1, COLUMNS + 1, dtype=torch.float64)
-        found.append(
-            {
-                "bucket": shape or None,
-                "share_of_steps": round(share, 4),
-                "distribution": ts.distribution,
-                "shift": round(ts.shift, 4),
-                "bands": [round(ts.mass(i / BANDS, (i + 1) / BANDS), 4) for i in range(BANDS)],
-                "experts": {
-                    expert.name: round(ts.mass(expert.t_lo, expert.t_hi), 4)
-                    for expert in spec.experts
-                },
-                "density": [
-                    round(value, 4) for value in (ts.cdf(edges).diff() * COLUMNS).tolist()
-                ],
-            }
-        )
+    distributions = []
+    if rule is not None and buckets:
+        for bucket, (tokens, share) in buckets.items():
+            shifted = replace(timesteps, shift=shift_of_tokens(tokens, rule))
+            distributions.append(_describe_distribution(spec, shifted, bucket, share))
+    else:
+        distributions.append(_describe_distribution(spec, timesteps, None, 1.0))
     return {
-        "validation": [round(t, 4) for t in fixed.quantiles(BANDS).tolist()],
-        "distributions": found,
+        "validation": [round(t, 4) for t in timesteps.quantiles(BANDS).tolist()],
+        "distributions": distributions,
+    }
+
+
+def _describe_distribution(
+    spec: ModelSpec, timesteps: TimestepSampler, bucket: str | None, share: float
+) -> dict[str, Any]:
+    edges = torch.linspace(0, 1, COLUMNS + 1, dtype=torch.float64)
+    density = timesteps.cdf(edges).diff() * COLUMNS
+    bands = [timesteps.mass(band / BANDS, (band + 1) / BANDS) for band in range(BANDS)]
+    experts = {
+        expert.name: round(timesteps.mass(expert.t_lo, expert.t_hi), 4)
+        for expert in spec.experts
+    }
+    return {
+        "bucket": bucket,
+        "share_of_steps": round(share, 4),
+        "distribution": timesteps.distribution,
+        "shift": round(timesteps.shift, 4),
+        "bands": [round(mass, 4) for mass in bands],
+        "experts": experts,
+        "density": [round(value, 4) for value in density.tolist()],
     }

@@ -13,62 +13,81 @@ from videotune.runs.schemas import verified
 
 
 def card(run: Path) -> dict[str, Any]:
-    """A run's model card as Markdown, and its metadata alone; no network is asked.
+    """Return a run's model card as Markdown, and its metadata. No network is used.
 
-    Raises VideotuneError where the run has no exports.
+    Raises VideotuneError if the run has no exports.
     """
-    made = model_card(read_run(run))
-    return {"metadata": made.data.to_dict(), "card": str(made)}
+    text = model_card(read_run(run))
+    return {"metadata": text.data.to_dict(), "card": str(text)}
 
 
 def publish(
     run: Path, repo: str | None = None, *, public: bool = False, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Upload a run's exports, its card and some previews into a repository of the Hub; what the command prints.
+    """Upload a run's exports, its card and some previews into a repository of the Hub.
 
-    ``repo``: its id (default: the name of the run's folder, of the token's account); made as a private one, or as a
-    ``public`` one. What is there already is not sent again. Raises VideotuneError for a file that is not as it was exported,
-    for a repository that is public without ``public``, and where the Hub does not take it.
+    Files that are there already are not sent again.
+
+    Args:
+        run: the run folder.
+        repo: id of the repository. None: the name of the run folder, below the token's account.
+        public: make a public repository, rather than a private one.
+        dry_run: upload nothing.
+
+    Returns:
+        What the command prints.
+
+    Raises:
+        VideotuneError: if a file is not as it was exported, if the repository is public without ``public``, or if the
+            Hub does not accept it.
     """
-    found = read_run(run)
-    text = str(model_card(found))
-    files = {name: run / name for name in previews(found)}
-    for entry in found.exports or ():
+    run_facts = read_run(run)
+    text = str(model_card(run_facts))
+    files = {name: run / name for name in previews(run_facts)}
+    for entry in run_facts.exports or ():
         path = verified(run, entry)
-        inside = (
-            [path]
-            if path.is_file()
-            else [file for file in sorted(path.rglob("*")) if file.is_file()]
-        )
-        files |= {file.relative_to(path.parent).as_posix(): file for file in inside}
+        exported_files = [path]
+        if path.is_dir():
+            exported_files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        for file in exported_files:
+            files[file.relative_to(path.parent).as_posix()] = file
+
     sizes = [{"path": name, "bytes": path.stat().st_size} for name, path in files.items()]
     name = repo or run.resolve().name
-    done = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
-    return (
-        done if dry_run else done | upload(name, public, files | {"README.md": text.encode()})
-    )
+    result = {"repo": name, "url": None, "public": public, "files": sizes, "card": text}
+    if dry_run:
+        return result
+    return result | upload(name, public, files | {"README.md": text.encode()})
 
 
 def upload(repo: str, public: bool, files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """Commit files by their names, those alone that are not there already; the repository's id and address.
+    """Commit the files that are not in a repository yet, and return the repository's id and address.
 
-    The repository is made where there is none, as a private one but for ``public``. Raises VideotuneError without a token,
-    for a repository that is public without ``public``, and where the Hub does not take the files.
+    Args:
+        repo: id of the repository. It is created if it does not exist.
+        public: create it as a public one.
+        files: by their names in the repository.
+
+    Raises:
+        VideotuneError: without a token, if the repository is public without ``public``, or if the Hub does not accept
+            the files.
     """
     if hub.get_token() is None:
-        remedy = f"make one that may write at {hub.constants.ENDPOINT}/settings/tokens, and set HF_TOKEN to it"
-        raise VideotuneError(f"publish: there is no token: {remedy}")
+        raise VideotuneError(
+            "publish: there is no token. Create one with write access at "
+            f"{hub.constants.ENDPOINT}/settings/tokens, and set HF_TOKEN to it"
+        )
     api = hub.HfApi(library_name="videotune")
     try:
-        place = api.create_repo(repo, private=not public, exist_ok=True)
-        exposed = not public and not api.model_info(place.repo_id).private
-        if not exposed:
+        created = api.create_repo(repo, private=not public, exist_ok=True)
+        is_exposed = not public and not api.model_info(created.repo_id).private
+        if not is_exposed:
             adds = [hub.CommitOperationAdd(name, content) for name, content in files.items()]
-            api.create_commit(place.repo_id, adds, commit_message="Upload of videotune")
+            api.create_commit(created.repo_id, adds, commit_message="Upload of videotune")
     except Exception as error:  # the Hub's library raises a dozen kinds; each is explained
         raise VideotuneError(f"publish: {hub_problem(repo, error, upload=True)}") from error
-    if exposed:
+    if is_exposed:
         raise VideotuneError(
-            f"publish: {place.repo_id} is public already: add --public, or name another --repo"
+            f"publish: {created.repo_id} is already public. Add --public, or choose another --repo"
         )
-    return {"repo": place.repo_id, "url": str(place)}
+    return {"repo": created.repo_id, "url": str(created)}

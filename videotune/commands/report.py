@@ -1,4 +1,4 @@
-"""``report``: a run's page, as the run stands now."""
+"""``report``: write a run's page as of now."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ from videotune.reporter.build import write_report
 
 
 def report(run: Path | str) -> Path:
-    """Write RUN/report.html, also of a run that is not done: its course, the recommended checkpoint, clips and settings."""
+    """Write RUN/report.html: the run's course, the recommended checkpoint, clips and settings. The run need not be done."""
     return write_report(Path(run))

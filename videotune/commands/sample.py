@@ -1,15 +1,15 @@
-"""``sample``: draw prompts with a run's adapter, with any LoRA file, or with the base model alone."""
+"""``sample``: draw prompts with a run's adapter, with any LoRA file, or only with the base model."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from videotune.adapters import adapter_types, layers, lora
 from videotune.config.load import merge, parse_sets
@@ -17,8 +17,8 @@ from videotune.config.schema import Config
 from videotune.console import bar, echo
 from videotune.data.decode import decode as decode_frames
 from videotune.data.file_checks import ClipProblem
-from videotune.data.frame_sampling import snap_frames
-from videotune.data.media_info import probe_image
+from videotune.data.frame_counts import snap_frames
+from videotune.data.probe import probe_image
 from videotune.data.video_writer import write_video
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_file
@@ -37,45 +37,48 @@ from videotune.types import ClipShape, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000
-"""Letters of a prompt; no model reads a tenth of them."""
+"""Letters of a prompt, at most. No model reads a tenth of them."""
 
-_NO_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What to draw: prompts and the first seed (None: the config's), from ``run`` or from ``base``.
-
-    A run is drawn from at its newest checkpoint or at ``step`` (0: its base model alone, drawn as the run draws); a base
-    model with ``loras``, a file for each expert, with ``embeddings``, files of new tokens, or alone. ``images``: what the
-    videos begin with, one for all prompts or one each.
-    """
+    """What to draw, from a run or from a base model."""
 
     prompts: Sequence[str]
     seed: int | None = None
+    """The first seed. None: the config's."""
     run: Path | None = None
     step: int | None = None
+    """Checkpoint of the run. None: the newest; 0: only its base model, drawn as the run draws."""
     base: str | None = None
     loras: Sequence[Path] = ()
+    """LoRA files for the base model, one for each expert."""
     strength: float = 1.0
+    """Strength of the adapter."""
     sets: Sequence[str] = ()
+    """``KEY=VALUE`` settings."""
     images: Sequence[Path] = ()
+    """First frames, one for all prompts or one each."""
     embeddings: Sequence[Path] = ()
+    """Files of new tokens for the base model."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What samples are drawn with: the family, its networks with the adapter in place, how, the adapter's step, a seed.
-
-    ``teach`` puts into the text encoders what was learnt of them, and returns how a prompt is spelled for them.
-    """
+    """What samples are drawn with."""
 
     family: DiffusersModel
     nets: Mapping[str, nn.Module]
+    """The denoisers with the adapter, by expert."""
     settings: SampleSettings
     step: int
+    """The adapter's step."""
     seed: int
+    """The first seed."""
     teach: Callable[[], Callable[[str], str]]
+    """Loads what was learnt into the text encoders, and returns a function that spells a prompt for them."""
 
 
 def sample(
@@ -92,131 +95,196 @@ def sample(
     strength: float = 1.0,
     sets: Sequence[str] = (),
 ) -> list[Path]:
-    """Write one mp4 a prompt into ``out``; the arguments are those of ``SampleOptions``."""
-    folder = None if run is None else Path(run)
-    words = SampleOptions(
-        prompts, seed, folder, step, base, loras, strength, sets, images, embeddings
+    """Write an mp4 for each prompt into ``out``. The arguments are those of ``SampleOptions``."""
+    options = SampleOptions(
+        prompts=prompts,
+        seed=seed,
+        run=None if run is None else Path(run),
+        step=step,
+        base=base,
+        loras=loras,
+        strength=strength,
+        sets=sets,
+        images=images,
+        embeddings=embeddings,
     )
-    if folder is not None:
-        run_dir.refuse_samples_in_data(folder, Path(out))
-    sampler = open_sampler(words)
+    if options.run is not None:
+        run_dir.refuse_samples_in_data(options.run, Path(out))
+    sampler = open_sampler(options)
     Path(out).mkdir(parents=True, exist_ok=True)  # only now: a refused command leaves no folder
-    seeds = [sampler.seed + i for i in range(len(prompts))]
+
+    seeds = [sampler.seed + index for index in range(len(prompts))]
+    videos = render(sampler, prompts, seeds, images)
     paths = []
-    for prompt, one, video in zip(
-        prompts, seeds, render(sampler, prompts, seeds, images), strict=True
-    ):
-        name = named_by(file_name(sampler.step, prompt, one), prompt)
-        paths.append(Path(out) / f"{adapter_name(words)}{name}")
-        write_video(paths[-1], video, sampler.settings.shape.fps)
+    for prompt, prompt_seed, video in zip(prompts, seeds, videos, strict=True):
+        name = named_by(file_name(sampler.step, prompt, prompt_seed), prompt)
+        path = Path(out) / f"{adapter_name(options)}{name}"
+        write_video(path, video, sampler.settings.shape.fps)
+        paths.append(path)
     return paths
 
 
-def open_sampler(words: SampleOptions) -> Sampler:
-    """The sampler that the words name; a network is loaded when its first step comes.
+def open_sampler(options: SampleOptions) -> Sampler:
+    """Open what the options name. A denoiser is loaded when its first step comes.
 
-    Raises VideotuneError where neither a run nor a base model is named, and for files and images that do not fit it.
+    Raises VideotuneError if neither a run nor a base model is named, and for files and images that do not fit it.
     """
-    refuse(words)
-    settings: dict[str, Any] = (
-        run_dir.run_settings(words.run) if words.run else {"base_model_name": words.base}
-    )
-    settings = overrides.absolute_paths(merge(settings, parse_sets(words.sets)))
+    refuse(options)
+    settings: dict[str, Any] = {"base_model_name": options.base}
+    if options.run:
+        settings = run_dir.run_settings(options.run)
+    settings = overrides.absolute_paths(merge(settings, parse_sets(options.sets)))
     resolved, spec, base = overrides.reopened(settings)
     config = resolved.config
-    refuse_images(words, spec)
-    files = by_expert(words.loras, spec)
-    shape = sample_settings(config, spec, shape_of(words.run, spec.rules.fps, config, spec))
-    seed = config.sample.seed if words.seed is None else words.seed
+    refuse_images(options, spec)
+    lora_files = by_expert(options.loras, spec)
+
     family = build.open_models(spec, base, config)
-    checkpoint = None if words.run is None or words.step == 0 else pick(words.run, words.step)
-    weights = checkpoint.result() if checkpoint else {}
-    learnt = experts.trained(spec, config) if checkpoint and config.transformer.train else ()
-    if checkpoint and words.strength != 1.0 and config.training_method != "LORA":
-        raise VideotuneError("--strength is an adapter's; a fine-tuned model has none")
-    tokens = [read_embedding(family, path) for path in words.embeddings]
-    for path, (token, _) in zip(words.embeddings, tokens, strict=True):
+    checkpoint = None
+    if options.run is not None and options.step != 0:
+        checkpoint = pick(options.run, options.step)
+    is_adapter = config.training_method == "LORA"
+    if checkpoint and options.strength != 1.0 and not is_adapter:
+        raise VideotuneError(
+            "--strength: it is for an adapter, and a fine-tuned model has none"
+        )
+
+    embeddings = [read_embedding(family, path) for path in options.embeddings]
+    for path, (token, _) in zip(options.embeddings, embeddings, strict=True):
         echo(f"{path.name} is called {token} in prompts")
 
-    def load(name: str) -> nn.Module:
-        net = family.denoiser(name)
-        if name in learnt:
-            own = experts.of_expert(weights, experts.prefix(spec, name))
-            own = text_encoders.by_part(family, own)[0] if config.text_in_step else own
-            layers.load_weights(attach(net, spec, config), own, str(words.run))
-        elif name in files:
-            read_file(family, net, files[name], lora.ADAPTER)
-        if words.strength != 1.0 and (name in files or name in learnt):
-            if (
-                kind := adapter_types.kind_of(lora.lora_parameters(net))
-            ) in adapter_types.NOT_BY_DEGREES:
-                raise VideotuneError(
-                    f"--strength: {kind} cannot be scaled; leave it out, or use --base alone"
-                )
-            net.set_adapters([lora.ADAPTER], [words.strength])  # type: ignore[operator]
+    loader = _SampleLoader(
+        family=family,
+        config=config,
+        options=options,
+        lora_files=lora_files,
+        embeddings=embeddings,
+        weights=checkpoint.result() if checkpoint else {},
+        has_checkpoint=checkpoint is not None,
+    )
+    names = [expert.name for expert in spec.experts]
+    nets = ExpertPool(ExpertSchedule(tuple(names)), names, loader.load)
+    nets.load(names[0])  # refuses a file that does not fit before the text encoder runs
+
+    shape = shape_of(options.run, spec.rules.fps, config, spec)
+    return Sampler(
+        family=family,
+        nets=nets,
+        settings=sample_settings(config, spec, shape),
+        step=checkpoint.step if checkpoint else 0,
+        seed=config.sample.seed if options.seed is None else options.seed,
+        teach=loader.teach,
+    )
+
+
+@dataclass(frozen=True)
+class _SampleLoader:
+    """Load denoisers and text encoders with what was learnt."""
+
+    family: DiffusersModel
+    config: Config
+    options: SampleOptions
+    lora_files: Mapping[str, Path]
+    """By expert."""
+    embeddings: Sequence[tuple[str, Mapping[str, Any]]]
+    """(token, rows by text encoder) of each file."""
+    weights: Mapping[str, Tensor]
+    """Of the checkpoint."""
+    has_checkpoint: bool
+
+    @property
+    def trained_experts(self) -> tuple[str, ...]:
+        """The experts of which the checkpoint has weights."""
+        if not self.has_checkpoint or not self.config.transformer.train:
+            return ()
+        return experts.trained(self.family.spec, self.config)
+
+    def load(self, expert: str) -> nn.Module:
+        """Load the denoiser of an expert, with its adapter or trained weights."""
+        spec = self.family.spec
+        net = self.family.denoiser(expert)
+        is_trained = expert in self.trained_experts
+        if is_trained:
+            tensors = experts.of_expert(self.weights, experts.prefix(spec, expert))
+            if self.config.text_in_step:
+                tensors, _ = text_encoders.by_part(self.family, tensors)
+            parameters = attach(net, spec, self.config)
+            layers.load_weights(parameters, tensors, str(self.options.run))
+        elif expert in self.lora_files:
+            read_file(self.family, net, self.lora_files[expert], lora.ADAPTER)
+
+        has_adapter = is_trained or expert in self.lora_files
+        if self.options.strength != 1.0 and has_adapter:
+            self._set_strength(net)
         return net
 
-    def teach() -> Callable[[str], str]:
-        if checkpoint is None:
-            return text_encoders.put_files(family, tokens)
-        begin = experts.prefix(spec, learnt[0]) if learnt else ""
-        return text_encoders.put_text(
-            family, config, experts.of_expert(weights, begin), str(words.run)
-        )
+    def _set_strength(self, net: nn.Module) -> None:
+        kind = adapter_types.kind_of(lora.lora_parameters(net))
+        if kind in adapter_types.NOT_BY_DEGREES:
+            raise VideotuneError(
+                f"--strength: {kind} cannot be scaled. Leave it out, or use only --base"
+            )
+        net.set_adapters([lora.ADAPTER], [self.options.strength])  # type: ignore[operator]
 
-    names = [expert.name for expert in spec.experts]
-    nets = ExpertPool(ExpertSchedule(tuple(names)), names, load)
-    nets.load(names[0])  # a file that does not fit is told before the text encoder runs
-    return Sampler(family, nets, shape, checkpoint.step if checkpoint else 0, seed, teach)
+    def teach(self) -> Callable[[str], str]:
+        """Load what was learnt into the text encoders, and return a function that spells a prompt for them."""
+        if not self.has_checkpoint:
+            return text_encoders.put_files(self.family, self.embeddings)
+        name_prefix = ""
+        if self.trained_experts:
+            name_prefix = experts.prefix(self.family.spec, self.trained_experts[0])
+        tensors = experts.of_expert(self.weights, name_prefix)
+        return text_encoders.put_text(self.family, self.config, tensors, str(self.options.run))
 
 
-def refuse(words: SampleOptions) -> None:
-    """VideotuneError for words that do not say what to draw, or with what."""
-    if not words.prompts:
-        raise VideotuneError("which prompt? Give --prompt TEXT, as often as you like")
-    for prompt in words.prompts:
-        if _NO_TEXT.search(prompt) or len(prompt) > LONGEST:
-            fault = f"has {len(prompt):,} letters, or some that are no text"
-            raise VideotuneError(f"--prompt {prompt[:40]!r} … {fault}: at most {LONGEST:,}")
-    if words.seed is not None and not 0 <= words.seed < 2**63:
+def refuse(options: SampleOptions) -> None:
+    """Raise VideotuneError for options that do not say what to draw, or with what."""
+    if not options.prompts:
+        raise VideotuneError("no prompt given; pass --prompt TEXT, as often as you like")
+    for prompt in options.prompts:
+        if _NOT_TEXT.search(prompt) or len(prompt) > LONGEST:
+            raise VideotuneError(
+                f"--prompt {prompt[:40]!r} … has {len(prompt):,} letters, or some that are not text. "
+                f"At most {LONGEST:,} are read"
+            )
+    if options.seed is not None and not 0 <= options.seed < 2**63:
         raise VideotuneError(
-            f"--seed is {str(words.seed)[:40]}, and must be from 0 to 2^63 - 1"
+            f"--seed: {str(options.seed)[:40]} is not a number from 0 to 2^63 - 1"
         )
-    if (words.run is None) == (words.base is None):
+    if (options.run is None) == (options.base is None):
         raise VideotuneError(
-            "sample needs a RUN folder, or --base MODEL with or without --lora FILE: name one"
+            "sample needs a RUN folder, or --base MODEL with or without --lora FILE; pass one of them"
         )
-    if (words.run and (words.loras or words.embeddings)) or (
-        words.base and words.step is not None
-    ):
+    has_files = bool(options.loras or options.embeddings)
+    if (options.run and has_files) or (options.base and options.step is not None):
         raise VideotuneError(
             "--lora and --embedding need --base, and --step a RUN: a run has its own weights"
         )
-    for path in words.loras:
+    for path in options.loras:
         if not path.is_file():
-            raise VideotuneError(f"no such LoRA file: {path}")
+            raise VideotuneError(f"--lora: no such file: {path}")
 
 
-def refuse_images(words: SampleOptions, spec: ModelSpec) -> None:
-    """VideotuneError where the model takes no image, cannot do without, or the images are not one for each prompt."""
-    if words.images and spec.first_frame is None:
+def refuse_images(options: SampleOptions, spec: ModelSpec) -> None:
+    """Raise VideotuneError if the model takes no image, needs one, or the images are not one for each prompt."""
+    if options.images and spec.first_frame is None:
         raise VideotuneError(
-            f"--image: {spec.title} takes no image; it generates from text alone"
+            f"--image: {spec.title} takes no image; it generates only from text"
         )
-    if not words.images and spec.image_conditioning == "concat":
+    if not options.images and spec.image_conditioning == "concat":
         raise VideotuneError(
-            f"which image? {spec.title} continues one: give --image FILE, for each prompt or for all"
+            f"no image given; {spec.title} continues one: pass --image FILE, for each prompt or for all"
         )
-    if len(words.images) not in (0, 1, len(words.prompts)):
+    if len(options.images) not in (0, 1, len(options.prompts)):
         raise VideotuneError(
-            f"--image: give one for all {len(words.prompts)} prompts, or one for each"
+            f"--image: pass one for all {len(options.prompts)} prompts, or one for each"
         )
 
 
 def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
-    """Which LoRA file is whose: of two experts their names stand in the files' names.
+    """Return the LoRA file of each expert. With two experts, the file names contain their names.
 
-    Raises VideotuneError where that cannot be told.
+    Raises VideotuneError if a file belongs to no expert.
     """
     names = [expert.name for expert in spec.experts]
     if len(names) == 1:
@@ -225,62 +293,62 @@ def by_expert(files: Sequence[Path], spec: ModelSpec) -> dict[str, Path]:
                 f"--lora: {spec.title} has one denoiser and takes one file, not {len(files)}"
             )
         return dict(zip(names, files, strict=False))
-    found: dict[str, Path] = {}
+
+    by_name: dict[str, Path] = {}
     for path in files:
-        own = [
-            name for name in names if f"_{name}_" in f"_{path.stem.lower()}_".replace("-", "_")
-        ]
-        if len(own) != 1 or own[0] in found:
-            wanted = f"a file each, whose name says whose it is, such as name_{names[0]}_noise.safetensors"
+        stem = f"_{path.stem.lower()}_".replace("-", "_")
+        matches = [name for name in names if f"_{name}_" in stem]
+        if len(matches) != 1 or matches[0] in by_name:
             raise VideotuneError(
-                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with {wanted}"
+                f"--lora {path}: {spec.title} has the experts {' and '.join(names)}, with a file each, whose name "
+                f"says whose it is, such as name_{names[0]}_noise.safetensors"
             )
-        found[own[0]] = path
-    return found
+        by_name[matches[0]] = path
+    return by_name
 
 
 def named_by(name: str, prompt: str) -> str:
-    """A sample's file name with the first letters of its prompt before the ending, of which any disk takes each."""
-    words = re.sub(r"[^a-z0-9]+", "-", prompt.lower())[:40].strip("-")
-    return f"{name.removesuffix('.mp4')}-{words}.mp4" if words else name
+    """Return a sample's file name with the first letters of its prompt before the ending, all valid on any disk."""
+    letters = re.sub(r"[^a-z0-9]+", "-", prompt.lower())[:40].strip("-")
+    return f"{name.removesuffix('.mp4')}-{letters}.mp4" if letters else name
 
 
-def adapter_name(words: SampleOptions) -> str:
-    """What tells a sample's file from those of another adapter or strength; empty for a run at full strength."""
-    files = (*words.loras, *words.embeddings)
-    alike = takewhile(
-        lambda letters: len(set(letters)) == 1,
-        zip(*(path.stem for path in files), strict=False),
-    )
-    both = "".join(letters[0] for letters in alike).rstrip(
-        "-_"
-    )  # what the files of two experts begin with
-    name = "" if words.run else f"{both or files[0].stem}-" if files else "base-"
-    return name if words.strength == 1.0 else f"{name}strength-{words.strength:g}-"
+def adapter_name(options: SampleOptions) -> str:
+    """Return a prefix that distinguishes samples of different adapters and strengths; empty for a run at full strength."""
+    stems = [path.stem for path in (*options.loras, *options.embeddings)]
+    if options.run:
+        name = ""
+    elif stems:
+        # Of two experts' files, what both names begin with.
+        common = commonprefix(stems).rstrip("-_")  # noqa: RUF071 (file names, not paths)
+        name = f"{common or stems[0]}-"
+    else:
+        name = "base-"
+    return name if options.strength == 1.0 else f"{name}strength-{options.strength:g}-"
 
 
 def shape_of(run: Path | None, fps: float, config: Config, spec: ModelSpec) -> ClipShape:
-    """The shape a run trained most on, or without a run what the model draws unless told otherwise."""
+    """Return the shape that a run trained most on, or without a run what the model draws by default."""
     if run is not None:
-        most = max(
-            read_record(run / "plan.json")["buckets"], key=lambda bucket: bucket["windows"]
-        )
-        frames, height, width = (int(part) for part in most["shape"].split("x"))
+        buckets = read_record(run / "plan.json")["buckets"]
+        largest = max(buckets, key=lambda bucket: bucket["windows"])
+        frames, height, width = (int(part) for part in largest["shape"].split("x"))
         return ClipShape(frames, height, width, fps)
+
     rules = spec.rules
-    side = (
-        int(spec.default_resolution) // rules.side_multiple * rules.side_multiple
-        if spec.sample_shape is None
-        else 0
-    )
-    usual = spec.sample_shape or (8 * rules.frame_step + rules.frame_rest, side, side)
-    asked = config.video_config.frames
-    frames = (
-        usual[0]
-        if asked is None
-        else snap_frames(max(asked) if isinstance(asked, list) else asked, rules)
-    )
-    return ClipShape(frames, *usual[1:], fps)
+    if spec.sample_shape is not None:
+        frames, height, width = spec.sample_shape
+    else:
+        frames = 8 * rules.frame_step + rules.frame_rest
+        side = int(spec.default_resolution) // rules.side_multiple * rules.side_multiple
+        height = side
+        width = side
+
+    configured = config.video_config.frames
+    if configured is not None:
+        most = max(configured) if isinstance(configured, list) else configured
+        frames = snap_frames(most, rules)
+    return ClipShape(frames, height, width, fps)
 
 
 def render(
@@ -290,27 +358,33 @@ def render(
     images: Sequence[Path] = (),
     title: str = "sampling",
 ) -> list[np.ndarray]:
-    """uint8 frames (T,H,W,3) of each prompt: encoders, transformer and VAE one after the other.
+    """Return uint8 frames (T,H,W,3) of each prompt. Encoders, transformer and VAE are in memory one after the other.
 
-    ``title``: of the progress bar; empty: whoever calls shows one.
+    Args:
+        sampler: what to draw with.
+        prompts: what to draw.
+        seeds: one for each prompt.
+        images: first frames, one for all prompts or one each.
+        title: of the progress bar. Empty: the caller shows one.
     """
     family = sampler.family
-    told = None
     try:
         texts = list(dict.fromkeys([*prompts, sampler.settings.negative, ""]))
         spell = sampler.teach()
-        states = dict(
-            zip(texts, family.encode_text([spell(text) for text in texts]), strict=True)
-        )
+        encoded = family.encode_text([spell(text) for text in texts])
+        states = dict(zip(texts, encoded, strict=True))
     finally:
         family.free("text_encoder")
+
+    first_frames = None
     if images:
-        first = encode_images(family, images, sampler.settings.shape)
-        told = first if len(first) == len(prompts) else first * len(prompts)
-    pairs = list(zip(prompts, seeds, strict=True))
+        first_frames = encode_images(family, images, sampler.settings.shape)
+        if len(first_frames) != len(prompts):
+            first_frames = first_frames * len(prompts)
+
     with bar(title) if title else nullcontext() as progress:
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             if progress:
                 progress.update(done, len(prompts))
 
@@ -319,9 +393,9 @@ def render(
             sampler.nets,
             sampler.settings,
             states.__getitem__,
-            pairs,
-            on_done=tell,
-            first=told,
+            list(zip(prompts, seeds, strict=True)),
+            on_done=report,
+            first=first_frames,
         )
     return decode(family, latents)
 
@@ -329,21 +403,16 @@ def render(
 def encode_images(
     family: DiffusersModel, images: Sequence[Path], shape: ClipShape
 ) -> list[LatentDistribution]:
-    """What each image, cropped to the shape as clips are, tells as the first frame of a video.
-
-    Raises VideotuneError that names an image that cannot be read.
-    """
+    """Encode images, cropped as clips are, as first frames of videos. Raises VideotuneError for an unreadable image."""
     encoded = []
     try:
         for path in images:
             try:
-                still = decode_frames(
-                    probe_image(path), [0.0] * shape.frames, shape.height, shape.width
-                )
+                times = [0.0] * shape.frames
+                still = decode_frames(probe_image(path), times, shape.height, shape.width)
             except (ClipProblem, OSError) as problem:
-                raise VideotuneError(
-                    f"--image {path}: {getattr(problem, 'detail', None) or problem}"
-                ) from problem
+                reason = getattr(problem, "detail", None) or problem
+                raise VideotuneError(f"--image {path}: {reason}") from problem
             encoded.append(family.encode_video(to_model(still)))
     finally:
         family.free("vae")

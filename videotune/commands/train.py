@@ -1,4 +1,4 @@
-"""``train``: compose a run from its settings, train it, and export and report what it gave."""
+"""``train``: open a run, train it, export the result and write the report."""
 
 import time
 import traceback
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from videotune.commands.publish import publish
 from videotune.console import echo, guard_stderr
@@ -15,7 +15,7 @@ from videotune.distributed import DistributedContext, join
 from videotune.errors import DONE, INTERRUPTED, VideotuneError
 from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
-from videotune.job.overrides import ConfigSource, Layers, Overrides, overrides
+from videotune.job.overrides import ConfigSource, Overrides, to_overrides
 from videotune.memory import accelerator, compiling
 from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
@@ -23,7 +23,8 @@ from videotune.planner.plan import make_plan
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat
-from videotune.runs.run_dir import hangup_is_termination, only_process, signals
+from videotune.runs.run_dir import only_process
+from videotune.runs.stop_signals import hangup_is_termination, signals
 from videotune.trainer import saving
 from videotune.trainer.deterministic import same_bits
 from videotune.trainer.export import export_run
@@ -38,19 +39,20 @@ from videotune.validation.callbacks import callbacks_of, recommended
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training ended: ``why`` is "done", "early", or what interrupted it; ``step``: the last one.
-
-    ``exports``, ``recommended`` ({"step", "why"}), ``seconds`` by what took them, ``memory`` (bytes at the peak, of a
-    device with memory of its own) and ``report`` are the main process's.
-    """
+    """How a training ended. All but ``run``, ``why`` and ``step`` are set only on the main process."""
 
     run: Path
     why: str
+    """One of "done", "early", or what interrupted it."""
     step: int
+    """The last step."""
     exports: Sequence[Exported] = ()
     recommended: Mapping[str, Any] = field(default_factory=dict)
+    """The recommended checkpoint: {"step", "why"}."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each state of the run."""
     memory: Mapping[str, int | None] | None = None
+    """Bytes at the peak, of a device with memory of its own."""
     report: Path | None = None
 
     @property
@@ -59,18 +61,18 @@ class TrainResult:
         return bool(complete_checkpoints(self.run))
 
     def to_json(self) -> dict[str, Any]:
-        """What ``train --json`` prints."""
-        facts = {
+        """Return what ``train --json`` prints."""
+        return {
             "exit_code": self.exit_code,
             "run": str(self.run),
             "why": self.why,
             "step": self.step,
-        }
-        facts |= {
-            "exports": [one.to_json(self.run) for one in self.exports],
+            "exports": [exported.to_json(self.run) for exported in self.exports],
             "recommended": self.recommended,
+            "seconds": self.seconds,
+            "memory": self.memory,
+            "report": self.report,
         }
-        return facts | {"seconds": self.seconds, "memory": self.memory, "report": self.report}
 
     @property
     def exit_code(self) -> int:
@@ -85,54 +87,67 @@ def train(
     resume: Resume | bool = False,
     allow_skips: str | None = None,
     begun: float | None = None,
-    **layers: Unpack[Layers],
+    **overrides: Any,
 ) -> TrainResult:
-    """Train into the run folder ``out`` to the end, or until asked to stop; export and report the result.
+    """Train to the end, or until asked to stop; export and report the result.
 
-    ``resume``: continue the run that lies in ``out``. A step that ran out of memory is tried once more where the config
-    allows it, with a setting that needs less and gives the same. ``begun``: the ``time.perf_counter()`` at which the
-    program began, where its time counts as the run's.
+    If a step runs out of memory and the config allows it, the run continues once with a setting that needs less memory
+    and gives the same result.
+
+    Args:
+        config: the config.
+        out: the run folder.
+        resume: continue the run in ``out``.
+        allow_skips: how many clips may be skipped: a number, or "all".
+        begun: the ``time.perf_counter()`` at which the program began, if its time counts as the run's.
+        overrides: fields of ``Overrides``.
     """
     begun = time.perf_counter() if begun is None else begun
     run = Path(out)
-    how = Resume() if resume is True else resume or None
-    words = overrides(config, layers, None if how else allow_skips)
+    how: Resume | None = None
+    if resume:
+        how = Resume() if resume is True else resume
+    all_overrides = to_overrides(config, overrides, None if how else allow_skips)
+
     guard_stderr()
     hangup_is_termination()
     try:
-        return train_once(words, run, resume=how, allow_skips=allow_skips, begun=begun)
+        return train_once(all_overrides, run, resume=how, allow_skips=allow_skips, begun=begun)
     except DeviceFull as error:
         if not error.remedy:
             raise
-        why = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         sets = error.remedy
-    echo(
-        f"{why} Trying once more with {' '.join(sets)}"
-    )  # here nothing holds the first try's tensors any more
+
+    # Outside of the handler, nothing holds the tensors of the first try.
+    echo(f"{reason} Trying once more with {' '.join(sets)}")
     return train_once(Overrides(sets=sets), run, resume=Resume())
 
 
 def train_once(
-    words: Overrides,
+    overrides: Overrides,
     run: Path,
     *,
     resume: Resume | None,
     allow_skips: str | None = None,
     begun: float | None = None,
 ) -> TrainResult:
-    """``train``, without another try."""
+    """Do what ``train`` does, without a second try."""
     with join() as dist:
         opened = dist.main_first(
-            lambda: open_run(words, run, resume, chosen_for_run, dist.size)
+            lambda: open_run(overrides, run, resume, chosen_for_run, dist.size)
         )
         if resume is None and dist.is_main:
             contact_sheet.keep_pictures(opened.job)
         close_default_workers()  # a training opens no more files for hours
         plan = make_plan(opened.job)
-        if resume is None:  # a resume trains on exactly what was allowed at the start
+
+        # A resume trains on exactly what was allowed at the start.
+        if resume is None:
             refuse_nothing_to_learn(opened.job.config)
             refuse_skips(opened.job, allow_skips)
             saving.refuse_small_disk(run, plan["disk"])
+
         with same_bits(opened.job.config.deterministic):
             if not dist.is_main:
                 return work(opened, run, resume, plan, dist, Heartbeat(run))
@@ -149,12 +164,11 @@ def work(
     resume: Resume | None,
     plan: Mapping[str, Any],
     dist: DistributedContext,
-    beat: Heartbeat,
+    heartbeat: Heartbeat,
 ) -> TrainResult:
-    """What each process of the run does, from loading to the report."""
-    trainer = prepare(
-        opened, run, plan, callbacks_of(opened.job), resume is not None, dist, beat
-    )
+    """Do the work of one process of the run, from loading to the report."""
+    callbacks = callbacks_of(opened.job)
+    trainer = prepare(opened, run, plan, callbacks, resume is not None, dist, heartbeat)
     if dist.is_main:
         contact_sheet.copy_pictures(opened.job, run)
     try:
@@ -162,83 +176,82 @@ def work(
             restore(trainer, opened, branch=resume.step is not None)
         if dist.is_main:
             announce(trainer, list(opened.changes) if resume is not None else None)
-        with signals(several=dist.size > 1) as trainer.signals:
+
+        with signals(is_distributed=dist.size > 1) as trainer.signals:
             why = explained_loop(trainer)
-        result = (
-            finish(trainer, why)
-            if dist.is_main
-            else TrainResult(run, why, trainer.journal.history.last)
-        )
+        if dist.is_main:
+            result = finish(trainer, why)
+        else:
+            result = TrainResult(run, why, trainer.journal.history.last)
         dist.barrier()
     finally:
         if trainer.trackers is not None:
-            trainer.trackers.close()  # of a run that ended early
+            trainer.trackers.close()  # still open if the run failed
         trainer.journal.close()
     return result
 
 
 def explained_loop(trainer: Trainer) -> str:
-    """``train_loop``; an error that ends it names what was saved and what to do.
+    """Run ``train_loop``. An error that ends it says what was saved and what to do.
 
-    Raises DeviceFull for a step without room, VideotuneError for an unreadable batch and for losses that are not finite.
+    Raises:
+        DeviceFull: for a step that does not fit on the device.
+        VideotuneError: for a batch that cannot be read, and for losses that are not finite.
     """
     try:
         return train_loop(trainer)
     except OutOfMemory as error:
         free_failed_step(error)
-        raise DeviceFull(
-            device_full_message(trainer, error), retry_settings(trainer)
-        ) from error
+        message = device_full_message(trainer, error)
+        raise DeviceFull(message, retry_settings(trainer)) from error
     except NoBatch as error:
-        several = trainer.dist.size > 1
-        done = trainer.journal.history.last
-        kept = (
-            saving.rescue_message(trainer.run)
-            if several
-            else saving.save_what_is_good(trainer, done)
-        )
-        raise VideotuneError(f"{error} {kept}") from error
+        if trainer.dist.size > 1:
+            rescue = saving.rescue_message(trainer.run)
+        else:
+            rescue = saving.save_what_is_good(trainer, trainer.journal.history.last)
+        raise VideotuneError(f"{error} {rescue}") from error
     except NotFinite as error:
-        kept = saving.save_what_is_good(
-            trainer, trainer.journal.history.last - trainer.skipped_in_a_row
-        )
-        remedy = "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
-        fault = f"{error}; the journal names their clips. {kept}"
-        raise VideotuneError(f"{fault} A resume meets the same steps: {remedy}") from error
+        last_good_step = trainer.journal.history.last - trainer.skipped_in_a_row
+        rescue = saving.save_what_is_good(trainer, last_good_step)
+        raise VideotuneError(
+            f"{error}; the journal names their clips. {rescue} A resume meets the same steps: "
+            "add --set learning_rate=… --override, take the clips out, or start a new run in FLOAT_32."
+        ) from error
 
 
 def free_failed_step(error: OutOfMemory) -> None:
     """Free what the frames of a failed step hold, so that the device has room for what saving needs."""
-    for one in (error, error.__cause__):
-        if one is not None:
-            traceback.clear_frames(one.__traceback__)
+    for exception in (error, error.__cause__):
+        if exception is not None:
+            traceback.clear_frames(exception.__traceback__)
     accelerator.empty_cache()
 
 
 def export_of(trainer: Trainer, why: str) -> list[Exported]:
-    """The run's result in its formats: of its last step, or with early_stopping of the recommended checkpoint."""
+    """Export the run in its formats: its last step, or with early_stopping the recommended checkpoint."""
     run = trainer.run
     job = trainer.job
-    step = trainer.job.steps
-    best = step if job.config.early_stopping is None else recommended(trainer, step)["step"]
-    saved = (
-        best != step or why == "early" or trainer.rows
-    )  # rows are gathered where all have written their parts
-    state = pick(run, best).result() if saved else trainer.result
-    return export_run(
-        run, trainer.family, state, best, job.resolved, tell=partial(trainer.journal.warn, best)
-    )
+    step = job.steps
+    if job.config.early_stopping is not None:
+        step = recommended(trainer, step)["step"]
+
+    # Sharded weights are read from the checkpoint, which all processes have written.
+    reads_checkpoint = step != job.steps or why == "early" or trainer.rows
+    state = pick(run, step).result() if reads_checkpoint else trainer.result
+    warn = partial(trainer.journal.warn, step)
+    return export_run(run, trainer.family, state, step, job.resolved, tell=warn)
 
 
 def push(trainer: Trainer, repo: str) -> None:
-    """Upload the result; where the Hub does not take it, a warning says how to try again."""
+    """Upload the result. If the Hub does not accept it, a warning says how to try again."""
     try:
         echo(f"pushed to {publish(trainer.run, repo)['url']}")
     except VideotuneError as error:
-        text = (
-            f"{error} The run is done; once more: videotune publish {trainer.run} --repo {repo}"
+        trainer.journal.warn(
+            trainer.journal.history.last,
+            f"{error} The run is done. Upload it again with: "
+            f"videotune publish {trainer.run} --repo {repo}",
         )
-        trainer.journal.warn(trainer.journal.history.last, text)
 
 
 def finish(trainer: Trainer, why: str) -> TrainResult:
@@ -249,25 +262,42 @@ def finish(trainer: Trainer, why: str) -> TrainResult:
     saving.flush_or_wait(trainer, job.steps if why == "done" else history.last)
     for callback in trainer.callbacks:
         callback.on_end(trainer, history.last)
+
     exports: Sequence[Exported] = ()
     if why in ("done", "early"):
         trainer.heartbeat.set("exporting", history.last)
         exports = saving.with_disk_retry(trainer, job.steps, lambda: export_of(trainer, why))
+
     step = history.last
     memory = peak(job, trainer.peaks)
     seconds = trainer.heartbeat.seconds()
-    best = recommended(trainer, step)
-    more: dict[str, Any] = {"memory": memory} if memory else {}
-    more |= {"compiled": compiling.compiled_graphs()} if job.config.compile is True else {}
-    trainer.journal.event("end", step=step, why=why, take=best, seconds=seconds, **more)
+    recommendation = recommended(trainer, step)
+    details: dict[str, Any] = {}
+    if memory:
+        details["memory"] = memory
+    if job.config.compile is True:
+        details["compiled"] = compiling.compiled_graphs()
+    trainer.journal.event(
+        "end", step=step, why=why, take=recommendation, seconds=seconds, **details
+    )
     if trainer.trackers is not None:
         trainer.trackers.close()
     saving.with_disk_retry(trainer, step, trainer.journal.sync)
     if job.config.push_to and exports:
         push(trainer, job.config.push_to)
+
     trainer.heartbeat.set("reporting", step)
     trainer.heartbeat.beat()
     report = saving.with_disk_retry(
         trainer, step, lambda: build.write_report(run, (history.events, history.steps))
     )
-    return TrainResult(run, why, step, exports, best, seconds, memory, report)
+    return TrainResult(
+        run=run,
+        why=why,
+        step=step,
+        exports=exports,
+        recommended=recommendation,
+        seconds=seconds,
+        memory=memory,
+        report=report,
+    )

@@ -1,4 +1,4 @@
-"""``wait``: block until a run has reached a step, or has ended."""
+"""``wait``: block until a run reaches a step or ends."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ LOOK = 0.5
 """Seconds between two looks at a run's heartbeat."""
 
 StepFn = Callable[[int], object]
-"""What hears of a step."""
+"""Called with the number of a step."""
 
 
 def wait(
@@ -22,23 +22,32 @@ def wait(
     timeout: float | None = None,
     tell: StepFn = lambda _: None,
 ) -> tuple[int, dict[str, Any]]:
-    """Block until ``step`` is done, or without one until the run has ended; (exit code, status).
+    """Block until a step is done, or until the run has ended. A folder without a run is waited for, too.
 
-    The code is 0 where that came, 1 where the run ended otherwise, 2 after ``timeout`` seconds. A folder without a run is
-    waited for as well. ``tell`` hears of each new step.
+    Args:
+        run: the run folder.
+        step: the step to wait for. None: the end.
+        timeout: seconds after which to give up.
+        tell: called with each new step.
+
+    Returns:
+        (exit code, status). The code is 0 if that was reached, 1 if the run ended otherwise, 2 after the timeout.
     """
     run = Path(run)
-    end = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        beat = life(run)
-        done = int(beat["step"]) if beat else 0
+        heartbeat = life(run)
+        done = int(heartbeat["step"]) if heartbeat else 0
         tell(done)
-        reached = step is not None and done >= step
-        if reached or (beat and not beat["alive"]):
-            found = status(run)
-            ended = found["state"] in ("done", "early")
-            if reached or found["state"] != "running":
-                return DONE if reached or (step is None and ended) else FAILED, found
-        if end is not None and time.monotonic() >= end:
+
+        is_reached = step is not None and done >= step
+        has_stopped = heartbeat is not None and not heartbeat["alive"]
+        if is_reached or has_stopped:
+            now = status(run)
+            has_ended_well = step is None and now["state"] in ("done", "early")
+            if is_reached or now["state"] != "running":
+                return DONE if is_reached or has_ended_well else FAILED, now
+
+        if deadline is not None and time.monotonic() >= deadline:
             return SKIPPED, status(run)
         time.sleep(LOOK)

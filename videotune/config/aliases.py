@@ -1,4 +1,4 @@
-"""Keys under the names of earlier versions; each stands for its new name until version 0.3."""
+"""Names that keys had in earlier versions. Each is read as its new name until version 0.3."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,52 +25,66 @@ TARGETS = {"base": True, "clip": False}
 
 
 def renamed(raw: Mapping[str, Any], where: str, warn: Callable[[str], None]) -> dict[str, Any]:
-    """A layer of config with today's names; ``warn`` is told of each old one.
+    """Return keys by today's names.
 
-    Raises VideotuneError where a key stands there under both names.
+    Args:
+        raw: keys of a config.
+        where: they come from, for messages.
+        warn: called with a sentence for each old name.
+
+    Raises:
+        VideotuneError: if a key is there under both names.
     """
-    out = copy.deepcopy(dict(raw))
+    keys = copy.deepcopy(dict(raw))
     for old, new in KEYS.items():
-        section, _, key = old.rpartition(".")
-        inside = out.get(section) if section else out
-        if not isinstance(inside, dict) or key not in inside:
+        old_section, _, old_name = old.rpartition(".")
+        source = keys.get(old_section) if old_section else keys
+        if not isinstance(source, dict) or old_name not in source:
             continue
-        target, _, name = new.rpartition(".")
-        place = out.setdefault(target, {}) if target else out
-        if not isinstance(place, dict) or name in place:
+
+        new_section, _, new_name = new.rpartition(".")
+        target = keys.setdefault(new_section, {}) if new_section else keys
+        if not isinstance(target, dict) or new_name in target:
             raise VideotuneError(
-                f"{where}: {old} is the old name of {new}, and both are there: leave {old} out"
+                f"{where}: {old} is the old name of {new}, and both are there. Leave {old} out"
             )
-        value = inside.pop(key)
-        place[name] = (
-            VALUES.get(old, {}).get(value, value) if isinstance(value, bool) else value
-        )
-        if section and not inside:
-            del out[section]
+        value = source.pop(old_name)
+        if isinstance(value, bool):
+            value = VALUES.get(old, {}).get(value, value)
+        target[new_name] = value
+        if old_section and not source:
+            del keys[old_section]
         warn(f"{where}: {old} is now {new}; the old name is read until version 0.3")
-    for row in out["datasets"] if isinstance(out.get("datasets"), list) else ():
-        if isinstance(row, dict) and "target" in row:
-            value = row.pop("target")
-            if value is not None:
-                row["prior_preservation"] = TARGETS.get(value, value)
-                warn(
-                    f"{where}: datasets.target is now prior_preservation, true for base; it is read until version 0.3"
-                )
-    return out
+
+    datasets = keys.get("datasets")
+    for dataset in datasets if isinstance(datasets, list) else ():
+        if isinstance(dataset, dict) and "target" in dataset:
+            _rename_target(dataset, where, warn)
+    return keys
 
 
-def renamed_run(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's config.json with today's names; its digest follows, unless it was wrong."""
-    kept = dict(found)
-    whole = kept.get("digest") == digest(
-        {key: value for key, value in kept.items() if key != "digest"}
-    )
+def _rename_target(dataset: dict[str, Any], where: str, warn: Callable[[str], None]) -> None:
+    value = dataset.pop("target")
+    if value is not None:
+        dataset["prior_preservation"] = TARGETS.get(value, value)
+        warn(
+            f"{where}: datasets.target is now prior_preservation, true for base; it is read until version 0.3"
+        )
+
+
+def renamed_run(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's config.json with today's names. Its digest is updated, unless it was wrong."""
+    content = dict(run_config)
+    has_right_digest = content.get("digest") == _digest(content)
     for name in ("settings", "asked"):
-        if isinstance(kept.get(name), Mapping):
-            kept[name] = renamed(kept[name], "config.json", lambda _: None)
-    kept["origins"] = {
-        KEYS.get(key, key): value for key, value in kept.get("origins", {}).items()
-    }
-    if whole:
-        kept["digest"] = digest({key: value for key, value in kept.items() if key != "digest"})
-    return kept
+        if isinstance(content.get(name), Mapping):
+            content[name] = renamed(content[name], "config.json", lambda _: None)
+    origins = content.get("origins", {})
+    content["origins"] = {KEYS.get(key, key): value for key, value in origins.items()}
+    if has_right_digest:
+        content["digest"] = _digest(content)
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return digest({key: value for key, value in content.items() if key != "digest"})

@@ -78,7 +78,7 @@ class VideoConfig(Section):
     target_fps: float | None = data(None, gt=0, le=240)
     """clips are resampled to this rate (default: the model's own)"""
     max_duration: float = data(10.0, gt=0)
-    """at most so many seconds of each clip are used"""
+    """seconds of each clip that are used, at most"""
     spatial_compression_ratio: int | None = data(None, ge=1, le=1024)
     """pixels per latent cell; k times the VAE's own shrinks clips by k (default: the VAE's)"""
     temporal_compression_ratio: int | None = data(None, ge=1, le=1024)
@@ -88,9 +88,9 @@ class VideoConfig(Section):
     temporal_augmentation: bool = data(False)
     """windows begin up to half their length off, and neighbouring frames swap (p = 0.1)"""
     variants: int = data(4, ge=0, le=10_000)
-    """encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each anew"""
+    """encoded variants kept of each window that is augmented; 0: the VAE stays loaded and encodes each sample in its step"""
     use_temporal_attention: bool = override(True)
-    """false: while training, frames attend to themselves and the text alone; less time a step"""
+    """false: while training, frames attend only to themselves and the text; less time a step"""
     frame_dropout_probability: float = override(0.0, ge=0, le=0.3)
     """share of latent frames, never the first, fed as noise and left out of the loss"""
     temporal_consistency_weight: float = override(0.0, ge=0, le=2)

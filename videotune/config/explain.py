@@ -1,4 +1,4 @@
-"""What a key means, in words that are made from the schema; and the schema itself."""
+"""Explain keys in words that are made from the schema; and the schema itself."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,14 @@ ON_RESUME: dict[str, str] = read_json(Path(__file__).with_name("on_resume.json")
 
 @lru_cache
 def advice() -> dict[str, dict[str, Any]]:
-    """By key: "units", "reasons" (why a default is what it is), "guide" (what a training guide says; our reading of it)."""
+    """Return by key "units", "reasons" of a default, and "guide" (what a training guide says, and our reading of it)."""
     return read_json(Path(__file__).with_name("advice.json"))
 
 
 def kinds(annotation: Any) -> Iterator[str]:
-    """What a value may be, in words; None is left out, since it is the same as leaving out the key."""
+    """Yield what a value may be, in words. None is left out: it is the same as leaving out the key."""
     origin = get_origin(annotation)
+
     if origin is Annotated:
         inner, *metadata = get_args(annotation)
         yield ", ".join([" or ".join(kinds(inner)), *limits(metadata)])
@@ -35,78 +36,88 @@ def kinds(annotation: Any) -> Iterator[str]:
         for inner in get_args(annotation):
             yield from kinds(inner)
     elif origin is Literal:
-        yield ", ".join(
-            f"`{value if isinstance(value, str) else json.dumps(value)}`"
-            for value in get_args(annotation)
-        )
+        yield ", ".join(_quoted(value) for value in get_args(annotation))
     elif origin is list:
         yield f"list of {' or '.join(kinds(get_args(annotation)[0]))}"
     elif annotation is not type(None):
         yield WORDS.get(annotation) or f"{{{', '.join(annotation.model_fields)}}}"
 
 
+def _quoted(value: Any) -> str:
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
 def limits(metadata: Iterable[Any]) -> list[str]:
-    """The range that a value must lie in."""
-    items = [part for item in metadata for part in getattr(item, "metadata", [item])]
-    found = {
-        name: getattr(item, name) for item in items for name, _ in SIGNS if hasattr(item, name)
-    }
-    return [f"{sign} {found[name]:g}" for name, sign in SIGNS if name in found]
+    """Return the range that a value must be in."""
+    constraints: list[Any] = []
+    for item in metadata:
+        constraints += getattr(item, "metadata", [item])
+
+    bounds = {}
+    for constraint in constraints:
+        for name, _ in SIGNS:
+            if hasattr(constraint, name):
+                bounds[name] = getattr(constraint, name)
+    return [f"{sign} {bounds[name]:g}" for name, sign in SIGNS if name in bounds]
 
 
 def values(field: Any) -> str:
-    """What a value may be: its kind and its range."""
+    """Return what a value may be: its type and its range."""
     return ", ".join([" or ".join(kinds(field.annotation)), *limits(field.metadata)])
 
 
 def default(field: Any) -> str:
-    """The default as JSON would say it."""
-    return (
-        "required"
-        if field.is_required()
-        else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
-    )
+    """Return the default as JSON."""
+    if field.is_required():
+        return "required"
+    return f"`{json.dumps(field.get_default(call_default_factory=True))}`"
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a config file, as editors read it to complete and check keys."""
+    """Return the JSON Schema of a config file, with which editors complete and check keys."""
     schema = Config.model_json_schema()
-    names = list(get_args(leaves()["optimizer.name"].annotation))
-    for name, short in (
-        ("optimizer", {"enum": names}),
-        ("ema", {"type": "number"}),
-    ):  # one value for the whole section
-        schema["properties"][name] = {"anyOf": [schema["properties"][name], short]}
+    properties = schema["properties"]
+    # These sections may be given as one value.
+    optimizer_names = list(get_args(leaves()["optimizer.name"].annotation))
+    properties["optimizer"] = {"anyOf": [properties["optimizer"], {"enum": optimizer_names}]}
+    properties["ema"] = {"anyOf": [properties["ema"], {"type": "number"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def explain(key: str) -> list[tuple[str, str]]:
-    """(what, text) about a key, or about every key of a section: meaning, values, default and its reason, advice.
+    """Return (topic, text) pairs about a key, or about every key of a section.
 
-    Raises VideotuneError with the nearest name where there is no such key.
+    Raises VideotuneError with the nearest name if there is no such key.
     """
-    known = leaves()
-    if key in known:
-        return list(_one(key, known[key]))
-    inside = [name for name in known if name.startswith(f"{key}.")]
-    if inside:
-        return [(name, str(known[name].description)) for name in inside]
-    ends = [name for name in known if name.rpartition(".")[2] == key]
-    raise VideotuneError(
-        f"there is no key {key!r}{did_you_mean(ends) or nearest_key(key, known)}"
-    )
+    fields = leaves()
+    if key in fields:
+        return list(_explain_key(key, fields[key]))
+    in_section = [name for name in fields if name.startswith(f"{key}.")]
+    if in_section:
+        return [(name, str(fields[name].description)) for name in in_section]
+
+    same_ending = [name for name in fields if name.rpartition(".")[2] == key]
+    hint = did_you_mean(same_ending) or nearest_key(key, fields)
+    raise VideotuneError(f"there is no key {key!r}{hint}")
 
 
-def _one(key: str, field: Any) -> Iterator[tuple[str, str]]:
-    units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
+def _explain_key(key: str, field: Any) -> Iterator[tuple[str, str]]:
+    """Yield meaning, values, default and its reason, what it goes with, and advice."""
+    units = advice()["units"]
+    reasons = advice()["reasons"]
+    guide = advice()["guide"]
+
     yield "meaning", str(field.description)
     yield "values", values(field).replace("`", "")
     if key in units:
         yield "unit", units[key]
-    yield "default", default(field).strip("`") + (f": {reasons[key]}" if key in reasons else "")
-    if goes_with := field.json_schema_extra.get("goes_with"):
-        of, choices = goes_with
-        yield "goes with", f"{of} {' or '.join(choices)}; beside another it is refused"
+    reason = f": {reasons[key]}" if key in reasons else ""
+    yield "default", default(field).strip("`") + reason
+
+    goes_with = field.json_schema_extra.get("goes_with")
+    if goes_with:
+        other_key, choices = goes_with
+        yield "goes with", f"{other_key} {' or '.join(choices)}; with another it is refused"
     yield "on a resume", ON_RESUME[class_of(key)]
     if key in guide:
         says, ours = guide[key]

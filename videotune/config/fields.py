@@ -12,24 +12,30 @@ Resolution = int | str | list[int | str]
 
 
 def word(value: Any) -> Any:
-    """Accept ``adamw`` for ``ADAMW``: the words of the config are not case-sensitive."""
+    """Accept ``adamw`` for ``ADAMW``: the values of the config are not case-sensitive."""
     return value.upper() if isinstance(value, str) else value
 
 
 ROUNDED = ("FLOAT_8", "INT_8", "NFLOAT_4")
-"""The ways to keep frozen weights in which their numbers lose most of their digits."""
+"""Dtypes of frozen weights in which numbers lose most of their digits."""
 
 
 def _field(resume: str) -> Any:
-    """A pydantic field of a resume class (config/drift.py); ``goes_with``: (key, choices of it that use this key)."""
+    """Return a maker of pydantic fields of a resume class (config_changes.py).
+
+    ``goes_with`` is (key, the choices of it that use this field).
+    """
 
     def field(
-        default: Any = ..., *, goes_with: tuple[str, tuple[str, ...]] | None = None, **more: Any
+        default: Any = ...,
+        *,
+        goes_with: tuple[str, tuple[str, ...]] | None = None,
+        **constraints: Any,
     ) -> Any:
-        extra: dict[str, Any] = {"resume": resume} | (
-            {"goes_with": goes_with} if goes_with else {}
-        )
-        return Field(default, json_schema_extra=extra, **more)
+        extra: dict[str, Any] = {"resume": resume}
+        if goes_with:
+            extra["goes_with"] = goes_with
+        return Field(default, json_schema_extra=extra, **constraints)
 
     return field
 

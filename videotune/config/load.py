@@ -1,4 +1,4 @@
-"""Config files, presets and ``--set`` words -> one nested dict a layer; unknown keys are errors with the nearest name."""
+"""Read config files, presets and ``--set`` options into nested dicts. An unknown key is an error with the nearest name."""
 
 import difflib
 import json
@@ -18,12 +18,16 @@ from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import read_json, walk_json
 
 MOST_LETTERS = 100_000
+"""Letters of one value, at most."""
+
 MOST_TOLD = 8
-"""Letters of one value, and how many faults one message names."""
+"""Faults that one message names, at most."""
 
 LARGEST = 1 << 20
+"""Bytes of a config file, at most: far more than any config needs."""
+
 DEEPEST = 12
-"""Bytes of a config file, and how deep its values may be nested: far above what any config needs."""
+"""How deep values may be nested: far deeper than any config needs."""
 
 PRESETS = Path(__file__).parents[1] / "presets"
 
@@ -48,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def config_text(path: Path) -> str:
-    """The text of a config file; VideotuneError where it is missing, too large or not UTF-8."""
+    """Return the text of a config file. Raises VideotuneError if it is missing, too large or not UTF-8."""
     if not path.is_file():
         raise VideotuneError(f"config file not found: {path}")
     if path.stat().st_size > LARGEST:
@@ -59,12 +63,12 @@ def config_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise VideotuneError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+            f"{path} is not UTF-8 text (byte {error.start}). Save the file as UTF-8"
         ) from error
 
 
 def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
-    """The keys by their names of today; VideotuneError for an unknown key and for values that nothing can use."""
+    """Return the keys by today's names. Raises VideotuneError for an unknown key, and for values that cannot be used."""
     refuse_unreadable(value, where)
     value = renamed(value, where, warn)
     check_keys(value, where)
@@ -72,15 +76,11 @@ def checked_keys(value: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _refuse_other_trainer(value: Any, path: Path) -> None:
-    """VideotuneError for another trainer's config, and for TOML, which only other trainers' configs are written in."""
-    other = other_trainer(value)
-    ours = {name.partition(".")[0] for name in leaves()}
-    stray = isinstance(value, dict) and 2 * sum(key in ours for key in value) > len(
-        value
-    )  # one key of theirs in ours
-    if other and not (stray and len(other["keys"]) < 2):
+    """Raise VideotuneError for another trainer's config, and for TOML, which only other trainers use."""
+    trainer = other_trainer(value)
+    if trainer and not _is_mostly_ours(value, trainer):
         raise VideotuneError(
-            f"{path} looks like one of {other['trainer']}: `videotune import {path}` translates it"
+            f"{path} looks like one of {trainer['trainer']}: `videotune import {path}` translates it"
         )
     if path.suffix.lower() == ".toml":
         raise VideotuneError(
@@ -88,93 +88,99 @@ def _refuse_other_trainer(value: Any, path: Path) -> None:
         )
 
 
+def _is_mostly_ours(value: Any, trainer: Mapping[str, Any]) -> bool:
+    """Return whether a config has our keys, and only one of another trainer's by mistake."""
+    if not isinstance(value, dict) or len(trainer["keys"]) >= 2:
+        return False
+    our_sections = {name.partition(".")[0] for name in leaves()}
+    return 2 * sum(key in our_sections for key in value) > len(value)
+
+
 def refuse_unreadable(value: Any, where: str) -> None:
-    """VideotuneError, by key, for values that nothing can use: texts that no file can hold, absurd sizes and depths."""
-    for path, one in walk_json(value):
-        problem = (
-            f"is nested more than {DEEPEST} deep" if len(path) > DEEPEST else _unreadable(one)
-        )
+    """Raise VideotuneError for values that cannot be used: texts that no file can hold, absurd sizes and depths."""
+    for path, inner in walk_json(value):
+        if len(path) > DEEPEST:
+            problem: str | None = f"is nested more than {DEEPEST} deep"
+        else:
+            problem = _unreadable(inner)
         if problem:
-            raise VideotuneError(
-                f"{where}: {'.'.join(map(str, path))[:200] or 'the config'} {problem}"
-            )
-        if path and (problem := _unreadable(path[-1])):
-            raise VideotuneError(f"{where}: a key {problem}")
+            key = ".".join(map(str, path))[:200] or "the config"
+            raise VideotuneError(f"{where}: {key} {problem}")
+
+        key_problem = _unreadable(path[-1]) if path else None
+        if key_problem:
+            raise VideotuneError(f"{where}: a key {key_problem}")
 
 
 def _unreadable(value: Any) -> str | None:
-    """What is wrong with a text or a number; None: nothing."""
-    if isinstance(value, str) and (
-        "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value)
-    ):
-        return "holds a character that no file name can hold"
-    if isinstance(value, str) and len(value) > MOST_LETTERS:
-        return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
-    return (
-        "is a number of more than 64 bits"
-        if isinstance(value, int) and abs(value) > 2**63
-        else None
-    )
+    """Return what is wrong with a text or a number, or None."""
+    if isinstance(value, str):
+        has_surrogate = any("\ud800" <= letter <= "\udfff" for letter in value)
+        if "\0" in value or has_surrogate:
+            return "holds a character that no file name can hold"
+        if len(value) > MOST_LETTERS:
+            return f"has {len(value):,} letters; at most {MOST_LETTERS:,} are read"
+    if isinstance(value, int) and abs(value) > 2**63:
+        return "is a number of more than 64 bits"
+    return None
 
 
 def parsed(text: str, path: Path) -> Any:
-    """The value of a text in YAML, TOML or JSON, by the name of its file; VideotuneError where the text is none."""
-    kind = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}.get(path.suffix.lower(), "JSON")
+    """Parse a text in YAML, TOML or JSON, as the name of its file says. Raises VideotuneError if it is not valid."""
+    formats = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML"}
+    format = formats.get(path.suffix.lower(), "JSON")
     try:
-        if kind == "YAML":
+        if format == "YAML":
             return yaml.load(text, _Loader)
-        return (
-            tomllib.loads(text)
-            if kind == "TOML"
-            else json.loads(text, object_pairs_hook=_each_once)
-        )
-    except _SaidTwice as error:
-        raise VideotuneError(f"{path} says {error} twice: which of them is meant?") from error
+        if format == "TOML":
+            return tomllib.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
+    except _DuplicateKey as error:
+        raise VideotuneError(f"{path} has {error} twice. Leave one of them out") from error
     except RecursionError as error:
         raise VideotuneError(f"{path} is nested more than {DEEPEST} deep") from error
     except json.JSONDecodeError as error:
         raise VideotuneError(
-            f"{path} is no JSON: {error.msg}, line {error.lineno}, column {error.colno}"
+            f"{path} is not valid JSON: {error.msg}, line {error.lineno}, column {error.colno}"
         ) from error
-    except (
-        ValueError,
-        yaml.YAMLError,
-    ) as error:  # also a number of 5,000 digits, or a date that there is not
-        raise VideotuneError(
-            f"{path} is not valid {kind}: {shortened(' '.join(str(error).split()))}"
-        ) from error
+    except (ValueError, yaml.YAMLError) as error:
+        # Also a number of 5,000 digits, or a date that does not exist.
+        reason = shortened(" ".join(str(error).split()))
+        raise VideotuneError(f"{path} is not valid {format}: {reason}") from error
 
 
-class _SaidTwice(ValueError):
-    """A key stands twice in one object; readers of JSON and YAML would take the last and say nothing."""
+class _DuplicateKey(ValueError):
+    """A key that is twice in one object. Readers of JSON and YAML would silently take the last."""
 
 
 def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return pairs as a dict. Raises _DuplicateKey if a key is there twice."""
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
-            raise _SaidTwice(name)
-        found[name] = value
-    return found
+        if name in values:
+            raise _DuplicateKey(name)
+        values[name] = value
+    return values
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the plain words of YAML 1.2.
+    """PyYAML's safe loader for the YAML that a config needs: no tags, no aliases, and the scalars of YAML 1.2.
 
-    A few nested aliases stand for more values than a memory holds. YAML 1.1 takes 1e-4 for text, 017 for 15, 1:30 for
-    90, and ``on`` for true: of numbers, the forms of JSON are read.
+    A few nested aliases can stand for more values than fit into memory. YAML 1.1 reads 1e-4 as text, 017 as 15, 1:30 as
+    90, and ``on`` as true; here numbers are read as in JSON.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
-            what = (
-                "an alias (*name)"
-                if isinstance(event, yaml.AliasEvent)
-                else f"a tag ({event.tag})"
-            )
+        unsupported = None
+        if isinstance(event, yaml.AliasEvent):
+            unsupported = "an alias (*name)"
+        elif getattr(event, "tag", None) not in (None, "!"):
+            unsupported = f"a tag ({event.tag})"
+        if unsupported:
+            line = event.start_mark.line + 1
             raise yaml.YAMLError(
-                f"{what} in line {event.start_mark.line + 1}, which is not read: write the value out"
+                f"{unsupported} in line {line}, which is not read: write the value out"
             )
         return super().compose_node(parent, index)
 
@@ -197,151 +203,166 @@ for _tag, _form in (
 
 
 def preset_names() -> list[str]:
-    """The presets that come with the package."""
+    """Return the names of the presets that come with the package."""
     return sorted(path.stem for path in PRESETS.glob("*.json"))
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The keys of a preset, by its name as ``preset_named`` takes it."""
-    known = preset_named(name)
-    value = {key: inner for key, inner in _preset(known).items() if key not in ("about", "why")}
-    check_keys(value, f"preset {known}")
-    return value
+    """Return the keys of a preset, by its name as ``preset_named`` takes it."""
+    full_name = preset_named(name)
+    keys = _preset(full_name)
+    for description in ("about", "why"):
+        keys.pop(description, None)
+    check_keys(keys, f"preset {full_name}")
+    return keys
 
 
 def preset_named(name: str) -> str:
-    """A preset's full name; a leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left out.
+    """Return a preset's full name.
 
-    Without its class it is the one for the largest cards. Raises VideotuneError with the nearest name.
+    A leading ``#``, the ending ``.json`` and its class of memory (16GB) may be left out. Without its class it is the
+    one for the largest GPUs. Raises VideotuneError with the nearest name.
     """
     wanted = name.removeprefix("#").removesuffix(".json").strip().lower()
-    classed = {known: memory_class(known) for known in preset_names()}
-    same = [
-        known
-        for known, gb in classed.items()
-        if wanted in (known.lower(), known.lower().removesuffix(f" {gb}gb"))
+    memory_classes = {preset: memory_class(preset) for preset in preset_names()}
+
+    matches = []
+    for preset, gigabytes in memory_classes.items():
+        without_class = preset.lower().removesuffix(f" {gigabytes}gb")
+        if wanted in (preset.lower(), without_class):
+            matches.append(preset)
+    if matches:
+        exact_then_largest = [
+            (preset.lower() == wanted, memory_classes[preset] or 0, preset)
+            for preset in matches
+        ]
+        return max(exact_then_largest, key=lambda entry: entry[:2])[2]
+
+    wanted_words = set(_words_of(wanted))
+    similar = [
+        preset for preset in memory_classes if wanted_words <= set(_words_of(preset.lower()))
     ]
-    if same:
-        return max(same, key=lambda known: (known.lower() == wanted, classed[known] or 0))
-    words = re.findall(r"[a-z]+|[\d.]+", wanted)
-    holding = [
-        known
-        for known in classed
-        if words and set(words) <= set(re.findall(r"[a-z]+|[\d.]+", known.lower()))
-    ]
-    near = holding or difflib.get_close_matches(wanted, list(classed), 1, 0.4)
+    if not wanted_words or not similar:
+        similar = difflib.get_close_matches(wanted, list(memory_classes), 1, 0.4)
     raise VideotuneError(
-        f"there is no preset {name!r}{did_you_mean(near[:6])}  `videotune presets list` shows all."
+        f"there is no preset {name!r}{did_you_mean(similar[:6])}  `videotune presets list` shows all."
     )
 
 
+def _words_of(name: str) -> list[str]:
+    return re.findall(r"[a-z]+|[\d.]+", name)
+
+
 def memory_class(preset: str) -> int | None:
-    """The GB of the cards that a preset is for, as its name ends; None where it says none."""
-    found = re.search(r" (\d+)GB$", preset)
-    return int(found[1]) if found else None
+    """Return the GB of the GPUs that a preset is for, as its name ends, or None if it names none."""
+    ending = re.search(r" (\d+)GB$", preset)
+    return int(ending[1]) if ending else None
 
 
 def preset_about(name: str) -> str:
-    """The one line that a preset says of itself."""
+    """Return a preset's description, one line."""
     return str(_preset(preset_named(name)).get("about", ""))
 
 
 def preset_reasons(name: str) -> dict[str, str]:
-    """Why each key of a preset has its value, by dotted name."""
+    """Return why each key of a preset has its value, by dotted name."""
     return dict(_preset(preset_named(name)).get("why", {}))
 
 
-def _preset(known: str) -> dict[str, Any]:
-    return dict(read_json(PRESETS / f"{known}.json"))
+def _preset(full_name: str) -> dict[str, Any]:
+    return dict(read_json(PRESETS / f"{full_name}.json"))
 
 
-def parse_sets(words: Iterable[str]) -> dict[str, Any]:
-    """``--set key.sub=value`` words -> a nested dict; a value is JSON where it reads as JSON, else text."""
-    out: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not name:
-            raise VideotuneError(f"--set takes key=value, not {word!r}")
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # a number of 5,000 digits, or brackets without an end
-            raise VideotuneError(f"--set {word[:80]}…: {str(error)[:100]}") from error
-        *sections, last = name.strip().split(".")
+def parse_sets(sets: Iterable[str]) -> dict[str, Any]:
+    """Parse ``--set key.sub=value`` options into a nested dict. A value is JSON if it reads as JSON, else text."""
+    values: dict[str, Any] = {}
+    for option in sets:
+        key, equals, text = option.partition("=")
+        if not equals or not key:
+            raise VideotuneError(f"--set takes key=value, not {option!r}")
+        value = _set_value(option, text)
+
+        *sections, last = key.strip().split(".")
         if len(sections) > DEEPEST:
-            raise VideotuneError(f"--set {word[:80]}…: no key has so many sections")
-        place = out
+            raise VideotuneError(f"--set {option[:80]}…: no key has that many sections")
+        inner = values
         for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise VideotuneError(f"--set {word}: {section} is already a value")
-        place[last] = value
-    return checked_keys(out, "--set")
+            inner = inner.setdefault(section, {})
+            if not isinstance(inner, dict):
+                raise VideotuneError(f"--set {option}: {section} is already a value")
+        inner[last] = value
+    return checked_keys(values, "--set")
+
+
+def _set_value(option: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    except (ValueError, RecursionError) as error:
+        # A number of 5,000 digits, or brackets without an end.
+        raise VideotuneError(f"--set {option[:80]}…: {str(error)[:100]}") from error
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts on top of each other; the last one wins, lists are replaced whole."""
-    out: dict[str, Any] = {}
+    """Merge nested dicts. The last one wins, and lists are replaced whole."""
+    merged: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            if name == "optimizer" and isinstance(
-                value, str
-            ):  # short for its name; the other keys keep what they are
+            # An optimizer's name is short for the section; its other keys stay as they are.
+            if name == "optimizer" and isinstance(value, str):
                 value = {"name": value}
-            both = isinstance(value, Mapping) and isinstance(out.get(name), Mapping)
-            out[name] = merge(out[name], value) if both else value
-    return out
+            are_sections = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+            merged[name] = merge(merged[name], value) if are_sections else value
+    return merged
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names -> nested dicts."""
-    out: dict[str, Any] = {}
+    """Turn dotted names into nested dicts."""
+    nested: dict[str, Any] = {}
     for name, value in flat.items():
         *sections, last = name.split(".")
-        place = out
+        inner = nested
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return out
+            inner = inner.setdefault(section, {})
+        inner[last] = value
+    return nested
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dict by dotted names; lists are values."""
-    out: dict[str, Any] = {}
+    """Turn a nested dict into one by dotted names. Lists are values."""
+    flat: dict[str, Any] = {}
     for name, inner in value.items():
-        out |= (
-            flatten(inner, f"{prefix}{name}.")
-            if isinstance(inner, Mapping)
-            else {f"{prefix}{name}": inner}
-        )
-    return out
+        if isinstance(inner, Mapping):
+            flat |= flatten(inner, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = inner
+    return flat
 
 
 def check_keys(raw: Mapping[str, Any], where: str) -> None:
-    """Raise VideotuneError for the keys that do not exist, each with the nearest name in its right section."""
-    known = set(leaves())
-    sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
-    rows = raw["datasets"] if isinstance(raw.get("datasets"), list) else []
-    inside = [f"datasets.{key}" for row in rows if isinstance(row, Mapping) for key in row]
+    """Raise VideotuneError for keys that do not exist, each with the nearest name in its section."""
+    keys = set(leaves())
+    sections = {key.rsplit(".", 1)[0] for key in keys if "." in key}
+
     names = [re.sub(r"^datasets\.\d+\.", "datasets.", name) for name in flatten(raw)]
-    unknown = [
-        name
-        for name in dict.fromkeys([*names, *inside])
-        if name not in known and name not in sections
+    datasets = raw.get("datasets")
+    for dataset in datasets if isinstance(datasets, list) else []:
+        if isinstance(dataset, Mapping):
+            names += [f"datasets.{key}" for key in dataset]
+
+    unknown = [name for name in dict.fromkeys(names) if name not in keys | sections]
+    if not unknown:
+        return
+    faults = [
+        f"unknown key {shortened(name)!r}{nearest_key(name, keys)}"
+        for name in unknown[:MOST_TOLD]
     ]
-    if unknown:
-        told = "; ".join(
-            f"unknown key {shortened(name)!r}{nearest_key(name, known)}"
-            for name in unknown[:MOST_TOLD]
-        )
-        more = f"; and {len(unknown) - MOST_TOLD} more" if len(unknown) > MOST_TOLD else ""
-        raise VideotuneError(f"{where}: {told}{more}")
+    if len(unknown) > MOST_TOLD:
+        faults.append(f"and {len(unknown) - MOST_TOLD} more")
+    raise VideotuneError(f"{where}: {'; '.join(faults)}")
 
 
 def shortened(text: str) -> str:
-    """A text from outside, short enough to be shown."""
+    """Return a user's text, short enough to be shown."""
     return text if len(text) <= 80 else f"{text[:79]}…"

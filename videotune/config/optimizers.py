@@ -1,4 +1,4 @@
-"""The optimizers: one entry each, with what a config must know of it and how it is built from its library."""
+"""The optimizers: for each, what a config must know of it and how it is built from its library."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """``build`` gives the library's own optimizers for some groups; all of them step together.
-
-    ``state_bytes`` that it keeps of each number of a large matrix; ``betas``: it uses both; ``by_number``: the update of a
-    number needs that number's gradient and moments alone, so shards of a matrix can be updated apart; ``learning_rate``:
-    the default, where it is the optimizer's own.
-    """
+    """An optimizer of a library."""
 
     build: Callable[[Rows, Optimizer], list[torch.optim.Optimizer]]
+    """Returns the library's own optimizers for some groups. All of them step together."""
     state_bytes: int
+    """Bytes of state for each number of a large matrix."""
     betas: bool = True
+    """Whether it uses beta1 and beta2."""
     by_number: bool = False
+    """Whether the update of a number needs only that number's gradient and moments, so that shards of a matrix can be
+    updated separately."""
     learning_rate: float | None = None
+    """Its own default rate. None: the training method's."""
 
 
 def _numbers(settings: Optimizer) -> dict[str, Any]:
@@ -61,16 +62,18 @@ def _bitsandbytes(name: str) -> Callable[[Rows, Optimizer], list[torch.optim.Opt
     def build(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
         import bitsandbytes
 
-        if name.startswith("Paged") and any(
-            p.device.type != "cuda" for row in rows for p in row["params"]
-        ):
-            why = "pages its moments between a CUDA device and the host, and what trains here is on no CUDA device"
+        if name.startswith("Paged") and not all(map(_is_on_cuda, rows)):
             raise VideotuneError(
-                f"optimizer: PAGED_ADAMW_8BIT {why}. ADAMW_8BIT is the same without pages"
+                "optimizer: PAGED_ADAMW_8BIT pages its moments between a CUDA device and the host, and what trains here "
+                "is not on a CUDA device. ADAMW_8BIT is the same without pages"
             )
         return [getattr(bitsandbytes.optim, name)(rows, **_numbers(settings))]
 
     return build
+
+
+def _is_on_cuda(row: dict[str, Any]) -> bool:
+    return all(parameter.device.type == "cuda" for parameter in row["params"])
 
 
 def _adafactor(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
@@ -95,28 +98,34 @@ def _prodigy(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
 def _muon(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
     """torch's (Jordan et al. 2024) for matrices, with beta1 as momentum, scaled so that AdamW's rates fit it.
 
-    The scale is that of Liu et al. 2025 (arXiv 2502.16982). What is no matrix is AdamW's.
+    The scale is that of Liu et al. 2025 (arXiv 2502.16982). Everything else is updated by AdamW.
     """
     import torch
 
-    matrices = [
-        row | {"params": own}
-        for row in rows
-        if (own := [p for p in row["params"] if p.ndim == 2])
-    ]
-    others = [
-        row | {"params": own}
-        for row in rows
-        if (own := [p for p in row["params"] if p.ndim != 2])
-    ]
-    parts: list[torch.optim.Optimizer] = _adamw(others, settings) if others else []
-    how: dict[str, Any] = {"momentum": settings.beta1, "adjust_lr_fn": "match_rms_adamw"}
-    muon = (
-        [torch.optim.Muon(matrices, lr=0.0, weight_decay=settings.weight_decay, **how)]
-        if matrices
-        else []
-    )
-    return [*muon, *parts]
+    matrix_rows: Rows = []
+    other_rows: Rows = []
+    for row in rows:
+        matrices = [parameter for parameter in row["params"] if parameter.ndim == 2]
+        others = [parameter for parameter in row["params"] if parameter.ndim != 2]
+        if matrices:
+            matrix_rows.append(row | {"params": matrices})
+        if others:
+            other_rows.append(row | {"params": others})
+
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrix_rows:
+        optimizers.append(
+            torch.optim.Muon(
+                matrix_rows,
+                lr=0.0,
+                weight_decay=settings.weight_decay,
+                momentum=settings.beta1,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if other_rows:
+        optimizers += _adamw(other_rows, settings)
+    return optimizers
 
 
 def _came(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimizer]:
@@ -135,9 +144,9 @@ def _schedule_free(rows: Rows, settings: Optimizer) -> list[torch.optim.Optimize
     """schedulefree's AdamW (Defazio et al. 2024, arXiv 2405.15682), left in its training mode."""
     from schedulefree import AdamWScheduleFree
 
-    made = AdamWScheduleFree(rows, **_numbers(settings))
-    made.train()
-    return [made]
+    optimizer = AdamWScheduleFree(rows, **_numbers(settings))
+    optimizer.train()
+    return [optimizer]
 
 
 OPTIMIZERS = {

@@ -1,4 +1,4 @@
-"""Layers -> one checked config in which every key says where its value comes from."""
+"""Merge overrides, preset and defaults into one checked config that knows where each value comes from."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from videotune.types import ModelSpec
 
 @dataclass(frozen=True)
 class Resolved:
-    """A checked config, and for each dotted key "user", "preset", "family", "default" or "plan"."""
+    """A checked config with its origins."""
 
     config: Config
     origins: Mapping[str, str]
+    """Where each dotted key's value comes from: "user", "preset", "family", "default" or "plan"."""
 
     def to_json(self) -> dict[str, Any]:
-        """What ``config.json`` keeps."""
+        """Return what ``config.json`` keeps."""
         return {"settings": self.config.model_dump(mode="json"), "origins": dict(self.origins)}
 
     def with_planned(self, values: Mapping[str, Any]) -> Resolved:
-        """The same config with the values, by dotted keys, that a plan has chosen."""
+        """Return the same config with values, by dotted keys, that a plan has chosen."""
         config = self.config
         for key, value in values.items():
             section, _, name = key.rpartition(".")
-            new = (
-                {section: getattr(config, section).model_copy(update={name: value})}
-                if section
-                else {name: value}
-            )
-            config = config.model_copy(update=new)
+            changes = {name: value}
+            if section:
+                changes = {section: getattr(config, section).model_copy(update=changes)}
+            config = config.model_copy(update=changes)
         return Resolved(config, {**self.origins, **dict.fromkeys(values, "plan")})
 
 
 def family_defaults(spec: ModelSpec) -> dict[str, Any]:
-    """The keys whose default is the model's own."""
-    told = {} if spec.first_frame is None else {"first_frame_probability": spec.first_frame}
-    return told | {
+    """Return the keys whose default depends on the model."""
+    defaults: dict[str, Any] = {}
+    if spec.first_frame is not None:
+        defaults["first_frame_probability"] = spec.first_frame
+    return defaults | {
         "family": spec.name,
         "resolution": spec.default_resolution,
         "timestep_distribution": spec.timestep_distribution,
@@ -58,169 +59,194 @@ def family_defaults(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def method_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys whose default is the training method's or the optimizer's own."""
-    defaults: dict[str, dict[str, Any]] = {
-        "FINE_TUNE": {"learning_rate": 1e-5},
-        "EMBEDDING": {
+def method_defaults(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys whose default depends on the training method or the optimizer."""
+    method = str(merged.get("training_method", "")).upper()
+    defaults: dict[str, Any] = {}
+    if method == "FINE_TUNE":
+        defaults = {"learning_rate": 1e-5}
+    elif method == "EMBEDDING":
+        defaults = {
             "learning_rate": 1e-3,
             "caption_dropout": 0.0,
             "transformer": {"train": False},
-        },
-    }
-    method = str(raw.get("training_method", "")).upper()
-    optimizer = raw.get("optimizer")
-    kind = (
-        OPTIMIZERS.get(str(optimizer.get("name", "")).upper())
-        if isinstance(optimizer, Mapping)
-        else None
-    )
+        }
+
+    optimizer = merged.get("optimizer")
+    kind = None
+    if isinstance(optimizer, Mapping):
+        kind = OPTIMIZERS.get(str(optimizer.get("name", "")).upper())
     if kind is not None and kind.learning_rate is not None:
-        return {**defaults.get(method, {}), "learning_rate": kind.learning_rate}
-    if method in ("", "LORA") and variant_of(raw) in ("LOHA", "LOKR", "OFT"):
+        return {**defaults, "learning_rate": kind.learning_rate}
+
+    if method in ("", "LORA") and variant_of(merged) in ("LOHA", "LOKR", "OFT"):
         return {"output_model_format": "peft"}
-    return defaults.get(method, {})
+    return defaults
 
 
-def variant_of(raw: Mapping[str, Any]) -> str:
-    """The kind of adapter that layers not checked yet ask for."""
-    lora = raw.get("lora")
+def variant_of(merged: Mapping[str, Any]) -> str:
+    """Return the adapter's variant that unchecked keys name."""
+    lora = merged.get("lora")
     return str(lora.get("variant", "")).upper() if isinstance(lora, Mapping) else ""
 
 
 def resolve(
     user: Mapping[str, Any], preset: Mapping[str, Any], spec: ModelSpec | None
 ) -> Resolved:
-    """Family defaults, then the preset, then the person's own keys.
+    """Merge the family's defaults, the preset and the user's own keys, in this order.
 
-    Raises VideotuneError with one line for each value out of its bounds.
+    Raises VideotuneError with a line for each value out of its bounds.
     """
-    asked = _without_none(flatten(user))
-    if (
-        "video_config.max_frames" in asked and "video_config.frames" not in asked
-    ):  # a preset's frames would win over it
+    user_keys = _without_none(flatten(user))
+    # A preset's frames must not win over the user's max_frames, and its alpha is another adapter's.
+    if "video_config.max_frames" in user_keys and "video_config.frames" not in user_keys:
         preset = merge(preset, {"video_config": {"frames": None}})
-    if (
-        variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in asked
-    ):  # a preset's is another adapter's
+    if variant_of(merge(preset, user)) == "OFT" and "lora.alpha" not in user_keys:
         preset = merge(preset, {"lora": {"alpha": None}})
-    layers = {"family": family_defaults(spec) if spec else {}, "preset": preset, "user": user}
-    layers = {
-        name: _with_resolution(_without_none(merge(layer))) for name, layer in layers.items()
-    }
+
+    layers: dict[str, dict[str, Any]] = {}
+    family = family_defaults(spec) if spec else {}
+    for name, layer in (("family", family), ("preset", preset), ("user", user)):
+        layers[name] = _with_resolution(_without_none(merge(layer)))
     layers = {"default": method_defaults(merge(*layers.values()))} | layers
+
     config = parse(_with_prior(merge(*layers.values())))
     origins = dict.fromkeys(flatten(config.model_dump(mode="json")), "default")
     for name, layer in layers.items():
-        origins |= {key: name for key, value in flatten(layer).items() if key in origins}
+        origins |= {key: name for key in flatten(layer) if key in origins}
     refuse_what_does_not_apply(config, spec)
     return Resolved(config, origins)
 
 
-def _with_prior(raw: dict[str, Any]) -> dict[str, Any]:
-    """The keys with ``prior_preservation`` as the dataset that it is short for."""
-    if (path := raw.get("prior_preservation")) is None or not isinstance(
-        datasets := raw.get("datasets", []), list
-    ):
-        return raw
-    own = {"path": path, "kind": "regularization"}
-    there = any(
-        own.items() <= dataset.items() for dataset in datasets if isinstance(dataset, Mapping)
+def _with_prior(merged: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``prior_preservation`` by the dataset that it is short for."""
+    path = merged.get("prior_preservation")
+    datasets = merged.get("datasets", [])
+    if path is None or not isinstance(datasets, list):
+        return merged
+
+    regularization = {"path": path, "kind": "regularization"}
+    has_it = any(
+        regularization.items() <= dataset.items()
+        for dataset in datasets
+        if isinstance(dataset, Mapping)
     )
-    return raw | {
-        "prior_preservation": None,
-        "datasets": datasets if there else [*datasets, own],
-    }
+    if not has_it:
+        datasets = [*datasets, regularization]
+    return merged | {"prior_preservation": None, "datasets": datasets}
 
 
 def _with_resolution(layer: dict[str, Any]) -> dict[str, Any]:
-    """A layer with ``resolution`` in the place of ``width`` and ``height``.
+    """Replace ``width`` and ``height`` by ``resolution``.
 
-    Raises VideotuneError where one of them is alone, or a resolution is there too.
+    Raises VideotuneError if only one of them is given, or a resolution as well.
     """
     sides: dict[str, Any] = {name: layer[name] for name in ("height", "width") if name in layer}
     if not sides:
         return layer
-    if len(sides) < 2 or "resolution" in layer:
-        missing = "without height" if "width" in sides else "without width"
-        fault = (
-            f"{' and '.join(sides)}: {'with resolution' if 'resolution' in layer else missing}"
-        )
+
+    conflict = None
+    if "resolution" in layer:
+        conflict = "with resolution"
+    elif len(sides) < 2:
+        conflict = "without height" if "width" in sides else "without width"
+    if conflict is not None:
         raise VideotuneError(
-            f"{fault} it is not clear what size is meant. Set width and height, or resolution alone."
+            f"{' and '.join(sides)}: {conflict} it is not clear what size is meant. "
+            "Set width and height, or only resolution."
         )
     parse(sides)
-    rest = {name: value for name, value in layer.items() if name not in sides}
-    return rest | {"resolution": f"{sides['height']}x{sides['width']}"}
+    others = {name: value for name, value in layer.items() if name not in sides}
+    return others | {"resolution": f"{sides['height']}x{sides['width']}"}
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Validate against the schema; pydantic's findings in words."""
+    """Validate keys against the schema. Raises VideotuneError with pydantic's findings in words."""
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        items = error.errors()
-        more = [f"and {len(items) - MOST_TOLD} more"] if len(items) > MOST_TOLD else []
-        raise VideotuneError("\n".join([*map(_explain, items[:MOST_TOLD]), *more])) from error
+        findings = error.errors()
+        lines = [_explain(finding) for finding in findings[:MOST_TOLD]]
+        if len(findings) > MOST_TOLD:
+            lines.append(f"and {len(findings) - MOST_TOLD} more")
+        raise VideotuneError("\n".join(lines)) from error
 
 
-def _explain(item: Any) -> str:
-    # pydantic adds kinds: samples.list[…].0.Prompt.frames
-    name = ".".join(str(part) for part in item["loc"] if re.fullmatch("[a-z0-9_]+", str(part)))
-    if (
-        name not in leaves() and name.rpartition(".")[0] in leaves()
-    ):  # pydantic adds the kind: samples.int
-        name = name.rpartition(".")[0]
-    given = shortened(repr(item["input"]))
-    if item["type"] == "literal_error":
-        expected = str(item["ctx"]["expected"])
+def _explain(finding: Any) -> str:
+    """Return one of pydantic's findings in words."""
+    key = _key_of(finding)
+    value = shortened(repr(finding["input"]))
+    if finding["type"] == "literal_error":
+        expected = str(finding["ctx"]["expected"])
         allowed = re.findall("'([^']*)'", expected)
-        return (
-            f"{name}: {given} is not one of {expected}{nearest_value(item['input'], allowed)}"
-        )
-    if item["type"] == "model_type":
-        section = re.sub(
-            r"\.\d+$", "", name
-        )  # of a list of sections pydantic names the place too
-        one = next((key for key in leaves() if key.startswith(f"{section}.")), section)
-        return f"{name}: takes keys of its own, such as {one}, not {given}"
-    text = f"{name}: {item['msg'][0].lower()}{item['msg'][1:]}, not {given}"
-    field = leaves().get(name)
-    return f"{text} ({field.description})" if field and field.description else text
+        hint = nearest_value(finding["input"], allowed)
+        return f"{key}: {value} is not one of {expected}{hint}"
+    if finding["type"] == "model_type":
+        # Of a list of sections pydantic names the index, too.
+        section = re.sub(r"\.\d+$", "", key)
+        example = next((leaf for leaf in leaves() if leaf.startswith(f"{section}.")), section)
+        return f"{key}: takes keys of its own, such as {example}, not {value}"
+
+    message = finding["msg"]
+    text = f"{key}: {message[0].lower()}{message[1:]}, not {value}"
+    field = leaves().get(key)
+    if field and field.description:
+        text += f" ({field.description})"
+    return text
+
+
+def _key_of(finding: Any) -> str:
+    """Return the dotted key of a finding, without the types that pydantic adds to it."""
+    # samples.list[…].0.Prompt.frames
+    parts = [str(part) for part in finding["loc"]]
+    key = ".".join(part for part in parts if re.fullmatch("[a-z0-9_]+", part))
+    # samples.int
+    section = key.rpartition(".")[0]
+    return section if key not in leaves() and section in leaves() else key
 
 
 def _without_none(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A null in a config says nothing: the key keeps what lies below."""
-    return {
-        k: _without_none(v) if isinstance(v, Mapping) else v
-        for k, v in layer.items()
-        if v is not None
-    }
+    """Drop keys that are null: such a key keeps the value below it."""
+    values = {}
+    for key, value in layer.items():
+        if value is not None:
+            values[key] = _without_none(value) if isinstance(value, Mapping) else value
+    return values
 
 
-def total_steps(config: Config, windows: int, a_pass: Fraction) -> tuple[int, str | None]:
-    """The number of optimizer updates, and the arithmetic in words where ``epochs`` was given.
+def total_steps(
+    config: Config, windows: int, steps_per_pass: Fraction
+) -> tuple[int, str | None]:
+    """Return the number of optimizer updates, and the arithmetic in words if ``epochs`` is set.
 
-    ``windows`` are in a pass over the data, repeats counted, and ``a_pass`` steps show each of them once.
+    Args:
+        config: the settings.
+        windows: in a pass over the data, repeats counted.
+        steps_per_pass: how many steps show each of them once.
     """
     if config.epochs is None:
         return config.steps, None
-    steps = _in_steps(config.epochs, a_pass)
-    each = f"{config.epochs:g} × {windows} windows in {float(a_pass):g} steps a pass"
-    return steps, f"epochs {config.epochs:g}: {each} = {steps} steps"
+    steps = _in_steps(config.epochs, steps_per_pass)
+    arithmetic = (
+        f"epochs {config.epochs:g}: {config.epochs:g} × {windows} windows in "
+        f"{float(steps_per_pass):g} steps a pass = {steps} steps"
+    )
+    return steps, arithmetic
 
 
 INTERVALS = ("save_every", "validate_every", "sample_after")
-"""Keys in steps; with _epochs behind them they are in passes over the data."""
+"""Keys in steps. With the suffix _epochs they are in passes over the data."""
 
 
-def intervals(config: Config, a_pass: Fraction) -> dict[str, int]:
-    """The intervals that the config gives in passes over the data, by their keys, in steps."""
-    given = {key: getattr(config, f"{key}_epochs") for key in INTERVALS}
-    return {
-        key: _in_steps(epochs, a_pass) for key, epochs in given.items() if epochs is not None
-    }
+def intervals(config: Config, steps_per_pass: Fraction) -> dict[str, int]:
+    """Return the intervals that the config gives in passes over the data, by their keys, in steps."""
+    steps = {}
+    for key in INTERVALS:
+        epochs = getattr(config, f"{key}_epochs")
+        if epochs is not None:
+            steps[key] = _in_steps(epochs, steps_per_pass)
+    return steps
 
 
-def _in_steps(epochs: float, a_pass: Fraction) -> int:
-    return max(1, math.ceil(Fraction(str(epochs)) * a_pass))
+def _in_steps(epochs: float, steps_per_pass: Fraction) -> int:
+    return max(1, math.ceil(Fraction(str(epochs)) * steps_per_pass))

@@ -1,4 +1,4 @@
-"""Every option there is, with its default, its bounds and one line of help. A key stands here only if it does something.
+"""Every option there is, with its default, its bounds and one line of help. A key exists only if it does something.
 
 A key with a single legal value (``training_method``) is a statement that a config may make, not a knob.
 """
@@ -23,7 +23,7 @@ from videotune.config.optimizers import Optimizer
 
 
 def weights(value: Any) -> Any:
-    """The same for how weights are kept, whose default is spelled in small letters."""
+    """Accept any case for weight dtypes, whose default is spelled in small letters."""
     return "auto" if str(value).lower() == "auto" else word(value)
 
 
@@ -96,18 +96,18 @@ class Ema(Section):
     decay: float | None = override(None, gt=0, lt=1)
     """share of the average that stays at each step, say 0.999; previews and exports use it (default: none)"""
     device: Literal["device", "host"] = safe("device")
-    """where the average lies; host: no device memory, but each step copies the weights there"""
+    """where the average is kept; host: no device memory, but each step copies the weights there"""
 
 
 class Transformer(Section):
     """The denoiser."""
 
     train: bool = fatal(True)
-    """false: it stays as it is, and the text encoder alone trains (default for EMBEDDING: false)"""
+    """false: it stays as it is, and only the text encoder trains (default for EMBEDDING: false)"""
     weight_dtype: WeightDtype = fatal("auto")
-    """how its frozen weights are kept (auto: as weight_dtype says)"""
+    """dtype of its frozen weights (auto: as weight_dtype says)"""
     file: str | list[str | None] | None = fatal(None)
-    """a .safetensors file whose weights stand for the base model's; of two experts a list, null: the base's"""
+    """a .safetensors file whose weights replace the base model's; for two experts a list, null: the base's"""
     layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
     """FINE_TUNE: patterns on module or parameter paths that train, the rest frozen (default: all)"""
 
@@ -120,7 +120,7 @@ class TextEncoder(Section):
     learning_rate: float | None = override(None, gt=0)
     """its own rate (default: learning_rate)"""
     weight_dtype: WeightDtype = fatal("auto")
-    """how its frozen weights are kept (auto: as weight_dtype says)"""
+    """dtype of its frozen weights (auto: as weight_dtype says)"""
     layers: Annotated[list[str], Field(min_length=1)] | None = fatal(None)
     """patterns on the paths of the weights, or of the modules, that train (default: all)"""
 
@@ -129,7 +129,7 @@ class Embedding(Section):
     """New tokens, whose rows of the text encoder's table train."""
 
     token: Annotated[str, Field(pattern=r"^[!-%'-~]{2,}$")] = fatal("<videotune>")
-    """the word in captions that stands for them; put in front of captions without it"""
+    """the word in captions that the new rows belong to; put in front of captions without it"""
     vectors: int = fatal(1, ge=1, le=4096)
     """number of token embeddings that the word stands for"""
     init_text: str | None = fatal(None, min_length=1)
@@ -142,7 +142,7 @@ class Embedding(Section):
 
 
 def token_names(token: str, count: int) -> tuple[str, ...]:
-    """``<name>``, ``<name>_1``, … : the names of so many rows."""
+    """Return the names of the rows: ``<name>``, ``<name>_1``, …"""
     return (token, *(f"{token}_{i}" for i in range(1, count)))
 
 
@@ -233,7 +233,7 @@ class Config(Section):
     gradient_accumulation_steps: int = checked(1, ge=1, le=65_536)
     """forward passes summed into one update"""
     micro_batch_size: int | None = safe(None, ge=1)
-    """at most so many samples a forward pass; the step is the same (default: as many of batch_size as fit)"""
+    """samples of a forward pass, at most; the step stays the same (default: as many of batch_size as fit)"""
     shuffle: bool = fatal(True)
     """false: each bucket in path order"""
     seed: int = fatal(0, ge=0)
@@ -384,7 +384,7 @@ class Config(Section):
     backup_after: float = safe(30.0, ge=0)
     """minutes after the last checkpoint at which a backup is saved; 0: never"""
     backup_every: int = safe(0, ge=0)
-    """steps between backups; 0: by backup_after alone"""
+    """steps between backups; 0: only by backup_after"""
     backup_keep: int = safe(2, ge=1)
     """number of newest backups to keep"""
     sample_after: int | None = safe(None, ge=0)
@@ -392,12 +392,12 @@ class Config(Section):
     sample_after_epochs: float | None = safe(None, gt=0)
     """passes over the data between previews, instead of sample_after"""
     samples: Annotated[
-        Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda one: [one])
+        Annotated[int, Field(ge=0)] | list[str | Prompt], _short(str, lambda value: [value])
     ] = safe(2)
     """prompts of the previews (text, or {prompt, negative, seed …}), a file of them, or how many captions to take"""
     sample: Sample = Field(default_factory=Sample)
     """how previews are sampled"""
-    trackers: Annotated[list[TrackerName], _short(str, lambda one: [one])] = safe([])
+    trackers: Annotated[list[TrackerName], _short(str, lambda value: [value])] = safe([])
     """curves, validations and previews for tensorboard, wandb, trackio or mlflow too, or for a list of them"""
     tracker_project: str = safe("videotune", pattern=r"^[\w.-]{1,64}$")
     """the project (MLflow: the experiment) under which trackers list the run"""
@@ -417,19 +417,19 @@ class Config(Section):
 
     @property
     def text_in_step(self) -> bool:
-        """Whether text is encoded in the step, since what encodes it trains; the cache then holds latents alone."""
+        """Whether text is encoded in the step, because its encoder trains. The cache then holds only latents."""
         return self.training_method == "EMBEDDING" or self.text_encoder.train
 
 
 def leaves(section: type[Section] = Config, prefix: str = "") -> dict[str, Any]:
-    """Every key of the config by its dotted name, with its pydantic field."""
-    found: dict[str, Any] = {}
+    """Return every key of the config by its dotted name, with its pydantic field."""
+    fields: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found |= leaves(kind, f"{prefix}{name}.")
+            fields |= leaves(kind, f"{prefix}{name}.")
         elif name == "datasets":
-            found |= {f"datasets.{key}": value for key, value in Dataset.model_fields.items()}
+            fields |= {f"datasets.{key}": value for key, value in Dataset.model_fields.items()}
         else:
-            found[f"{prefix}{name}"] = field
-    return found
+            fields[f"{prefix}{name}"] = field
+    return fields

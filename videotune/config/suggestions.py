@@ -1,4 +1,4 @@
-"""What a user may have meant: names that other trainers give to a key or a value, and their config files recognised."""
+"""Guess what a user meant: names that other trainers give to a key or a value, and their config files."""
 
 import difflib
 import re
@@ -14,74 +14,76 @@ from videotune.files import read_json
 
 @lru_cache
 def others() -> dict[str, Any]:
-    """By other trainers: their names of our "keys", their words for our "values", in capitals, and their "files"."""
+    """Return other trainers' names of our "keys", their words for our "values" in capitals, and marks of their "files"."""
     return dict(read_json(Path(__file__).with_name("other_trainers.json")))
 
 
-def nearest_key(name: str, known: Collection[str]) -> str:
-    """The end of a sentence on an unknown key: the keys that it may stand for, in the section that was named if possible."""
+def nearest_key(name: str, keys: Collection[str]) -> str:
+    """Return the end of a sentence on an unknown key: the keys that it may stand for, in its own section if possible."""
     section, _, last = name.rpartition(".")
-    theirs: Mapping[str, str | None] = others()["keys"]
-    if last.lower() in theirs:
-        ours = theirs[last.lower()]
-        return did_you_mean([ours] if ours else [], "; videotune has no such key")
-    inside = [
-        key.rpartition(".")[2]
-        for key in sorted(known)
-        if section and key.rpartition(".")[0] == section
-    ]
-    everywhere = sorted({key.rpartition(".")[2] for key in known})
-    close = difflib.get_close_matches(last, inside, 1, 0.6) or difflib.get_close_matches(
-        last, everywhere, 1, 0.6
-    )
-    ending = [key for key in sorted(known) if key.rpartition(".")[2] in close]
-    near = [key for key in ending if key.rpartition(".")[0] == section] or ending
-    near = near or difflib.get_close_matches(name, sorted(known), 1, 0.6)
-    return did_you_mean(near, "; `videotune presets keys` lists every key")
+    their_names: Mapping[str, str | None] = others()["keys"]
+    if last.lower() in their_names:
+        our_name = their_names[last.lower()]
+        return did_you_mean([our_name] if our_name else [], "; videotune has no such key")
+
+    in_section = []
+    for key in sorted(keys):
+        key_section, _, key_name = key.rpartition(".")
+        if section and key_section == section:
+            in_section.append(key_name)
+    everywhere = sorted({key.rpartition(".")[2] for key in keys})
+    close = difflib.get_close_matches(last, in_section, 1, 0.6)
+    if not close:
+        close = difflib.get_close_matches(last, everywhere, 1, 0.6)
+
+    matches = [key for key in sorted(keys) if key.rpartition(".")[2] in close]
+    in_same_section = [key for key in matches if key.rpartition(".")[0] == section]
+    nearest = in_same_section or matches
+    if not nearest:
+        nearest = difflib.get_close_matches(name, sorted(keys), 1, 0.6)
+    return did_you_mean(nearest, "; `videotune presets keys` lists every key")
 
 
 def nearest_value(value: object, allowed: Sequence[str]) -> str:
-    """The end of a sentence on a word that a key does not take; empty where no allowed word is near."""
-    asked = str(value).upper()
-    plain = {word.upper().replace("_", ""): word for word in allowed}
-    meant = others()["values"].get(asked)
-    found = (
-        [meant]
-        if meant in allowed
-        else difflib.get_close_matches(asked.replace("_", ""), list(plain), 1, 0.7)
-    )
-    return did_you_mean(plain.get(word.upper().replace("_", ""), word) for word in found)
+    """Return the end of a sentence on a value that a key does not take; empty if no allowed value is near."""
+    given_value = str(value).upper()
+    meant = others()["values"].get(given_value)
+    if meant in allowed:
+        return did_you_mean([meant])
+
+    allowed_by_letters = {name.upper().replace("_", ""): name for name in allowed}
+    letters = given_value.replace("_", "")
+    close = difflib.get_close_matches(letters, list(allowed_by_letters), 1, 0.7)
+    return did_you_mean([allowed_by_letters[match] for match in close])
 
 
 def other_trainer(raw: object) -> Mapping[str, Any] | None:
-    """Whose config file this is, by its keys: "trainer", "keys", and what else the table says; None: not known."""
-    held = {
-        re.sub("^-+", "", part)
-        for key in flat_leaves(raw)
-        for part in accumulate(key.split("."), "{}.{}".format)
-    }
-    held |= {plain(key) for key in held}
-    return next((kind for kind in others()["files"] if held.issuperset(kind["keys"])), None)
+    """Return the trainer whose config file this is, by its keys: "trainer", "keys" and more, or None if not known."""
+    names: set[str] = set()
+    for key in flat_leaves(raw):
+        for section in accumulate(key.split("."), "{}.{}".format):
+            names.add(re.sub("^-+", "", section))
+    names |= {plain(name) for name in names}
+    for trainer in others()["files"]:
+        if names.issuperset(trainer["keys"]):
+            return trainer
+    return None
 
 
 def plain(key: str) -> str:
-    """A dotted key with N in the place of each index: "datasets.0.path" is "datasets.N.path"."""
+    """Replace each index in a dotted key by N: "datasets.0.path" becomes "datasets.N.path"."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "N", key)
 
 
 def flat_leaves(value: object, prefix: str = "") -> dict[str, Any]:
-    """Every leaf of a nested value by its dotted key; lists without objects, and empty objects, are leaves."""
-    rows = (
-        value
-        if isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
-        else []
-    )
-    inner: Iterable[tuple[Any, Any]] = (
-        value.items() if isinstance(value, Mapping) else enumerate(rows)
-    )
-    found = {
-        key: leaf
-        for name, one in inner
-        for key, leaf in flat_leaves(one, f"{prefix}{name}.").items()
-    }
-    return found or {prefix.removesuffix("."): value}
+    """Return every leaf of a nested value by its dotted key. Lists without objects, and empty objects, are leaves."""
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        children = value.items()
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        children = enumerate(value)
+
+    flat: dict[str, Any] = {}
+    for name, inner in children:
+        flat |= flat_leaves(inner, f"{prefix}{name}.")
+    return flat or {prefix.removesuffix("."): value}

@@ -1,7 +1,7 @@
-"""What keys may stand together: contradictions, and keys that another choice does not use, are refused."""
+"""Refuse keys that contradict each other, and keys that another choice does not use."""
 
 from collections.abc import Iterator
-from itertools import chain
+from typing import Any
 
 from videotune.config.fields import ROUNDED
 from videotune.config.optimizers import OPTIMIZERS
@@ -10,237 +10,343 @@ from videotune.errors import VideotuneError
 from videotune.types import ModelSpec
 
 LEAST_OF_PRODIGY = 0.01
-"""A rate below it is another optimizer's: PRODIGY multiplies it with the rate that it finds."""
+"""A rate below this is meant for another optimizer: PRODIGY multiplies it with the rate that it finds."""
 
 
 def refuse_what_does_not_apply(config: Config, spec: ModelSpec | None) -> None:
-    """Raise VideotuneError for keys that contradict each other, or that the choice beside them or the model does not use.
+    """Raise VideotuneError for keys that contradict each other, or that another choice or the model does not use.
 
-    A number that is its default says nothing: a run's kept config names every key.
+    A value that is its default is never refused, because a run's config.json names every key.
     """
-    of_keys = (_unused, _compiled, _with_sharding, _with_the_optimizer, _with_the_method)
-    faults = chain.from_iterable(
-        rule(config) for rule in (*of_keys, _with_the_loss, _with_the_adapter, _of_datasets)
+    rules = (
+        _unused,
+        _compiled,
+        _with_sharding,
+        _with_the_optimizer,
+        _with_the_method,
+        _with_the_loss,
+        _with_the_adapter,
+        _of_datasets,
     )
-    for fault in chain(faults, _with_the_model(config, spec) if spec else ()):
-        raise VideotuneError(fault)
+    for rule in rules:
+        for fault in rule(config):
+            raise VideotuneError(fault)
+    if spec is not None:
+        for fault in _with_the_model(config, spec):
+            raise VideotuneError(fault)
 
 
 def _unused(config: Config) -> Iterator[str]:
+    """Yield faults of keys that only other values of another key use."""
     for key, field in leaves().items():
-        of, choices = field.json_schema_extra.get("goes_with", (None, ()))
-        if of and getattr(config, key) != field.default and getattr(config, of) not in choices:
-            yield f"{key}: {of} {getattr(config, of)} does not use it; it is for {' and '.join(choices)}. Leave it out."
+        other_key, choices = field.json_schema_extra.get("goes_with", (None, ()))
+        if other_key is None or getattr(config, key) == field.default:
+            continue
+        other_value = getattr(config, other_key)
+        if other_value not in choices:
+            yield (
+                f"{key}: {other_key} {other_value} does not use it; it is for {' and '.join(choices)}. "
+                "Leave it out."
+            )
 
 
 def _compiled(config: Config) -> Iterator[str]:
-    if config.compile is True and (why := cannot_compile(config)):
-        yield f"compile: {why}: set it to false"
+    reason = cannot_compile(config)
+    if config.compile is True and reason:
+        yield f"compile: {reason}. Set it to false"
 
 
 def cannot_compile(config: Config) -> str | None:
-    """What of the config stands against compiled blocks, in words; None: nothing."""
-    kept = (
-        config.weight_dtype
-        if config.transformer.weight_dtype == "auto"
-        else config.transformer.weight_dtype
-    )
+    """Return why the config cannot be compiled, or None."""
+    weight_dtype = config.transformer.weight_dtype
+    if weight_dtype == "auto":
+        weight_dtype = config.weight_dtype
     if config.deterministic:
         return "compiled kernels cannot promise the same bits, which deterministic asks for"
     if config.sharding == "FULL":
         return "with sharding FULL the weights of a block are gathered within it"
-    if kept in ROUNDED:
-        return f"weights in {kept} are dequantized by functions that torch cannot compile"
+    if weight_dtype in ROUNDED:
+        return (
+            f"weights in {weight_dtype} are dequantized by functions that torch cannot compile"
+        )
     return None
 
 
 def _with_sharding(config: Config) -> Iterator[str]:
-    """What cannot stand beside weights that several processes share out."""
+    """Yield faults of keys that do not go with sharded weights."""
     if config.sharding == "OFF":
         return
-    kind = config.optimizer
-    full = config.training_method == "FINE_TUNE" and config.transformer.train
+
     if config.layer_offload_fraction:
-        why = "with sharding FULL the weights lie with the processes, not on the host"
-        yield f"layer_offload_fraction: {why}: set it to 0, or sharding to OFF"
+        yield (
+            "layer_offload_fraction: with sharding FULL the weights are on the processes' devices, not on the host. "
+            "Set it to 0, or sharding to OFF"
+        )
     if config.gradient_checkpointing == "CPU_OFFLOADED":
-        why = "CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would not be there"
-        yield f"gradient_checkpointing: {why}: set it to ON, or sharding to OFF"
-    by_number = [name for name, one in OPTIMIZERS.items() if one.by_number]
-    if full and kind.name not in by_number:
-        whole = f"{kind.name} looks at a matrix, or at blocks of numbers, as a whole"
-        why = f"{whole}, and with sharding FULL a process has some rows of each"
-        yield f"optimizer.name: {why}: take {' or '.join(by_number)}, or LORA, whose adapter each process has whole"
+        yield (
+            "gradient_checkpointing: CPU_OFFLOADED computes a block by itself, and with sharding FULL its weights would "
+            "not be there. Set it to ON, or sharding to OFF"
+        )
+
+    name = config.optimizer.name
+    by_number = [other for other, kind in OPTIMIZERS.items() if kind.by_number]
+    trains_all_weights = config.training_method == "FINE_TUNE" and config.transformer.train
+    if trains_all_weights and name not in by_number:
+        yield (
+            f"optimizer.name: {name} looks at a matrix, or at blocks of numbers, as a whole, and with sharding FULL a "
+            f"process has some rows of each. Set {' or '.join(by_number)}, or train LORA, whose adapter each process has whole"
+        )
 
 
 def _with_the_optimizer(config: Config) -> Iterator[str]:
-    kind = config.optimizer
-    own = type(config.optimizer).model_fields
+    """Yield faults of keys that the optimizer does not use, or that it cannot work with."""
+    settings = config.optimizer
+    fields = type(settings).model_fields
     for key in ("beta1", "beta2"):
-        if not OPTIMIZERS[kind.name].betas and getattr(kind, key) != own[key].default:
-            yield f"optimizer.{key}: {kind.name} keeps no such mean; leave it out"
-    if kind.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
-        fault = f"{config.learning_rate:g} is a rate for other optimizers (a preset may have set it)"
-        yield f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {fault}: set learning_rate=1"
-    if kind.name == "SCHEDULE_FREE":
-        fits = {
-            "optimizer.beta1: set it above 0": kind.beta1 > 0,
-            "optimizer.masters: leave it at FLOAT_32": kind.masters == "FLOAT_32",
-            "learning_rate_scheduler: set it to CONSTANT": config.learning_rate_scheduler
-            == "CONSTANT",
-            "ema.decay: leave it out": config.ema.decay is None,
-        }
-        yield from (
-            f"{text}, since SCHEDULE_FREE averages the weights itself"
-            for text, fit in fits.items()
-            if not fit
+        is_set = getattr(settings, key) != fields[key].default
+        if is_set and not OPTIMIZERS[settings.name].betas:
+            yield f"optimizer.{key}: {settings.name} keeps no such mean. Leave it out"
+
+    if settings.name == "PRODIGY" and config.learning_rate < LEAST_OF_PRODIGY:
+        yield (
+            f"learning_rate: PRODIGY multiplies it with the rate that it finds, and {config.learning_rate:g} is a rate "
+            "for other optimizers (a preset may have set it). Set learning_rate=1"
         )
-    full = config.training_method == "FINE_TUNE"
-    rounds = kind.masters == "STOCHASTIC_ROUNDING"
-    if rounds and (not full or config.train_dtype == "FLOAT_32"):
-        use = "STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 copies"
-        here = "they are float32 themselves" if full else "an adapter trains, in float32"
-        yield f"optimizer.masters: {use}; here {here}. Leave it out."
-    if kind.name == "PRODIGY" and (kind.step_in_backward or rounds):
-        apart = (
-            "optimizer.step_in_backward"
-            if kind.step_in_backward
-            else "optimizer.masters STOCHASTIC_ROUNDING"
+    if settings.name == "SCHEDULE_FREE":
+        yield from _with_schedule_free(config)
+    yield from _with_rounding(config)
+    yield from _with_step_in_backward(config)
+
+
+def _with_schedule_free(config: Config) -> Iterator[str]:
+    settings = config.optimizer
+    remedies = []
+    if settings.beta1 <= 0:
+        remedies.append("optimizer.beta1: set it above 0")
+    if settings.masters != "FLOAT_32":
+        remedies.append("optimizer.masters: leave it at FLOAT_32")
+    if config.learning_rate_scheduler != "CONSTANT":
+        remedies.append("learning_rate_scheduler: set it to CONSTANT")
+    if config.ema.decay is not None:
+        remedies.append("ema.decay: leave it out")
+    for remedy in remedies:
+        yield f"{remedy}, since SCHEDULE_FREE averages the weights itself"
+
+
+def _with_rounding(config: Config) -> Iterator[str]:
+    """Yield faults of stochastic rounding."""
+    settings = config.optimizer
+    if settings.masters != "STOCHASTIC_ROUNDING":
+        return
+
+    is_fine_tuning = config.training_method == "FINE_TUNE"
+    if not is_fine_tuning or config.train_dtype == "FLOAT_32":
+        reason = "an adapter trains, in float32"
+        if is_fine_tuning:
+            reason = "they are float32 themselves"
+        yield (
+            "optimizer.masters: STOCHASTIC_ROUNDING is for FINE_TUNE in BFLOAT_16, whose weights otherwise have float32 "
+            f"copies; here {reason}. Leave it out."
         )
-        yield f"{apart}: PRODIGY finds one rate from all gradients together; choose another optimizer"
-    summed = "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
-    if kind.step_in_backward and config.gradient_accumulation_steps > 1:
-        yield f"{summed} gradient_accumulation_steps {config.gradient_accumulation_steps}; set one of the two back"
-    if config.layer_offload_fraction and (why := cannot_wait(config)):
-        yield f"{why} (FINE_TUNE with layer_offload_fraction): leave it out, or set layer_offload_fraction to 0"
-    if (
-        kind.step_in_backward
-        and (config.micro_batch_size or config.batch_size) < config.batch_size
-    ):
-        yield f"{summed} the passes of micro_batch_size {config.micro_batch_size}; set one of the two back"
+    if settings.name == "PRODIGY" and not settings.step_in_backward:
+        yield _needs_all_gradients("optimizer.masters STOCHASTIC_ROUNDING")
+
+
+def _needs_all_gradients(key: str) -> str:
+    return (
+        f"{key}: PRODIGY finds one rate from all gradients together. Choose another optimizer"
+    )
+
+
+def _with_step_in_backward(config: Config) -> Iterator[str]:
+    """Yield faults of updates during backward, and of weights that wait on the host."""
+    settings = config.optimizer
+    if settings.step_in_backward and settings.name == "PRODIGY":
+        yield _needs_all_gradients("optimizer.step_in_backward")
+
+    cannot_sum = (
+        "optimizer.step_in_backward: a gradient that is used at once cannot be summed over"
+    )
+    if settings.step_in_backward and config.gradient_accumulation_steps > 1:
+        yield (
+            f"{cannot_sum} gradient_accumulation_steps {config.gradient_accumulation_steps}. Set one of the two back"
+        )
+    reason = cannot_wait(config)
+    if config.layer_offload_fraction and reason:
+        yield (
+            f"{reason} (FINE_TUNE with layer_offload_fraction). "
+            "Leave it out, or set layer_offload_fraction to 0"
+        )
+    micro_batch_size = config.micro_batch_size or config.batch_size
+    if settings.step_in_backward and micro_batch_size < config.batch_size:
+        yield (
+            f"{cannot_sum} the passes of micro_batch_size {config.micro_batch_size}. Set one of the two back"
+        )
 
 
 def _with_the_method(config: Config) -> Iterator[str]:
-    """What the training method cannot train or does not use, and where nothing would train."""
+    """Yield faults of what the training method cannot train or does not use, and if nothing would train."""
     method = config.training_method
-    net = config.transformer.train
-    text = config.text_encoder.train
+    trains_transformer = config.transformer.train
+    trains_text = config.text_encoder.train
     if (config.missing_caption == "text") != (config.missing_caption_text is not None):
-        yield 'missing_caption "text" and missing_caption_text belong together: set both or neither'
-    if method == "EMBEDDING" and (net or text):
-        key = "transformer.train" if net else "text_encoder.train"
-        yield f"{key}: EMBEDDING trains new tokens and leaves all weights as they are: leave it out"
-    if method == "LORA" and not net:
+        yield 'missing_caption "text" and missing_caption_text belong together. Set both or neither'
+
+    if method == "EMBEDDING" and (trains_transformer or trains_text):
+        key = "transformer.train" if trains_transformer else "text_encoder.train"
+        yield f"{key}: EMBEDDING trains new tokens and leaves all weights as they are. Leave it out"
+    if method == "LORA" and not trains_transformer:
         yield "transformer.train: LORA trains an adapter of the transformer; without it nothing trains"
-    if method == "LORA" and text:
+    if method == "LORA" and trains_text:
         yield (
             "text_encoder.train: FINE_TUNE trains the text encoder, and EMBEDDING new tokens of it; LORA does not, since "
             "the pipelines of video models read no adapter of a text encoder"
         )
     if method == "FINE_TUNE":
         yield from _rounded(config)
-        if not (net or text):
-            yield "transformer.train: nothing would train: set it, or text_encoder.train, to true"
+        if not (trains_transformer or trains_text):
+            yield "transformer.train: nothing would train. Set it, or text_encoder.train, to true"
         return
+
     if method == "EMBEDDING" and config.output_dtype not in (None, "FLOAT_32"):
-        yield f"output_dtype: new tokens' rows are exported in FLOAT_32, not {config.output_dtype}: leave it out"
-    others = [dataset.path for dataset in config.datasets if dataset.kind == "regularization"]
-    if method == "EMBEDDING" and others:
-        yield f"datasets.kind: a regularization clip does not hold the new token, so EMBEDDING learns nothing of {others[0]}"
+        yield (
+            f"output_dtype: rows of new tokens are exported in FLOAT_32, not {config.output_dtype}. Leave it out"
+        )
+    regularization = [
+        dataset.path for dataset in config.datasets if dataset.kind == "regularization"
+    ]
+    if method == "EMBEDDING" and regularization:
+        yield (
+            "datasets.kind: a regularization clip does not have the new token, so EMBEDDING learns nothing from "
+            f"{regularization[0]}"
+        )
     if config.transformer.layers is not None:
-        yield "transformer.layers: it is for FINE_TUNE; where an adapter goes, lora.targets says"
+        yield "transformer.layers: it is for FINE_TUNE; lora.targets says where an adapter goes"
     if config.lora.variant == "OFT":
-        if config.lora.alpha is not None:
-            yield "lora.alpha: OFT turns weights and scales nothing; leave it out"
-        if config.lora.dropout:
-            yield "lora.dropout: PEFT's OFT drops nothing out; leave it at 0"
-        if config.lora.rank < 2:
-            yield "lora.rank: OFT turns so many inputs together, at least 2"
+        yield from _with_oft(config)
+
+
+def _with_oft(config: Config) -> Iterator[str]:
+    if config.lora.alpha is not None:
+        yield "lora.alpha: OFT rotates weights and scales nothing. Leave it out"
+    if config.lora.dropout:
+        yield "lora.dropout: PEFT's OFT has no dropout. Leave it at 0"
+    if config.lora.rank < 2:
+        yield "lora.rank: must be at least 2 for OFT (it is the block size)"
 
 
 def _rounded(config: Config) -> Iterator[str]:
-    """Weights that train and would be kept in another dtype: updates are smaller than its steps."""
-    for name, part in (
-        ("transformer", config.transformer),
-        ("text_encoder", config.text_encoder),
-    ):
-        own = part.weight_dtype != "auto"
-        kept, key = (
-            (part.weight_dtype, f"{name}.weight_dtype")
-            if own
-            else (config.weight_dtype, "weight_dtype")
+    """Yield faults of weights that train and would be stored in another dtype, whose steps are larger than updates."""
+    parts: dict[str, Any] = {
+        "transformer": config.transformer,
+        "text_encoder": config.text_encoder,
+    }
+    for name, part in parts.items():
+        is_own_key = part.weight_dtype != "auto"
+        weight_dtype = part.weight_dtype if is_own_key else config.weight_dtype
+        if not part.train or weight_dtype in ("auto", config.train_dtype):
+            continue
+
+        key = f"{name}.weight_dtype" if is_own_key else "weight_dtype"
+        remedy = "Leave it out."
+        if not is_own_key:
+            frozen_part = "text_encoder" if name == "transformer" else "transformer"
+            remedy = f"Leave it out, or set only {frozen_part}.weight_dtype."
+        yield (
+            f"{key}: FINE_TUNE trains the {name.replace('_', ' ')}, and {weight_dtype} is for frozen weights: "
+            f"weights that train are in train_dtype. {remedy}"
         )
-        if part.train and kept not in ("auto", config.train_dtype):
-            other = "text_encoder" if name == "transformer" else "transformer"
-            why = f"FINE_TUNE trains the {name.replace('_', ' ')}, and {kept} is for frozen weights"
-            remedy = f"Leave it out{'' if own else f', or set {other}.weight_dtype alone'}."
-            yield f"{key}: {why}: weights that train are in train_dtype. {remedy}"
 
 
 def _with_the_loss(config: Config) -> Iterator[str]:
     if config.timestep_min >= config.timestep_max:
-        yield f"timestep_min: {config.timestep_min:g} leaves no noise level below timestep_max {config.timestep_max:g}"
+        yield (
+            f"timestep_min: {config.timestep_min:g} leaves no noise level below timestep_max {config.timestep_max:g}"
+        )
     if config.loss != "mse" and config.video_config.temporal_consistency_weight:
-        yield f"video_config.temporal_consistency_weight: it weighs squared errors, and loss is {config.loss}: set it to 0"
+        yield (
+            f"video_config.temporal_consistency_weight: it weights squared errors, and loss is {config.loss}. "
+            "Set it to 0"
+        )
 
 
 def _with_the_adapter(config: Config) -> Iterator[str]:
     lora = config.lora
-    own = any(rule.learning_rate for rule in config.lora.modules)
-    keys = {
-        "lora.learning_rate_ratio": lora.learning_rate_ratio != 1,
-        "lora.modules": bool(lora.modules),
-    }
-    for key in [key for key, given in keys.items() if given]:
+    set_keys = []
+    if lora.learning_rate_ratio != 1:
+        set_keys.append("lora.learning_rate_ratio")
+    if lora.modules:
+        set_keys.append("lora.modules")
+
+    has_own_rates = any(rule.learning_rate for rule in lora.modules)
+    for key in set_keys:
         if config.training_method != "LORA" or lora.variant not in ("LORA", "DORA"):
-            yield f"{key}: it is for the variants LORA and DORA of training_method LORA: leave it out"
-        if config.optimizer.name == "PRODIGY" and (own or key != "lora.modules"):
-            yield f"{key}: PRODIGY finds the rate of each group itself, so rates in proportion mean nothing; leave it out"
+            yield (
+                f"{key}: it is for the variants LORA and DORA of training_method LORA. Leave it out"
+            )
+        sets_rates = has_own_rates or key != "lora.modules"
+        if config.optimizer.name == "PRODIGY" and sets_rates:
+            yield (
+                f"{key}: PRODIGY finds the rate of each group itself, so proportional rates mean nothing. Leave it out"
+            )
 
 
 def _of_datasets(config: Config) -> Iterator[str]:
     for dataset in config.datasets:
         prior = dataset.prior_preservation
-        keeps = dataset.kind == "regularization"
-        if config.training_method == "FINE_TUNE" and keeps and prior is not False:
-            why = "FINE_TUNE keeps no base model beside the one it changes"
-            yield f"datasets.prior_preservation: {why}; set it to false for {dataset.path}"
-        of = f"the {dataset.kind} dataset {dataset.path} does not use"
-        if prior is not None and not keeps:
-            yield f'datasets.prior_preservation: {of} it; it is for kind "regularization"'
-        for name, default in (("repeats", 1), ("loss_weight", 1.0)):
-            if dataset.kind == "validation" and getattr(dataset, name) != default:
-                yield f"datasets.{name}: {of} it: it is measured, never trained"
+        is_regularization = dataset.kind == "regularization"
+        if config.training_method == "FINE_TUNE" and is_regularization and prior is not False:
+            yield (
+                "datasets.prior_preservation: FINE_TUNE keeps no base model beside the one it changes. "
+                f"Set it to false for {dataset.path}"
+            )
+
+        does_not_use = f"the {dataset.kind} dataset {dataset.path} does not use it"
+        if prior is not None and not is_regularization:
+            yield f'datasets.prior_preservation: {does_not_use}; it is for kind "regularization"'
+        if dataset.kind == "validation" and dataset.repeats != 1:
+            yield f"datasets.repeats: {does_not_use}: it is measured, never trained"
+        if dataset.kind == "validation" and dataset.loss_weight != 1.0:
+            yield f"datasets.loss_weight: {does_not_use}: it is measured, never trained"
 
 
 def _with_the_model(config: Config, spec: ModelSpec) -> Iterator[str]:
     targets = config.lora.targets
     if spec.first_frame is None and config.first_frame_probability is not None:
-        yield f"first_frame_probability: {spec.title} takes no image; it generates from text alone. Leave it out."
+        yield (
+            f"first_frame_probability: {spec.title} takes no image; it generates only from text. Leave it out."
+        )
     if isinstance(targets, str) and targets not in spec.lora_targets:
-        known = ", ".join(sorted(spec.lora_targets))
-        yield f"lora.targets: {targets!r} is no named set of {spec.title} ({known}) and no list of patterns"
+        names = ", ".join(sorted(spec.lora_targets))
+        yield (
+            f"lora.targets: {targets!r} is neither a named set of {spec.title} ({names}) nor a list of patterns"
+        )
     if len(spec.experts) == 1 and config.sample.guidance_2 is not None:
-        yield f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for"
+        yield (
+            f"sample.guidance_2: {spec.title} has one denoiser, which sample.guidance is for. Leave it out"
+        )
     if config.timestep_shift == "resolution" and spec.shift_by_tokens is None:
-        usual = f"{spec.timestep_shift:g}"
-        yield f"timestep_shift: {spec.title} publishes no shift by resolution; give a number, say {usual}"
+        yield (
+            f"timestep_shift: {spec.title} publishes no shift by resolution. Set a number, such as {spec.timestep_shift:g}"
+        )
     if spec.path != "v" and config.loss_weighting != "none":
-        yield f"loss_weighting {config.loss_weighting!r} is defined for v-prediction; {spec.title} is flow"
+        yield (
+            f"loss_weighting: {config.loss_weighting!r} is defined for v-prediction, and {spec.title} is flow. Leave it out"
+        )
 
 
 def cannot_wait(config: Config) -> str | None:
-    """Why weights of this run cannot wait on the host, by the key that stands against it; None: they can.
+    """Return why weights of this run cannot wait on the host, by the key that prevents it, or None if they can.
 
-    Frozen ones always can. Those that train have their masters and updates there, which torch's AdamW alone makes.
+    Frozen weights always can. Those that train have their masters and updates there, which only torch's AdamW makes.
     """
-    kind = config.optimizer
+    settings = config.optimizer
     if config.training_method != "FINE_TUNE" or not config.transformer.train:
         return None
-    if kind.name != "ADAMW":
-        return f"optimizer.name: {kind.name} does not update offloaded weights"
-    if kind.step_in_backward:
+    if settings.name != "ADAMW":
+        return f"optimizer.name: {settings.name} does not update offloaded weights"
+    if settings.step_in_backward:
         return "optimizer.step_in_backward: offloaded weights are updated on the host, after backward"
-    if kind.masters == "STOCHASTIC_ROUNDING":
+    if settings.masters == "STOCHASTIC_ROUNDING":
         return "optimizer.masters: offloaded weights have float32 master weights on the host"
     return None

@@ -1,1 +1,1 @@
-"""Files on disk become a library of clips and windows; this package knows no model and imports no torch."""
+"""Files on disk become a library of clips and windows. This package imports no torch."""

@@ -1,8 +1,8 @@
-"""Archives: a zip or tar of clips, unpacked once into the cache, with nothing of it landing anywhere else.
+"""Archives: unpack a zip or tar of clips once into the cache, and write nothing outside of it.
 
-Files are written by this module under names that it has checked: no link, device, owner or mode of an archive reaches
-the disk. Both formats give no more bytes of a member than its header declares, so that the declared sizes are the limit.
-"""
+Files are written by this module under names that it has checked: no link, device, owner or mode
+of an archive reaches the disk. Both formats yield no more bytes of a member than its header
+declares, so the declared sizes are the limit."""
 
 import lzma
 import os
@@ -38,204 +38,310 @@ ARCHIVE_SUFFIXES = (
     ".tar.zst",
     ".tzst",
 )
-"""Names of archives (compared in lower case). What a file is, its bytes say."""
+"""Suffixes of archives, in lower case. The type of a file is determined by its bytes."""
 
 RATIO = 200
 MARGIN = 10**9
-"""An archive may hold at most RATIO times its own bytes, and MARGIN more; videos hardly shrink at all."""
+"""An archive may unpack to RATIO times its own bytes plus MARGIN. Videos hardly compress at
+all."""
 
 RESERVE = 10**9
-"""Bytes of the disk that stay free."""
+"""Bytes of the disk that must stay free."""
 
 MAX_MEMBERS = 1_000_000
-"""The most members that an archive may have."""
+"""Most members of an archive."""
 
-_READ = ("zip", "tar", "gz", "bz2", "xz", *(("zst",) if sys.version_info >= (3, 14) else ()))
-_ZIP_READ = (0, 8, 12, 14, *((93,) if sys.version_info >= (3, 14) else ()))
-_SIZES = ".unpacked.json"
+_HAS_ZSTD = sys.version_info >= (3, 14)
+_READ_TYPES = ("zip", "tar", "gz", "bz2", "xz", *(("zst",) if _HAS_ZSTD else ()))
+_ZIP_COMPRESSIONS = (0, 8, 12, 14, *((93,) if _HAS_ZSTD else ()))
+"""Numbers of the zip format: stored, deflate, bzip2, LZMA, Zstandard."""
+
+_SIZES_NAME = ".unpacked.json"
+"""File in an unpacked folder with the size of each file."""
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    lzma.LZMAError,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    OverflowError,
+)
+"""Errors that a damaged archive can raise."""
 
 FileProgressFn = Callable[[int, int, str], None]
-"""Called with how much is done, of how much, and what comes next."""
+"""Called with (amount done, total, current item)."""
 
 
 def silent(done: int, total: int, text: str) -> None:
-    """The progress that nobody wants to see."""
+    """Report no progress."""
 
 
 class _Member(NamedTuple):
-    """A member of an archive; ``fault`` says why it is refused, or is empty."""
+    """A member of an archive."""
 
     name: str
     size: int
     is_folder: bool
+
     fault: str
+    """Why the member is refused; "" if it is not."""
+
     open: Callable[[], Any]
 
 
 def unpack(archive: Path, cache: Path, progress: FileProgressFn = silent) -> Path:
-    """The folder below ``cache``/archives with the archive's files; unpacked now unless they lie there, whole.
+    """Unpack an archive into a folder below ``cache``/archives, unless it already is there.
 
-    ``progress`` counts megabytes of the archive. VideotuneError where the archive is damaged, locked by a password, too
-    big for the disk or for what it is, or has a member that is a link or leads out of its folder; nothing of it stays.
+    Args:
+        archive: zip or tar, compressed or not.
+        cache: the dataset's cache folder.
+        progress: called with (megabytes of the archive read, megabytes in all, current file).
+
+    Returns:
+        The folder.
+
+    Raises:
+        VideotuneError: if the archive is damaged, locked by a password, too large for the disk
+            or for its own size, or has a member that is a link or leads out of its folder.
+            Nothing of it is left then.
     """
     home = cache / "archives"
     try:
-        kind = type_of_file(archive)
-        about = archive.stat()
-        if kind not in _READ:
-            what = f"a {kind} file" if kind else "no archive"
-            read = "zip, tar, gz, bz2 and xz are read (zst from Python 3.14 on)"
-            raise VideotuneError(f"{archive} is {what}; {read}. Unpack it and give the folder.")
-        folder = home / files.digest(
-            [str(archive.absolute()), about.st_size, about.st_mtime_ns]
+        archive_type = type_of_file(archive)
+        status = archive.stat()
+        if archive_type not in _READ_TYPES:
+            description = f"a {archive_type} file" if archive_type else "not an archive"
+            raise VideotuneError(
+                f"{archive} is {description}; zip, tar, gz, bz2 and xz are read "
+                "(zst from Python 3.14 on). Unpack it and give the folder."
+            )
+
+        folder_name = files.digest(
+            [str(archive.absolute()), status.st_size, status.st_mtime_ns]
         )
+        folder = home / folder_name
         home.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(home / ".lock")
-        try:
-            alone = lock.acquire(timeout=0)
-        except Timeout:
-            progress(0, 1, "waiting for another process that unpacks an archive")
-            alone = lock.acquire()
-        with alone:
-            for left in home.glob(
-                ".part-*"
-            ):  # a killed process's: no other is at work here now
-                shutil.rmtree(left)
-            if not _is_whole(folder):
-                with files.whole_folder(folder) as aside:
-                    _unpack(archive, kind, aside, progress)
+        with _locked(home, progress):
+            # Left by a killed process: no other works here while the lock is held.
+            for stale_folder in home.glob(".part-*"):
+                shutil.rmtree(stale_folder)
+
+            if not _is_complete(folder):
+                with files.whole_folder(folder) as temporary_folder:
+                    _unpack_into(archive, archive_type, temporary_folder, progress)
                 files.sync_folder(home)
     except OSError as error:
-        why = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        raise VideotuneError(f"{archive} could not be unpacked into {home}: {why}.") from error
+        cause = f"{error.strerror or error}"
+        if error.filename:
+            cause += f" ({error.filename})"
+        raise VideotuneError(
+            f"{archive} could not be unpacked into {home}: {cause}."
+        ) from error
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether all files of an archive that was unpacked here are there in their sizes."""
+def _locked(home: Path, progress: FileProgressFn) -> Any:
+    """Acquire the lock of the archives' folder; report if another process has it."""
+    lock = FileLock(home / ".lock")
     try:
-        sizes = files.read_json(folder / _SIZES)
+        return lock.acquire(timeout=0)
+    except Timeout:
+        progress(0, 1, "waiting for another process that unpacks an archive")
+        return lock.acquire()
+
+
+def _is_complete(folder: Path) -> bool:
+    """Return whether an unpacked folder has all its files in their sizes."""
+    try:
+        sizes = files.read_json(folder / _SIZES_NAME)
         return all(os.stat(f"{folder}/{name}").st_size == size for name, size in sizes.items())
     except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError, RecursionError):
         return False
 
 
-def _unpack(archive: Path, kind: str, folder: Path, progress: FileProgressFn) -> None:
-    """Write all files of an archive; VideotuneError for whatever an archive can do wrong, OSError of the disk."""
+def _unpack_into(
+    archive: Path, archive_type: str, folder: Path, progress: FileProgressFn
+) -> None:
+    """Write all files of an archive.
+
+    Raises:
+        VideotuneError: for any fault of the archive.
+        OSError: for a fault of the disk.
+    """
     try:
         with archive.open("rb") as raw:
-            size = os.fstat(raw.fileno()).st_size
+            archive_size = os.fstat(raw.fileno()).st_size
 
             def report(name: str) -> None:
-                progress(-(-raw.tell() // 10**6), -(-size // 10**6), f"unpacking {name}")
+                # In megabytes, rounded up.
+                progress(
+                    -(-raw.tell() // 10**6), -(-archive_size // 10**6), f"unpacking {name}"
+                )
 
-            members = _zip_members(raw) if kind == "zip" else _tar_members(raw, kind)
-            sizes = _write_all(archive, members, folder, size, report)
-        files.write_json(folder / _SIZES, sizes)
+            if archive_type == "zip":
+                members = _zip_members(raw)
+            else:
+                members = _tar_members(raw, archive_type)
+            sizes = _write_members(archive, members, folder, archive_size, report)
+        files.write_json(folder / _SIZES_NAME, sizes)
     except VideotuneError:
         raise
-    except (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error, struct.error,
-            OSError, EOFError, ValueError, RuntimeError, OverflowError) as error:  # fmt: skip
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # of the disk, not of the archive's bytes
+    except _DAMAGE as error:
+        # An error number comes from the disk, not from the archive's bytes.
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        what = str(error) or type(error).__name__
-        hint = "" if kind in ("zip", "tar") else f", or the .{kind} holds no tar"
+        hint = ""
+        if archive_type not in ("zip", "tar"):
+            hint = f", or the .{archive_type} does not contain a tar"
+        cause = str(error) or type(error).__name__
         raise VideotuneError(
-            f"{archive} is damaged or cut short{hint} ({what}). Fetch it or pack it again."
+            f"{archive} is damaged or cut short{hint} ({cause}). Download or pack it again."
         ) from error
 
 
-def _write_all(
+def _write_members(
     archive: Path,
     members: Iterator[_Member],
     folder: Path,
-    size: int,
+    archive_size: int,
     report: Callable[[str], None],
 ) -> dict[str, int]:
-    """Write the files of the members, within the limits; their sizes by name."""
-    free = max(0, shutil.disk_usage(folder).free - RESERVE)
-    most = RATIO * size + MARGIN
+    """Write the files of an archive, within the limits.
+
+    Args:
+        archive: path of the archive, for messages.
+        members: its members in order.
+        folder: where they are written.
+        archive_size: bytes of the archive, which limit those of its files.
+        report: called with the name of the current file.
+
+    Returns:
+        Sizes by name.
+    """
+    free_bytes = max(0, shutil.disk_usage(folder).free - RESERVE)
     sizes: dict[str, int] = {}
-    used = 0
+    declared_bytes = 0
     for count, member in enumerate(members, start=1):
         name = _checked_name(archive, member)
-        used += member.size
-        if used > free:
-            room = f"{free / 1e9:.1f} GB are free on the disk of {folder.parent}"
+        declared_bytes += member.size
+        if declared_bytes > free_bytes:
             raise VideotuneError(
-                f"{archive} does not fit: {room}. Free some space, or set cache_dir to another disk."
+                f"{archive} does not fit: {free_bytes / 1e9:.1f} GB are free on the disk of "
+                f"{folder.parent}. Free some space, or set cache_dir to another disk."
             )
-        if used > most or count > MAX_MEMBERS:
-            limits = (
-                f"{most / 1e9:.1f} GB, over {RATIO} times its size, or {MAX_MEMBERS:,} files"
-            )
-            raise VideotuneError(
-                f"{archive} unpacks to more than {limits}. If you trust it, unpack it yourself."
-            )
-        hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
-        if member.is_folder or hidden or not name:  # a folder is made when a file needs it
-            continue
-        report(name)
-        try:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            target = (folder / name).open("xb")
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise _refused(
-                archive, name, "is there twice, or is a file and a folder"
-            ) from error
-        with target, member.open() as source:
-            while chunk := source.read(1 << 22):
-                target.write(chunk)
-                report(name)
-        sizes[name] = (folder / name).stat().st_size
+        _check_limits(archive, archive_size, declared_bytes, count)
+
+        # Folders are created when a file needs them.
+        is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.split("/"))
+        if not member.is_folder and not is_hidden and name:
+            report(name)
+            sizes[name] = _write_member(archive, member, name, folder, report)
     return sizes
 
 
+def _check_limits(archive: Path, archive_size: int, declared_bytes: int, count: int) -> None:
+    """Raise VideotuneError if an archive unpacks to far more than its own size."""
+    most_bytes = RATIO * archive_size + MARGIN
+    if declared_bytes > most_bytes or count > MAX_MEMBERS:
+        raise VideotuneError(
+            f"{archive} unpacks to more than {most_bytes / 1e9:.1f} GB, over {RATIO} times its "
+            f"size, or {MAX_MEMBERS:,} files. If you trust it, unpack it yourself."
+        )
+
+
+def _write_member(
+    archive: Path, member: _Member, name: str, folder: Path, report: Callable[[str], None]
+) -> int:
+    """Write one file of an archive and return its size."""
+    path = folder / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = path.open("xb")
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise _refused(archive, name, "occurs twice, or is a file and a folder") from error
+
+    with target, member.open() as source:
+        while True:
+            chunk = source.read(1 << 22)
+            if not chunk:
+                break
+            target.write(chunk)
+            report(name)
+    return path.stat().st_size
+
+
 def _checked_name(archive: Path, member: _Member) -> str:
-    """The member's path below the archive's folder, with / between its parts; VideotuneError where it is refused."""
-    plain = member.name.replace("\\", "/")
-    parts = [part for part in plain.split("/") if part not in ("", ".")]
+    """Return a member's path in the archive's folder, with / between its parts.
+
+    Raises:
+        VideotuneError: if the member is refused.
+    """
+    name = member.name.replace("\\", "/")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+
     fault = member.fault
-    if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in parts:
+    if name.startswith("/") or re.match("[A-Za-z]:", name) or ".." in parts:
         fault = "leads out of its folder"
-    elif "\0" in plain or any("\ud800" <= char <= "\udfff" for char in plain):
-        fault = "has a NUL in its name" if "\0" in plain else "has a name that is not UTF-8"
+    elif "\0" in name:
+        fault = "has a NUL in its name"
+    elif any("\ud800" <= char <= "\udfff" for char in name):
+        fault = "has a name that is not UTF-8"
     if fault:
         raise _refused(archive, member.name, fault)
     return "/".join(parts)
 
 
-def _refused(archive: Path, name: str, why: str) -> VideotuneError:
-    remedy = "Pack the clips anew; or, if you trust it, unpack it yourself and give the folder."
-    return VideotuneError(f"{archive} is refused: its member {name!r} {why}. {remedy}")
+def _refused(archive: Path, name: str, fault: str) -> VideotuneError:
+    return VideotuneError(
+        f"{archive} is refused: its member {name!r} {fault}. Pack the clips again; or, if you "
+        "trust it, unpack it yourself and give the folder."
+    )
 
 
 def _zip_members(raw: IO[bytes]) -> Iterator[_Member]:
-    with zipfile.ZipFile(raw) as opened:
-        for info in opened.infolist():
-            # only Unix writes modes there
+    """Yield the members of a zip file."""
+    with zipfile.ZipFile(raw) as archive:
+        for info in archive.infolist():
+            # Only archives from Unix have file modes.
             mode = stat.S_IFMT(info.external_attr >> 16) if info.create_system == 3 else 0
-            fault = "is locked by a password" if info.flag_bits & 1 else ""
-            if info.compress_type not in _ZIP_READ:
-                kind = zipfile.compressor_names.get(info.compress_type)  # type: ignore[attr-defined]
-                fault = f"has a compression that is not read here ({kind})"
+
+            fault = ""
+            if info.flag_bits & 1:
+                fault = "is locked by a password"
+            if info.compress_type not in _ZIP_COMPRESSIONS:
+                names = zipfile.compressor_names  # type: ignore[attr-defined]
+                compression = names.get(info.compress_type)
+                fault = f"has a compression that is not supported ({compression})"
             if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
                 fault = "is a link or a device"
+
             name = info.orig_filename
-            if (
-                not info.flag_bits & 0x800
-            ):  # CP437 by the format; macOS and many tools write UTF-8 all the same
+            is_marked_utf8 = info.flag_bits & 0x800
+            if not is_marked_utf8:
+                # By the format it is CP437; macOS and many tools write UTF-8 all the same.
                 with suppress(UnicodeError):
                     name = name.encode("cp437").decode()
-            is_folder = name.endswith(("/", "\\")) or mode == stat.S_IFDIR
-            yield _Member(name, info.file_size, is_folder, fault, partial(opened.open, info))
+
+            yield _Member(
+                name=name,
+                size=info.file_size,
+                is_folder=name.endswith(("/", "\\")) or mode == stat.S_IFDIR,
+                fault=fault,
+                open=partial(archive.open, info),
+            )
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """tarfile takes a damaged or missing header for the archive's end, and would leave out all that follows
-    (python/cpython#120740); the true end is a block of zeros."""
+    """Tar header that raises an error if it is damaged or missing.
+
+    tarfile takes either for the archive's end, and would skip all that follows
+    (python/cpython#120740); the true end is a block of zeros.
+    """
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -249,14 +355,25 @@ class _StrictTarInfo(tarfile.TarInfo):
             ) from error
 
 
-def _tar_members(raw: IO[bytes], kind: str) -> Iterator[_Member]:
-    opening: Any = partial(tarfile.open, mode="r:" if kind == "tar" else f"r:{kind}")
-    with opening(fileobj=raw, tarinfo=_StrictTarInfo) as opened:
-        while (info := opened.next()) is not None:
-            opened.members.clear()  # it would keep a million
-            fault = "" if info.isreg() or info.isdir() else "is a link or a device"
+def _tar_members(raw: IO[bytes], archive_type: str) -> Iterator[_Member]:
+    """Yield the members of a tar file, compressed or not."""
+    mode: Any = "r:" if archive_type == "tar" else f"r:{archive_type}"
+    with tarfile.open(fileobj=raw, mode=mode, tarinfo=_StrictTarInfo) as archive:
+        while True:
+            info = archive.next()
+            if info is None:
+                break
+            # tarfile would keep the headers of a million members.
+            archive.members.clear()  # type: ignore[attr-defined]
+            is_regular = info.isreg() or info.isdir()
             yield _Member(
-                info.name, info.size, info.isdir(), fault, partial(opened.extractfile, info)
+                name=info.name,
+                size=info.size,
+                is_folder=info.isdir(),
+                fault="" if is_regular else "is a link or a device",
+                open=partial(archive.extractfile, info),
             )
-        while opened.fileobj.read(1 << 20):
-            pass  # to the end, where a compression's checksum stands
+
+        # Read to the end, where the checksum of a compressed file is.
+        while archive.fileobj.read(1 << 20):
+            pass

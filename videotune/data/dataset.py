@@ -1,4 +1,4 @@
-"""Datasets -> a library of clips: which are used, held out or skipped and why, and the windows to train on."""
+"""Datasets become a library of clips and windows, with an account of every file."""
 
 import math
 from collections import Counter
@@ -8,41 +8,59 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from videotune.config.data_schema import Dataset, VideoConfig
 from videotune.config.schema import Config
 from videotune.data.archives import FileProgressFn, silent
-from videotune.data.buckets import kept_share, parse_resolution, suits
-from videotune.data.candidates import Candidate, account_of, examine, notes_on_clips
+from videotune.data.buckets import SizeChoices, is_valid_size, parse_resolution, visible_share
+from videotune.data.candidates import Candidate, prepare_candidates
+from videotune.data.clip_accounts import account_of, notes_on_clips
 from videotune.data.file_checks import refuse_links
-from videotune.data.frame_sampling import each_count, fps_of, planned_frames, shrink_factor
+from videotune.data.frame_counts import (
+    planned_frames,
+    sample_fps,
+    shrink_factor,
+    split_by_frame_count,
+)
 from videotune.data.locations import Location, open_location
 from videotune.data.media_index import MediaIndex
 from videotune.data.media_info import MediaInfo
-from videotune.data.source_videos import SourceClip, group_by_source, hold_out, near_duplicates
+from videotune.data.picture_matching import SourceClip, near_duplicates
+from videotune.data.source_videos import group_by_source, hold_out
 from videotune.errors import VideotuneError
 from videotune.types import Clip, ClipShape, VideoRules, Window
 
 
 @dataclass(frozen=True)
 class Library:
-    """The clips of a run and their windows.
-
-    ``clips`` are those used and those held out; ``windows`` those of training clips, ``held_out_windows`` the others', each
-    in path order; ``skipped`` (path, reason, detail); ``accounts`` (``account_of``) one a file found; ``notes`` on the
-    whole; ``media`` info by clip id; ``roots`` the folders in which the datasets lie.
-    """
+    """The clips of a run and their windows, in path order."""
 
     clips: tuple[Clip, ...]
+    """Clips for training, and those held out for validation."""
+
     windows: tuple[Window, ...]
+    """Windows of training clips."""
+
     held_out_windows: tuple[Window, ...]
+    """Windows of held-out clips."""
+
     skipped: tuple[tuple[str, str, str], ...]
+    """Path, reason and detail of each file that is not used."""
+
     accounts: tuple[dict[str, Any], ...]
+    """One ``account_of`` per file."""
+
     notes: tuple[str, ...]
+    """Notes on the datasets as a whole."""
+
     media: Mapping[str, MediaInfo]
+    """Media info by clip id."""
+
     roots: tuple[Path, ...] = ()
+    """Folders of the datasets."""
 
     @cached_property
     def regularization(self) -> frozenset[str]:
-        """The ids of the clips that train the model to stay as it is."""
+        """Ids of the regularization clips."""
         return frozenset(clip.id for clip in self.clips if clip.kind == "regularization")
 
 
@@ -52,71 +70,105 @@ def scan(
     index_path: Path | None = None,
     progress: FileProgressFn = silent,
 ) -> Library:
-    """Read the config's datasets into a library; files are opened only where the index does not know them.
+    """Read the config's datasets into a library.
 
-    ``config.resolution`` must be set. VideotuneError for a dataset without clips, for captions that do not exist unless
-    ``missing_caption`` allows it, and for settings that the model cannot take.
+    Args:
+        config: the run's config, with ``resolution`` set.
+        rules: frames and sizes that the model accepts.
+        index_path: the media index; files that it has are not opened. None keeps no index.
+        progress: called with (files done, files in all, current file).
+
+    Raises:
+        VideotuneError: if a dataset has no clips, captions are missing without
+            ``missing_caption``, or the model does not accept a setting.
     """
-    notes = _notes_on_settings(config, rules)
+    notes = _check_settings(config, rules)
     if index_path is not None:
         refuse_links(index_path.parent)
+
     candidates: list[Candidate] = []
     locations: list[Location] = []
     for dataset in config.datasets:
-        resolution = config.resolution if dataset.resolution is None else dataset.resolution
-        assert resolution is not None
-        choices = parse_resolution(resolution, rules, shrink_factor(config.video_config, rules))
-        windows = {} if dataset.windows is None else {"windows": dataset.windows}
-        video = config.video_config.model_copy(update=windows)
-        cache = (
-            Path(dataset.path) / ".videotune-cache" if index_path is None else index_path.parent
-        )
-        locations.append(open_location(dataset.path, cache, progress))
-        notes += locations[-1].notes
-        candidates += [
-            Candidate(file, dataset, locations[-1], choices, video)
-            for file in locations[-1].files
-        ]
+        cache = Path(dataset.path) / ".videotune-cache"
+        if index_path is not None:
+            cache = index_path.parent
+        # Parsed before the files are fetched, so that a wrong resolution is reported at once.
+        size_choices = _size_choices(dataset, config, rules)
+        video = _video_settings(dataset, config)
+        location = open_location(dataset.path, cache, progress)
+        locations.append(location)
+        notes += location.notes
+        for file in location.files:
+            candidates.append(Candidate(file, dataset, location, size_choices, video))
+
     index = MediaIndex(index_path, progress)
-    roots = [location.root for location in locations]
-    until = config.video_config.max_duration
-    for one, examined in zip(
-        candidates, index.examine([c.file.path for c in candidates], roots, until), strict=True
-    ):
-        one.content_id, one.info, one.scan, one.problem = examined
-    examine(candidates, config, rules)
+    results = index.examine(
+        [candidate.file.path for candidate in candidates],
+        roots=[location.root for location in locations],
+        until=config.video_config.max_duration,
+    )
+    for candidate, result in zip(candidates, results, strict=True):
+        candidate.content_id = result.id
+        candidate.info = result.info
+        candidate.scan = result.scan
+        candidate.problem = result.problem
+
+    prepare_candidates(candidates, config, rules)
     usable = [candidate for candidate in candidates if candidate.problem is None]
-    notes += index.notes + _hold_out(usable, locations, config, rules)
+    notes += index.notes
+    notes += _hold_out(usable, locations, config, rules)
     notes += notes_on_clips(usable, config.video_config, rules)
-    return _library(candidates, locations, notes, rules)
+    return _build_library(candidates, locations, notes, rules)
 
 
-def _notes_on_settings(config: Config, rules: VideoRules) -> list[str]:
-    """Sentences on a frame rate or a size that is not what one would expect."""
+def _size_choices(dataset: Dataset, config: Config, rules: VideoRules) -> SizeChoices:
+    """Parse the dataset's resolution, or else the config's."""
+    resolution = config.resolution if dataset.resolution is None else dataset.resolution
+    assert resolution is not None
+    return parse_resolution(resolution, rules, shrink_factor(config.video_config, rules))
+
+
+def _video_settings(dataset: Dataset, config: Config) -> VideoConfig:
+    """Return the config's frames and windows, with the windows of the dataset if it has any."""
+    if dataset.windows is None:
+        return config.video_config
+    return config.video_config.model_copy(update={"windows": dataset.windows})
+
+
+def _check_settings(config: Config, rules: VideoRules) -> list[str]:
+    """Check the datasets' paths and the frame counts; return notes on unusual settings.
+
+    Raises:
+        VideotuneError: if a path appears twice, or the model does not accept the frames.
+    """
     counts = Counter(dataset.path for dataset in config.datasets)
     for path, count in counts.items():
         if count > 1:
             raise VideotuneError(
-                f"datasets: {path} is named {count} times. To show it more often, set its repeats."
+                f"datasets: {path} is named {count} times. "
+                "To show it more often, set its repeats."
             )
+
     video = config.video_config
-    for one in each_count(video):
-        planned_frames(one, rules)
+    for settings in split_by_frame_count(video):
+        planned_frames(settings, rules)
+
     notes = []
-    fps = fps_of(video, rules)
+    fps = sample_fps(video, rules)
     shrink = shrink_factor(video, rules)
     if abs(math.log(fps / rules.fps)) > math.log(1.2):
-        speed = f"{rules.fps / fps:.2g}x as fast"
         notes.append(
-            f"{fps:g} fps is far from the model's own {rules.fps:g}: there motion is {speed} as filmed"
+            f"{fps:g} fps is far from the model's own {rules.fps:g} fps: its motion will be "
+            f"{rules.fps / fps:.2g}x as fast as filmed"
         )
     if shrink > 1:
         notes.append(
-            f"spatial_compression_ratio: clips are made {shrink} times smaller than resolution says"
+            f"spatial_compression_ratio: clips are {shrink} times smaller than resolution"
         )
     if video.temporal_augmentation:
         notes.append(
-            "temporal_augmentation changes motion: one neighbouring pair of frames in ten swaps places"
+            "temporal_augmentation changes motion: "
+            "one pair of neighbouring frames in ten is swapped"
         )
     return notes
 
@@ -127,133 +179,172 @@ def _hold_out(
     config: Config,
     rules: VideoRules,
 ) -> list[str]:
-    """Find the source videos and near-duplicates of clips, and hold some sources out; returns notes."""
+    """Find source videos and near-duplicates, and hold some sources out for validation.
+
+    Returns:
+        Notes on the choice.
+    """
     names = _dataset_names(locations, [dataset.path for dataset in config.datasets])
-    clips = [
-        SourceClip(
-            PurePosixPath(names[one.location.root]) / one.relative,
-            one.media.seconds,
-            one.scan.signatures,
-        )
-        for one in usable
-        if one.scan is not None
-    ]
-    for i, j in near_duplicates(clips):
-        for one, other in ((usable[j], usable[i]), (usable[i], usable[j])):
-            one.duplicate = one.duplicate or str(other.relative)
-    sources, notes = group_by_source(clips)
-    kinds = [candidate.dataset.kind for candidate in usable]
-    validated = any(dataset.kind == "validation" for dataset in config.datasets)
-    held_out, more = hold_out(
-        sources, kinds, config.validation_fraction, config.seed, validated
+    clips = []
+    for candidate in usable:
+        if candidate.scan is not None:
+            path = PurePosixPath(names[candidate.location.root]) / candidate.relative
+            clips.append(SourceClip(path, candidate.media.seconds, candidate.scan.signatures))
+
+    for first, second in near_duplicates(clips):
+        _mark_duplicate(usable[second], original=usable[first])
+        _mark_duplicate(usable[first], original=usable[second])
+
+    sources, source_notes = group_by_source(clips)
+    held_out, hold_out_notes = hold_out(
+        sources,
+        kinds=[candidate.dataset.kind for candidate in usable],
+        fraction=config.validation_fraction,
+        seed=config.seed,
+        has_validation=any(dataset.kind == "validation" for dataset in config.datasets),
     )
-    for candidate, source, held in zip(usable, sources, held_out, strict=True):
+    for candidate, source, is_held_out in zip(usable, sources, held_out, strict=True):
         candidate.source = source
-        candidate.held_out = held
-        if held:  # its windows have nothing random
-            candidate.sample(config, rules)
-    return notes + more
+        candidate.held_out = is_held_out
+        # Its windows must not vary.
+        if is_held_out:
+            candidate.sample_windows(config, rules)
+    return source_notes + hold_out_notes
+
+
+def _mark_duplicate(candidate: Candidate, *, original: Candidate) -> None:
+    if candidate.duplicate is None:
+        candidate.duplicate = str(original.relative)
 
 
 def _dataset_names(locations: Sequence[Location], paths: Sequence[str]) -> dict[Path, str]:
-    """A name for each dataset's folder: its own, with its parents' where two have the same."""
+    """Return a name for each dataset's folder, with its parents' names if two are the same."""
     names = {location.root: location.name for location in locations}
-    for depth in range(1, max((len(root.absolute().parts) for root in names), default=1)):
+    most_parts = max((len(root.absolute().parts) for root in names), default=1)
+    for depth in range(1, most_parts):
         counts = Counter(names.values())
         for location, path in zip(locations, paths, strict=True):
             if counts[names[location.root]] > 1:
-                above = path.rstrip("/").split("/")[-1 - depth : -1]
-                names[location.root] = "/".join([*above, location.name])
+                parents = path.rstrip("/").split("/")[-1 - depth : -1]
+                names[location.root] = "/".join([*parents, location.name])
     return names
 
 
-def _library(
+def _build_library(
     candidates: Sequence[Candidate],
     locations: Sequence[Location],
     notes: Sequence[str],
     rules: VideoRules,
 ) -> Library:
-    clips = [
-        candidate.clip() if candidate.problem is None else None for candidate in candidates
-    ]
-    usable = [candidate for candidate in candidates if candidate.problem is None]
+    clips: list[Clip] = []
+    windows: list[Window] = []
+    held_out_windows: list[Window] = []
+    skipped: list[tuple[str, str, str]] = []
+    accounts: list[dict[str, Any]] = []
+    media: dict[str, MediaInfo] = {}
+
+    for candidate in candidates:
+        problem = candidate.problem
+        if problem is not None:
+            skipped.append((candidate.path, problem.reason, problem.detail))
+            accounts.append(account_of(candidate, None, rules))
+            continue
+
+        clip = candidate.to_clip()
+        clips.append(clip)
+        accounts.append(account_of(candidate, clip, rules))
+        media[candidate.clip_id] = candidate.media
+        if candidate.held_out:
+            held_out_windows += candidate.sampling.windows
+        else:
+            windows += candidate.sampling.windows
+
     return Library(
-        clips=tuple(clip for clip in clips if clip is not None),
-        windows=tuple(
-            window for one in usable if not one.held_out for window in one.sampling.windows
-        ),
-        held_out_windows=tuple(
-            window for one in usable if one.held_out for window in one.sampling.windows
-        ),
-        skipped=tuple(
-            (c.path, c.problem.reason, c.problem.detail)
-            for c in candidates
-            if c.problem is not None
-        ),
-        accounts=tuple(
-            account_of(one, clip, rules) for one, clip in zip(candidates, clips, strict=True)
-        ),
+        clips=tuple(clips),
+        windows=tuple(windows),
+        held_out_windows=tuple(held_out_windows),
+        skipped=tuple(skipped),
+        accounts=tuple(accounts),
         notes=tuple(notes),
-        media={candidate.clip_id: candidate.media for candidate in usable},
+        media=media,
         roots=tuple(location.root for location in locations),
     )
 
 
-def _dearest_first(shape: ClipShape) -> tuple[int, ClipShape]:
+def _most_expensive_first(shape: ClipShape) -> tuple[int, ClipShape]:
+    """Sort key of shapes: by frames · height · width, descending."""
     return -shape.frames * shape.height * shape.width, shape
 
 
 def buckets(library: Library) -> dict[ClipShape, list[Window]]:
-    """The training windows by shape, the dearest shape (frames · height · width) first, in path order.
+    """Group the training windows by shape, the most expensive shape first, in path order.
 
-    A window of a dataset with repeats stands in its bucket so many times: all windows, then those with a second copy, ….
+    The windows of a dataset with repeats appear several times: a bucket lists all windows, then
+    those with a second copy, and so on.
     """
     repeats = {clip.id: clip.repeats for clip in library.clips}
-    shapes = sorted({window.shape for window in library.windows}, key=_dearest_first)
-    entries: dict[ClipShape, list[Window]] = {shape: [] for shape in shapes}
+    shapes = {window.shape for window in library.windows}
+    windows_by_shape: dict[ClipShape, list[Window]] = {
+        shape: [] for shape in sorted(shapes, key=_most_expensive_first)
+    }
+
     for copy in range(max(repeats.values(), default=1)):
         for window in library.windows:
             if copy < repeats[window.clip_id]:
-                entries[window.shape].append(window)
-    return entries
+                windows_by_shape[window.shape].append(window)
+    return windows_by_shape
 
 
-def crops_too_much(library: Library, rules: VideoRules, asked: object) -> str | None:
-    """A sentence where the crop takes more than half of every clip: mostly height and width were exchanged."""
-    sizes = {window.clip_id: window for window in (*library.windows, *library.held_out_windows)}
-    rows = [
-        (
-            library.media[name].width,
-            library.media[name].height,
-            (window.shape.height, window.shape.width),
-        )
-        for name, window in sizes.items()
-        if window.resize in ("center", "random")
-    ]
-    kept = max((kept_share(*row) for row in rows), default=1.0)
-    if len(rows) < len(sizes) or kept >= 0.5:
+def crop_problem(library: Library, rules: VideoRules, resolution: object) -> str | None:
+    """Return a message if every clip loses over half of its picture to the crop, or None.
+
+    Mostly this means that height and width were exchanged.
+
+    Args:
+        library: the clips.
+        rules: sizes that the model accepts.
+        resolution: ``resolution`` as the user set it, for the message.
+    """
+    windows = {window.clip_id: window for window in library.windows}
+    windows |= {window.clip_id: window for window in library.held_out_windows}
+    cropped = [w for w in windows.values() if w.resize in ("center", "random")]
+    if not cropped or len(cropped) < len(windows):
         return None
-    high, wide = rows[0][2]
-    turned = min(kept_share(width, height, size[::-1]) for width, height, size in rows) > kept
-    better = 'resize="pad" keeps all of them'
-    if turned and suits((wide, high), rules):
-        better = (
-            f'width={high} and height={wide} (resolution "{wide}x{high}") keep more of them'
+
+    shares = []
+    turned_shares = []
+    for window in cropped:
+        info = library.media[window.clip_id]
+        size = (window.shape.height, window.shape.width)
+        shares.append(visible_share(info.width, info.height, size))
+        turned_shares.append(visible_share(info.width, info.height, size[::-1]))
+    largest_share = max(shares)
+    if largest_share >= 0.5:
+        return None
+
+    height = cropped[0].shape.height
+    width = cropped[0].shape.width
+    remedy = 'resize="pad" keeps all of them'
+    if min(turned_shares) > largest_share and is_valid_size((width, height), rules):
+        remedy = (
+            f'width={height} and height={width} (resolution "{width}x{height}") '
+            "keep more of them"
         )
-    crops = f"makes frames {wide} wide and {high} high, and crops away {1 - kept:.0%} or more of every clip"
     return (
-        f"resolution: {asked} {crops}; {better}. Set that, or allow_crop=true if it is meant."
+        f"resolution: {resolution} makes frames {width} wide and {height} high, and crops away "
+        f"{1 - largest_share:.0%} or more of every clip; {remedy}. Set that, or "
+        "allow_crop=true if this is intended."
     )
 
 
 def totals(library: Library) -> dict[str, int]:
-    """How many files were found, used, held out and skipped; the first is the sum of the others."""
+    """Count the files found, used, held out and skipped; the first is the sum of the others."""
     accounts = library.accounts
     counts = {
         "found": len(accounts),
-        "used": sum(row["used"] for row in accounts),
-        "held_out": sum(row["held_out"] for row in accounts),
-        "skipped": sum(row["reason"] is not None for row in accounts),
+        "used": sum(account["used"] for account in accounts),
+        "held_out": sum(account["held_out"] for account in accounts),
+        "skipped": sum(account["reason"] is not None for account in accounts),
     }
     assert counts["found"] == counts["used"] + counts["held_out"] + counts["skipped"], counts
     assert counts["skipped"] == len(library.skipped), counts
@@ -262,14 +353,18 @@ def totals(library: Library) -> dict[str, int]:
 
 
 def to_json(library: Library) -> dict[str, Any]:
-    """The account as ``check --json`` gives it: the totals, every clip, the buckets of training windows, and notes."""
-    shapes = Counter(window.shape for window in library.windows)
+    """Return the account as ``check --json`` prints it.
+
+    It has the totals, every clip, the buckets of training windows, and the notes.
+    """
+    window_counts = Counter(window.shape for window in library.windows)
+    bucket_rows = [
+        {"shape": str(shape), "windows": window_counts[shape]}
+        for shape in sorted(window_counts, key=_most_expensive_first)
+    ]
     return {
         **totals(library),
         "clips": list(library.accounts),
-        "buckets": [
-            {"shape": str(shape), "windows": shapes[shape]}
-            for shape in sorted(shapes, key=_dearest_first)
-        ],
+        "buckets": bucket_rows,
         "notes": list(library.notes),
     }

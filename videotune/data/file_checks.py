@@ -1,4 +1,5 @@
-"""What untrusted files may be: their types by their first bytes, the ways in which a clip can fail, and links refused."""
+"""Checks on untrusted files: type by the first bytes, reasons to refuse a clip, refused
+links."""
 
 import os
 import stat
@@ -8,39 +9,74 @@ from pathlib import Path
 from videotune.errors import VideotuneError
 
 REASONS = (
-    *(
-        "unreadable",
-        "empty",
-        "not_a_video",
-        "no_video_stream",
-        "one_frame",
-        "decode_error",
-        "too_short",
-    ),
-    *("missing_caption", "empty_caption", "undecodable_caption", "duplicate", "missing_file"),
+    "unreadable",
+    "empty",
+    "not_a_video",
+    "no_video_stream",
+    "one_frame",
+    "decode_error",
+    "too_short",
+    "missing_caption",
+    "empty_caption",
+    "undecodable_caption",
+    "duplicate",
+    "missing_file",
 )
-"""Why a clip can be left out: the codes that the accounting of a dataset uses."""
+"""Codes of the reasons for which a clip is left out, as the dataset account uses them."""
 
 MAX_PIXELS = 1 << 27
-"""The most that one picture may have: 134 million, four frames of 8K. Damaged headers and bombs promise more."""
+"""Most pixels of one picture: 134 million, four frames of 8K. Damaged headers and decompression
+bombs declare more."""
 
 ARCHIVES = ("zip", "tar", "gz", "bz2", "xz", "zst", "7z", "rar")
-"""The types of ``type_of`` that are archives, or compressions of one."""
+"""Results of ``type_of`` that are archives, or compressions of one."""
 
 _HEAD_BYTES = 1024
+
 _SIGNATURES = (
-    *((4, box, "video") for box in (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")),
-    *((0, magic, "video") for magic in (b"\x1a\x45\xdf\xa3", b"FLV\x01", b"OggS", b"\0\0\1\xba", b"\0\0\1\xb3")),
-    (0, b"\x30\x26\xb2\x75", "video"), (8, b"AVI ", "video"), (8, b"WEBP", "image"),
-    *((0, magic, "image") for magic in (b"\x89PNG", b"\xff\xd8\xff", b"BM", b"II*\0", b"MM\0*", b"GIF8")),
-    (0, b"PK\3\4", "zip"), (0, b"PK\5\6", "zip"), (257, b"ustar", "tar"), (0, b"\x1f\x8b", "gz"), (0, b"BZh", "bz2"),
-    (0, b"\xfd7zXZ\0", "xz"), (0, b"\x28\xb5\x2f\xfd", "zst"), (0, b"7z\xbc\xaf\x27\x1c", "7z"), (0, b"Rar!", "rar"),
-)  # fmt: skip
-"""Offset and bytes that tell a file's type."""
+    # MP4 and MOV: the type of the first box
+    (4, b"ftyp", "video"),
+    (4, b"moov", "video"),
+    (4, b"mdat", "video"),
+    (4, b"free", "video"),
+    (4, b"skip", "video"),
+    (4, b"wide", "video"),
+    (4, b"pnot", "video"),
+    # Matroska and WebM, FLV, Ogg, MPEG program and elementary streams, ASF, AVI
+    (0, b"\x1a\x45\xdf\xa3", "video"),
+    (0, b"FLV\x01", "video"),
+    (0, b"OggS", "video"),
+    (0, b"\0\0\1\xba", "video"),
+    (0, b"\0\0\1\xb3", "video"),
+    (0, b"\x30\x26\xb2\x75", "video"),
+    (8, b"AVI ", "video"),
+    (8, b"WEBP", "image"),
+    (0, b"\x89PNG", "image"),
+    (0, b"\xff\xd8\xff", "image"),
+    (0, b"BM", "image"),
+    (0, b"II*\0", "image"),
+    (0, b"MM\0*", "image"),
+    (0, b"GIF8", "image"),
+    (0, b"PK\3\4", "zip"),
+    (0, b"PK\5\6", "zip"),
+    (257, b"ustar", "tar"),
+    (0, b"\x1f\x8b", "gz"),
+    (0, b"BZh", "bz2"),
+    (0, b"\xfd7zXZ\0", "xz"),
+    (0, b"\x28\xb5\x2f\xfd", "zst"),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z"),
+    (0, b"Rar!", "rar"),
+)
+"""Offset, bytes at it, and the type of a file that has them. The first match counts."""
 
 
 class ClipProblem(Exception):
-    """One clip cannot be used: ``reason`` is one of ``REASONS``, ``detail`` explains it to the user."""
+    """Raised if one clip cannot be used; the rest of the dataset can.
+
+    Args:
+        reason: one of ``REASONS``.
+        detail: explanation for the user, without the path.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         assert reason in REASONS, reason
@@ -50,66 +86,99 @@ class ClipProblem(Exception):
 
 
 def type_of(head: bytes) -> str:
-    """ "video", "image", one of ``ARCHIVES``, or "" for a file that begins with ``head``, whatever its name says."""
-    for offset, magic, kind in _SIGNATURES:
+    """Return a file's type by its first bytes: "video", "image", one of ``ARCHIVES``, or ""."""
+    for offset, magic, file_type in _SIGNATURES:
         if head[offset : offset + len(magic)] == magic:
-            return kind
-    # MPEG transport: each packet begins with a G, every 188 bytes, or every 192 with four bytes before it
-    return "video" if head[0:189:188] == b"GG" or head[4:197:192] == b"GG" else ""
+            return file_type
+
+    # MPEG transport streams: packets of 188 bytes begin with a G, in M2TS after 4 more bytes.
+    if head[0:189:188] == b"GG" or head[4:197:192] == b"GG":
+        return "video"
+    return ""
 
 
 def type_of_file(path: Path) -> str:
-    """``type_of`` for a file; a .tar that has no magic, as all had before 1988, is one too. Raises OSError."""
+    """Return ``type_of`` for a file, also "tar" for a .tar without a signature (before 1988).
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    return type_of(head) or ("tar" if head and path.name.lower().endswith(".tar") else "")
+
+    file_type = type_of(head)
+    if not file_type and head and path.name.lower().endswith(".tar"):
+        return "tar"
+    return file_type
 
 
 def stat_of(file: Path) -> os.stat_result:
-    """The file's stat, without opening it; ClipProblem where it does not exist, and for a pipe, a socket or a device, whose
-    reader might wait for ever."""
+    """Return the file's stat without opening it.
+
+    Raises:
+        ClipProblem: if the file does not exist, or is a pipe, a socket or a device, on which a
+            reader might wait forever.
+    """
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError as error:
-        detail = (
-            f"link to {os.readlink(file)}, which is missing"
-            if file.is_symlink()
-            else "there is no such file"
-        )
+        detail = "there is no such file"
+        if file.is_symlink():
+            detail = f"link to {os.readlink(file)}, which is missing"
         raise ClipProblem("missing_file", detail) from error
     except OSError as error:
         raise ClipProblem("unreadable", error.strerror or str(error)) from error
-    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise ClipProblem("not_a_video", "is no regular file")
-    return found
+
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise ClipProblem("not_a_video", "it is not a regular file")
+    return status
 
 
 def head_of(file: Path) -> bytes:
-    """The first bytes; ClipProblem when there are none or they cannot be read."""
+    """Return the first bytes of a file.
+
+    Raises:
+        ClipProblem: if the file is empty or cannot be read.
+    """
     try:
         with file.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
     except OSError as error:
         raise ClipProblem("unreadable", error.strerror or str(error)) from error
+
     if not head:
         raise ClipProblem("empty", "the file has 0 bytes")
     return head
 
 
 def refuse_links(folder: Path) -> None:
-    """VideotuneError where a cache folder holds a link: what is written or deleted through one is elsewhere."""
-    for place in (folder, *folder.glob("*/")):  # an archive's own files lie deeper
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:
+    """Check that a cache folder contains no links: writes and deletes would follow them.
+
+    Raises:
+        VideotuneError: if the folder or a folder in it contains a link.
+    """
+    # Two levels are enough: the files of an unpacked archive are deeper.
+    for directory in (folder, *folder.glob("*/")):
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
             link = next((entry.path for entry in entries if entry.is_symlink()), None)
             if link is not None:
                 raise VideotuneError(
-                    f"{link} is a link, and a cache holds none. Delete it, or set another cache_dir."
+                    f"{link} is a link, and a cache must not contain links. "
+                    "Delete it, or set another cache_dir."
                 )
 
 
 def refuse_linked_folder(folder: Path) -> Path:
-    """The cache folder of a dataset; VideotuneError where it is a link, which only the user may name, with cache_dir."""
+    """Return the cache folder of a dataset after checking that it is not a link.
+
+    Only the user may choose a folder outside the dataset, by ``cache_dir``.
+
+    Raises:
+        VideotuneError: if the folder is a link.
+    """
     if folder.is_symlink():
-        remedy = "The dataset may have brought it: delete it, or set cache_dir to that folder."
-        raise VideotuneError(f"{folder} is a link to {os.path.realpath(folder)}. {remedy}")
+        raise VideotuneError(
+            f"{folder} is a link to {os.path.realpath(folder)}. The dataset may have brought "
+            "it: delete it, or set cache_dir to that folder."
+        )
     return folder

@@ -1,115 +1,137 @@
-"""Dataset layouts: where the clips of a folder and their captions lie, in any of the usual ways."""
+"""Dataset layouts: find the clips of a folder and their captions, in any of the usual
+layouts."""
 
 import os
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from videotune.data.archives import ARCHIVE_SUFFIXES
-from videotune.data.captions import METADATA_NAMES, MetadataRow, read_metadata
-from videotune.data.images import IMAGE_SUFFIXES
-from videotune.data.media_info import VIDEO_SUFFIXES
+from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile, text_files_by_name
+from videotune.data.layout_notes import UNREAD_SUFFIXES, LayoutNotes
+from videotune.data.metadata_files import METADATA_NAMES, MetadataRow, read_metadata
 from videotune.errors import VideotuneError
-from videotune.files import read_json
-
-CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
-"""What counts as a clip in a dataset (compared in lower case)."""
-
-_UNREAD = tuple(read_json(Path(__file__).with_name("unread.json")))
-"""Suffixes of pictures and videos that do not count as clips: a note reports that they are ignored."""
 
 RUN_FILES = ("config.json", "journal.jsonl")
-"""A folder that has both holds a training run."""
+"""A folder that has both is a training run."""
 
 CLIP_FOLDERS = ("videos", "images")
-"""Folders whose clips have their captions in a folder ``captions`` beside them."""
-
-MAX_REPEATS = 1000
-"""A greater number at the beginning of a folder's name is a year, or the like."""
-
-
-@dataclass(frozen=True)
-class ClipFile:
-    """A clip of a dataset and its caption.
-
-    ``caption`` is its text file, or None, and ``expected`` where that would have to be. ``listed`` is the row of a metadata
-    file that names it ("metadata.csv:3"), and ``text`` that row's variants, none where the row has no text; a listed clip
-    takes them alone. ``exists`` is False where it is listed and not on disk; ``missing`` explains what lacks, the file or
-    the caption.
-    """
-
-    path: Path
-    caption: Path | None
-    expected: Path
-    text: tuple[str, ...] | None = None
-    listed: str | None = None
-    exists: bool = True
-    missing: str = ""
-
-
-def repeats_of(root: Path, path: Path) -> tuple[str, int]:
-    """The folder of a clip whose name says how often it is shown in an epoch, as kohya's scripts have it, and that number
-    (10_ohwx_horse: 10); ("", 1) where none does.
-
-    It is the one in ``root``, or ``root`` itself for clips that lie there. Numbers that begin with 0 or are greater than
-    1000 name something else: a place in an order, a year.
-    """
-    inside = path.relative_to(root).parts
-    folder = inside[0] if len(inside) > 1 else root.absolute().name
-    found = re.fullmatch(r"([1-9][0-9]{0,3})_.+", folder)
-    return (folder, int(found[1])) if found and int(found[1]) <= MAX_REPEATS else ("", 1)
+"""Folders whose clips have their captions in a sibling folder ``captions``."""
 
 
 def read_folder(root: Path, within: Path | None = None) -> tuple[list[ClipFile], list[str]]:
-    """All videos and images below ``root``, and those its metadata files list, in path order; and notes.
+    """Find all videos and images in a folder, and those that its metadata files list.
 
-    A clip somewhere below a folder ``videos`` or ``images`` has its caption at the same place below ``captions`` beside it,
-    or else beside itself; a row of a metadata.csv or .jsonl wins over both. Hidden files and folders are ignored; links
-    are followed, but what a metadata file lists must lie in ``root``, or in ``within`` where that is wider.
+    A clip below a folder ``videos`` or ``images`` has its caption at the same path below the
+    sibling folder ``captions``, or else next to itself. A row of a metadata.csv or .jsonl has
+    precedence over both. Hidden files and folders are ignored; links are followed.
 
-    VideotuneError for a folder that does not exist or has no clips, and for metadata that cannot be understood.
+    Args:
+        root: the dataset's folder.
+        within: files that a metadata file lists must be in this folder; default is ``root``.
+
+    Returns:
+        The clips in path order, and notes.
+
+    Raises:
+        VideotuneError: if the folder does not exist or has no clips, or if a metadata file is
+            invalid.
     """
-    if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
-        cut = (
-            f" A long video becomes one by: videotune dataset split {root} --out FOLDER"
-            if root.exists()
-            else ""
-        )
+    if root.is_file():
         raise VideotuneError(
-            f"The dataset folder {root} {what}. Give the folder that holds the clips.{cut}"
+            f"The dataset folder {root} is a file. Give the folder of the clips, or split a "
+            f"long video into clips: videotune dataset split {root} --out FOLDER"
         )
-    folder = _Folder(root, within or root)
+    if not root.is_dir():
+        fault = "is not a folder" if root.exists() else "does not exist"
+        raise VideotuneError(
+            f"The dataset folder {root} {fault}. Give the folder of the clips."
+        )
+
+    folder = _DatasetFolder(root, within or root)
     clips = folder.clips()
-    return clips, folder.notes(clips)
+    run_notes = [
+        f"{run_folder} is ignored: it contains a training run"
+        for run_folder in folder.run_folders
+    ]
+    layout_notes = LayoutNotes(clips, folder.files, folder.rows, folder.prefix)
+    return clips, [*folder.metadata_notes, *run_notes, *layout_notes.all()]
 
 
-class _Folder:
-    """The files of a dataset folder: by path, whether a link led there; ``tables`` are its metadata files by folder, and
-    ``rows`` what those list, by path. Paths are strings, cut as such: a hundred thousand files are to take a second."""
+class _Layout(NamedTuple):
+    """What all clips directly in one folder share."""
+
+    folder: Path
+    captions_folder: Path
+    metadata_file: str | None
+    """Nearest metadata file in the folder or above it."""
+
+
+class _DatasetFolder:
+    """The files of a dataset folder.
+
+    Paths are strings, since a hundred thousand files should take only a second.
+    """
 
     def __init__(self, root: Path, within: Path) -> None:
         self.root = root
         self.within = within
         self.prefix = "" if str(root) == "." else os.path.join(root, "")
-        self.runs: list[str] = []
+        self.run_folders: list[str] = []
+        """Folders of training runs, which are ignored."""
+
+        self.files: dict[str, bool] = {}
+        """Whether a link led to the file, by path."""
+
+        outside_captions = self._find_files()
+        self._check_names()
+
+        self.metadata_files: dict[str, str] = {}
+        """Path of the metadata file by folder."""
+
+        self.rows: dict[str, MetadataRow] = {}
+        """Row of a metadata file by the path of the clip that it lists."""
+
+        self.metadata_notes: list[str] = []
+        for path in sorted(self.files):
+            if os.path.basename(path) in METADATA_NAMES:
+                self._read_metadata_file(path)
+
+        self.caption_files = text_files_by_name([*self.files, *outside_captions])
+        """Path of each text file, by that path with the suffix in lower case."""
+
+        self.foreign_captions = self._foreign_captions(self.files | outside_captions)
+        """Targets of captions that are links out of the dataset to files that are not .txt. A
+        hostile dataset could show the first line of any file by one; they are not read."""
+
+    def _find_files(self) -> dict[str, bool]:
+        """Collect the files of the folder; return those of a ``captions`` folder outside it.
+
+        That folder exists if the root is itself a ``videos`` folder.
+        """
+        captions_folder = _captions_folder(self.root, self.root)
         try:
-            walked = _walk(str(root), frozenset(), False, self.runs)
-            self.files = {path.removeprefix(f".{os.sep}"): by_link for path, by_link in walked}
-            beside = _captions_folder(root, root)
-            is_apart = beside != root and beside.is_dir()
-            apart = dict(_walk(str(beside), frozenset(), False, [])) if is_apart else {}
+            for path, is_link in _walk(str(self.root), frozenset(), False, self.run_folders):
+                self.files[path.removeprefix(f".{os.sep}")] = is_link
+
+            if captions_folder == self.root or not captions_folder.is_dir():
+                return {}
+            return dict(_walk(str(captions_folder), frozenset(), False, []))
         except OSError as error:
             raise VideotuneError(
                 f"The folder {error.filename} cannot be read: {error.strerror}."
             ) from error
-        if str(root) in self.runs:
+
+    def _check_names(self) -> None:
+        """Raise VideotuneError for a training run and for file names that are not UTF-8."""
+        if str(self.root) in self.run_folders:
             raise VideotuneError(
-                f"The dataset folder {root} holds a training run. Give a folder of clips alone."
+                f"The dataset folder {self.root} contains a training run. "
+                "Give a folder that contains only clips."
             )
+
         for path in self.files:
             try:
                 path.encode()
@@ -117,265 +139,231 @@ class _Folder:
                 raise VideotuneError(
                     f"The file name {path!r} is not valid UTF-8. Rename the file."
                 ) from error
-        self.tables: dict[str, str] = {}
-        self.rows: dict[str, MetadataRow] = {}
-        self.table_notes: list[str] = []
-        for table in sorted(
-            path for path in self.files if os.path.basename(path) in METADATA_NAMES
-        ):
-            self._read_table(table)
-        self.texts = _texts([*self.files, *apart])
-        # a dataset may bring captions that are links out of it to what has no caption's name, to show their first line
-        self.foreign = {
-            text: real
-            for text in self.texts.values()
-            if (self.files | apart)[text]
-            and (real := self._leads_out(text))
-            and not real.lower().endswith(".txt")
-        }
 
-    def _leads_out(self, path: str) -> str:
-        """Where a link leads, if that is outside of the dataset, else nothing."""
-        real = os.path.realpath(path)
-        return "" if Path(real).is_relative_to(os.path.realpath(self.within)) else real
+    def _foreign_captions(self, files: Mapping[str, bool]) -> dict[str, str]:
+        """Return the targets of links out of the dataset, by caption file."""
+        targets = {}
+        for path in self.caption_files.values():
+            if files[path]:
+                target = self._target_outside(path)
+                if target and not target.lower().endswith(".txt"):
+                    targets[path] = target
+        return targets
 
-    def _read_table(self, table: str) -> None:
-        folder = os.path.dirname(table) or "."
-        if folder in self.tables:
+    def _target_outside(self, path: str) -> str:
+        """Return the target of a link if it is outside the dataset, else ""."""
+        target = os.path.realpath(path)
+        is_inside = Path(target).is_relative_to(os.path.realpath(self.within))
+        return "" if is_inside else target
+
+    def _read_metadata_file(self, path: str) -> None:
+        """Read the rows of one metadata file; raise VideotuneError if it is invalid."""
+        folder = os.path.dirname(path) or "."
+        if folder in self.metadata_files:
             raise VideotuneError(
                 f"{folder} has both {' and '.join(METADATA_NAMES)}. Keep one of them."
             )
-        self.tables[folder] = table
-        if (
-            self.files[table]
-            and (real := self._leads_out(table))
-            and not real.endswith((".csv", ".jsonl"))
-        ):
-            raise VideotuneError(
-                f"{table} is a link to {real}, outside {self.root}. Put the file itself there."
-            )
-        rows, notes = read_metadata(Path(table))
-        self.table_notes += notes
-        for row in rows:
-            path = self._listed_path(row, os.path.relpath(folder, self.root))
-            if path in self.rows:
-                twice = f"{row.place} lists {row.file_name}, which {self.rows[path].place} lists already"
-                raise VideotuneError(
-                    f"{twice}. Keep one row a clip; several captions are lines of its text."
-                )
-            self.rows[path] = row
+        self.metadata_files[folder] = path
 
-    def _listed_path(self, row: MetadataRow, sub: str) -> str:
-        """The path that a row in the folder ``sub`` of the root names; VideotuneError where it leads out of the dataset."""
+        target = self._target_outside(path) if self.files[path] else ""
+        if target and not target.endswith((".csv", ".jsonl")):
+            raise VideotuneError(
+                f"{path} is a link to {target}, outside {self.root}. Put the file itself there."
+            )
+
+        rows, notes = read_metadata(Path(path))
+        self.metadata_notes += notes
+        for row in rows:
+            clip_path = self._listed_path(row, os.path.relpath(folder, self.root))
+            if clip_path in self.rows:
+                raise VideotuneError(
+                    f"{row.position} lists {row.file_name}, which "
+                    f"{self.rows[clip_path].position} lists already. Keep one row per clip; "
+                    "write several captions as lines of its text."
+                )
+            self.rows[clip_path] = row
+
+    def _listed_path(self, row: MetadataRow, folder: str) -> str:
+        """Return the path of the clip that a row lists.
+
+        Args:
+            row: a row of a metadata file.
+            folder: the metadata file's folder, relative to the root.
+
+        Raises:
+            VideotuneError: if the path leads out of the dataset.
+        """
+        listing = f"{row.position} lists {row.file_name!r}"
         name = row.file_name.replace("\\", "/")
-        where = f"{row.place} lists {row.file_name!r}"
         if name.startswith("/") or re.match("[A-Za-z]:", name) or "\0" in name:
             raise VideotuneError(
-                f"{where}, which is not relative to that file's folder. Write a relative path."
+                f"{listing}, which is not relative to that file's folder. "
+                "Write a relative path."
             )
-        path = os.path.normpath(os.path.join(sub, name))
-        if path == ".." or path.startswith(f"..{os.sep}"):
+
+        relative_path = os.path.normpath(os.path.join(folder, name))
+        if relative_path == ".." or relative_path.startswith(f"..{os.sep}"):
             raise VideotuneError(
-                f"{where}, which lies outside {self.root}. A dataset's clips must lie within it."
+                f"{listing}, which is outside {self.root}. "
+                "The clips of a dataset must be in its folder."
             )
-        path = self.prefix + path
-        met = self.files.get(path, True) and os.path.lexists(
-            path
-        )  # what the walk met without a link lies within
-        if met and (real := self._leads_out(path)):
+
+        # Files that were found without following a link are inside.
+        path = self.prefix + relative_path
+        may_be_link = self.files.get(path, True) and os.path.lexists(path)
+        target = self._target_outside(path) if may_be_link else ""
+        if target:
             raise VideotuneError(
-                f"{where}, a link to {real}, outside {self.root}. Put the clip itself there."
+                f"{listing}, a link to {target}, outside {self.root}. "
+                "Put the clip itself there."
             )
         return path
 
     def clips(self) -> list[ClipFile]:
-        """The clips in path order; VideotuneError where there is none. What is the same for a folder is found once."""
-        found = {
-            path for path in self.files if path.lower().endswith(CLIP_SUFFIXES)
-        } | self.rows.keys()
-        if not found:
-            raise VideotuneError(self._nothing_found())
-        places: dict[str, tuple[Path, Path, str | None]] = {}
+        """Return the clips in path order; raise VideotuneError if there are none."""
+        paths = {path for path in self.files if path.lower().endswith(CLIP_SUFFIXES)}
+        paths |= self.rows.keys()
+        if not paths:
+            raise VideotuneError(self._no_clips_message())
+
+        layouts: dict[str, _Layout] = {}
         clips = []
-        for path in sorted(found, key=lambda path: path.replace(os.sep, "/")):
-            folder, name = os.path.split(path)
-            if folder not in places:
-                here = Path(folder)
-                above = (
-                    str(one) for one in (here, *here.parents) if one.is_relative_to(self.root)
-                )
-                table = next((self.tables[one] for one in above if one in self.tables), None)
-                places[folder] = here, _captions_folder(self.root, here), table
-            here, captions, table = places[folder]
-            row = self.rows.get(path)
-            text_name = os.path.splitext(name)[0] + ".txt"
-            expected = captions / text_name
-            text = self.texts.get(str(expected)) or self.texts.get(
-                os.path.join(folder, text_name)
-            )
-            caption = Path(text) if text and text not in self.foreign else None
-            listed = self._short(row.place) if row else None
-            exists = row is None or path in self.files or os.path.isfile(path)
-            missing = "" if exists else f"{listed} lists it, and it does not exist"
-            if row is None and caption is None:
-                fault = (
-                    f"is a link to {self.foreign[text]}, no .txt file"
-                    if text
-                    else "does not exist"
-                )
-                unlisted = f"{self._short(table)} does not list it, and " if table else ""
-                missing = f"{unlisted}{text or expected} {fault}"
-            clips.append(
-                ClipFile(
-                    here / name,
-                    caption,
-                    expected,
-                    row.text if row else None,
-                    listed,
-                    exists,
-                    missing,
-                )
-            )
+        for path in sorted(paths, key=lambda path: path.replace(os.sep, "/")):
+            folder = os.path.dirname(path)
+            if folder not in layouts:
+                layouts[folder] = self._layout_of(Path(folder))
+            clips.append(self._clip(path, layouts[folder]))
         return clips
 
-    def _nothing_found(self) -> str:
-        there = Counter(os.path.splitext(path)[1].lower() or "no suffix" for path in self.files)
-        listing = (
-            ", ".join(f"{count} {suffix}" for suffix, count in there.most_common(8))
-            or "nothing"
+    def _layout_of(self, folder: Path) -> _Layout:
+        """Find the captions folder and the nearest metadata file of a folder."""
+        metadata_file = None
+        for ancestor in (folder, *folder.parents):
+            if ancestor.is_relative_to(self.root) and str(ancestor) in self.metadata_files:
+                metadata_file = self.metadata_files[str(ancestor)]
+                break
+        return _Layout(folder, _captions_folder(self.root, folder), metadata_file)
+
+    def _clip(self, path: str, layout: _Layout) -> ClipFile:
+        """Build a clip with its caption by the metadata file or by a text file."""
+        folder, name = os.path.split(path)
+        text_name = os.path.splitext(name)[0] + ".txt"
+        expected_caption = layout.captions_folder / text_name
+        text_file = self.caption_files.get(str(expected_caption))
+        if not text_file:
+            text_file = self.caption_files.get(os.path.join(folder, text_name))
+        is_usable = text_file is not None and text_file not in self.foreign_captions
+        caption_file = Path(text_file) if text_file is not None and is_usable else None
+
+        row = self.rows.get(path)
+        metadata_row = self._relative(row.position) if row is not None else None
+        exists = row is None or path in self.files or os.path.isfile(path)
+        missing_detail = ""
+        if not exists:
+            missing_detail = f"{metadata_row} lists it, and it does not exist"
+        elif row is None and caption_file is None:
+            missing_detail = self._missing_caption_detail(text_file, expected_caption, layout)
+
+        return ClipFile(
+            path=layout.folder / name,
+            caption_file=caption_file,
+            expected_caption=expected_caption,
+            metadata_captions=row.captions if row is not None else None,
+            metadata_row=metadata_row,
+            exists=exists,
+            missing_detail=missing_detail,
         )
-        hint = "Give the folder that holds the clips, or that holds videos/ and captions/."
+
+    def _missing_caption_detail(
+        self, text_file: str | None, expected_caption: Path, layout: _Layout
+    ) -> str:
+        """Explain why a clip has no caption.
+
+        Args:
+            text_file: its text file, if there is one that must not be read.
+            expected_caption: path at which the text file should be.
+            layout: of the clip's folder.
+        """
+        detail = f"{expected_caption} does not exist"
+        if text_file is not None:
+            target = self.foreign_captions[text_file]
+            detail = f"{text_file} is a link to {target}, which is not a .txt file"
+        if layout.metadata_file:
+            metadata_file = self._relative(layout.metadata_file)
+            detail = f"{metadata_file} does not list it, and {detail}"
+        return detail
+
+    def _no_clips_message(self) -> str:
+        """Describe what a folder without clips contains, with a remedy."""
+        suffixes = (os.path.splitext(path)[1].lower() or "no suffix" for path in self.files)
+        suffix_counts = Counter(suffixes)
+        contents = ", ".join(
+            f"{count} {suffix}" for suffix, count in suffix_counts.most_common(8)
+        )
+
         archives = [path for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)]
+        unread_suffixes = sorted(suffix_counts.keys() & set(UNREAD_SUFFIXES))
         if archives:
             hint = f"Give the archive itself: {archives[0]}."
-        elif ".parquet" in there:
-            hint = "Clips within Parquet files are not read: they are needed as files of their own."
-        elif unread := sorted(there.keys() & set(_UNREAD)):
-            hint = f"Pictures and videos of the kind {', '.join(unread)} are not read: convert them to .png or .mp4."
-        looked = f"looked for {' '.join(CLIP_SUFFIXES)} in it and below; found {listing}"
-        return f"No video files in {self.root}, nor images: {looked}. {hint}"
+        elif ".parquet" in suffix_counts:
+            hint = "Clips inside Parquet files are not read: save them as files of their own."
+        elif unread_suffixes:
+            hint = (
+                f"Pictures and videos of type {', '.join(unread_suffixes)} are not read: "
+                "convert them to .png or .mp4."
+            )
+        else:
+            hint = (
+                "Give the folder that contains the clips, or that contains videos/ "
+                "and captions/."
+            )
+        return (
+            f"No videos or images in {self.root}: looked for {' '.join(CLIP_SUFFIXES)} in it "
+            f"and below; found {contents or 'nothing'}. {hint}"
+        )
 
-    def notes(self, clips: Sequence[ClipFile]) -> list[str]:
-        """What may not be as the user thinks: two captions, thumbnails as clips, names that nearly match, archives."""
-        notes = self.table_notes + [
-            f"{run} is left out: it holds a training run" for run in self.runs
-        ]
-        both = [clip for clip in clips if clip.listed and clip.caption]
-        if both:
-            tables = " and ".join(
-                sorted({str(clip.listed).rpartition(":")[0] for clip in both})
-            )
-            files = f"the .txt files of {len(both)} clips ({both[0].caption})"
-            notes.append(f"{files} are not used, since {tables} has their captions")
-        videos = {
-            os.path.splitext(path)[0]
-            for path in self.files
-            if path.lower().endswith(VIDEO_SUFFIXES)
-        }
-        images = [
-            str(clip.path) for clip in clips if clip.path.name.lower().endswith(IMAGE_SUFFIXES)
-        ]
-        twins = [path for path in images if os.path.splitext(path)[0] in videos]
-        if twins:
-            named = f"{len(twins)} images have the name of a video beside them ({self._short(twins[0])})"
-            notes.append(
-                f"{named}; they are clips too: move them elsewhere if they are thumbnails"
-            )
-        lost = [str(clip.path) for clip in clips if not clip.exists]
-        alike = {_loosely(path): path for path in self.files} if lost else {}
-        near = [
-            (self.rows[path].place, path, alike[_loosely(path)])
-            for path in lost
-            if _loosely(path) in alike
-        ]
-        notes += [
-            f"{place} lists {self._short(path)}, which does not exist; {self._short(other)} does: case or accents differ"
-            for place, path, other in near[:5]
-        ]
-        unread = [
-            path
-            for path in self.files
-            if path.lower().endswith(_UNREAD) and path not in self.rows
-        ]
-        if unread:
-            kinds = Counter(os.path.splitext(path)[1].lower() for path in unread)
-            which = ", ".join(f"{suffix} ({count})" for suffix, count in kinds.most_common())
-            notes.append(f"{len(unread)} files look like media and are not read: {which}")
-        alone = [self._short(path) for path in self._captions_of_no_clip(clips)]
-        if alone:
-            more = f" and {len(alone) - 3} more" if len(alone) > 3 else ""
-            files_have = (
-                "1 caption file has" if len(alone) == 1 else f"{len(alone)} caption files have"
-            )
-            notes.append(f"{files_have} the name of no clip: {', '.join(alone[:3])}{more}")
-        packed = [
-            self._short(path) for path in self.files if path.lower().endswith(ARCHIVE_SUFFIXES)
-        ]
-        if packed:
-            notes.append(
-                f"{len(packed)} archives stay closed ({packed[0]}); give each as a dataset of its own"
-            )
-        return notes
-
-    def _captions_of_no_clip(self, clips: Sequence[ClipFile]) -> list[str]:
-        """Texts in folders called captions, and in folders where half of the clips or more have one beside them, that have
-        no clip's name. Other texts are none of ours."""
-        texts = _texts(self.files)
-        beside = [os.path.splitext(str(clip.path))[0] + ".txt" for clip in clips]
-        named = {*beside, *(str(clip.expected) for clip in clips)}
-        in_folder = Counter(os.path.dirname(path) for path in beside)
-        with_text = Counter(os.path.dirname(path) for path in beside if path in texts)
-        ours = {folder for folder, count in in_folder.items() if 2 * with_text[folder] >= count}
-        return [
-            texts[path]
-            for path in sorted(texts.keys() - named)
-            if (folder := os.path.dirname(path)) in ours
-            or "captions" in Path(self._short(folder)).parts
-        ]
-
-    def _short(self, path: str) -> str:
+    def _relative(self, path: str) -> str:
         return path.removeprefix(self.prefix)
 
 
 def _walk(
-    folder: str, above: frozenset[str], linked: bool, runs: list[str]
+    folder: str, ancestors: frozenset[str], via_link: bool, run_folders: list[str]
 ) -> Iterator[tuple[str, bool]]:
-    """Files below a folder, and whether a link led there; ``above`` are the real paths of the folders on the way, against
-    links in a circle. Folders of training runs are put into ``runs`` instead."""
-    real = os.path.realpath(folder)
-    if real in above:
+    """Yield the files below a folder, each with whether a link led to it.
+
+    Args:
+        folder: where to begin.
+        ancestors: real paths of the folders above, to stop at circular links.
+        via_link: whether a link led to the folder.
+        run_folders: receives the folders of training runs, whose files are not yielded.
+    """
+    real_path = os.path.realpath(folder)
+    if real_path in ancestors:
         return
-    with os.scandir(folder) as entries:
-        there = [entry for entry in entries if not entry.name.startswith(".")]
-    if {entry.name for entry in there}.issuperset(RUN_FILES):
-        runs.append(folder)
+
+    with os.scandir(folder) as scanned_entries:
+        entries = [entry for entry in scanned_entries if not entry.name.startswith(".")]
+    if {entry.name for entry in entries}.issuperset(RUN_FILES):
+        run_folders.append(folder)
         return
-    for entry in there:
-        by_link = linked or entry.is_symlink()
+
+    for entry in entries:
+        is_link = via_link or entry.is_symlink()
         if entry.is_dir():
-            yield from _walk(entry.path, above | {real}, by_link, runs)
+            yield from _walk(entry.path, ancestors | {real_path}, is_link, run_folders)
         else:
-            yield entry.path, by_link
-
-
-def _texts(files: Collection[str]) -> Mapping[str, str]:
-    """Text files by their path with the suffix in lower case, since NAME.TXT is a caption too; NAME.txt wins."""
-    texts = sorted(path for path in files if path.lower().endswith(".txt"))
-    return {
-        path[:-4] + ".txt": path
-        for path in sorted(texts, key=lambda path: path.endswith(".txt"))
-    }
+            yield entry.path, is_link
 
 
 def _captions_folder(root: Path, folder: Path) -> Path:
-    """Where the captions of a folder's clips belong: below captions/ beside the nearest videos/ or images/, or there."""
-    for above in (folder, *folder.parents):
-        if above.name in CLIP_FOLDERS:
-            return above.with_name("captions") / folder.relative_to(above)
-        if above == root:
+    """Return the folder in which the captions of a folder's clips are expected.
+
+    It is below the ``captions`` sibling of the nearest videos/ or images/, else the folder
+    itself.
+    """
+    for ancestor in (folder, *folder.parents):
+        if ancestor.name in CLIP_FOLDERS:
+            return ancestor.with_name("captions") / folder.relative_to(ancestor)
+        if ancestor == root:
             break
     return folder
-
-
-def _loosely(path: str) -> str:
-    return unicodedata.normalize("NFC", path).casefold()

@@ -1,4 +1,4 @@
-"""Where a dataset comes from: a folder, an archive, or a dataset of the Hub, fetched into the Hub's own cache."""
+"""Dataset locations: a folder, an archive, or a dataset of the Hub becomes a folder on disk."""
 
 import os
 import re
@@ -8,154 +8,211 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from videotune.data.archives import ARCHIVE_SUFFIXES, FileProgressFn, silent, unpack
-from videotune.data.captions import METADATA_NAMES
+from videotune.data.clip_file import CLIP_SUFFIXES, ClipFile
 from videotune.data.file_checks import ARCHIVES, type_of_file
-from videotune.data.layouts import CLIP_SUFFIXES, ClipFile, read_folder
+from videotune.data.layouts import read_folder
+from videotune.data.metadata_files import METADATA_NAMES
 from videotune.errors import VideotuneError
 from videotune.hub_errors import hub_problem
 from videotune.lazy import huggingface_hub as hub
 
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>.+))?")
 _OTHER_SPLITS = ("test", "val", "valid", "validation", "dev", "eval")
 
 
 @dataclass(frozen=True)
 class Location:
-    """A dataset as it lies on disk: the folder of its files, and notes on it.
-
-    ``name`` is the same wherever it lies. The first note on a Hub dataset says its commit, so that it can be had again.
-    """
+    """A dataset on disk."""
 
     root: Path
+    """Folder of its files."""
+
     files: list[ClipFile]
+
     notes: list[str]
+    """The first note on a Hub dataset names its commit, so that it can be fetched again."""
+
     name: str
+    """Name of the dataset, independent of where it is on disk."""
 
 
 def open_location(path: str, cache: Path, progress: FileProgressFn = silent) -> Location:
-    """The clips of a folder, of an archive (unpacked into ``cache``), or of a Hub dataset: "user/name" where no such path
-    exists, or "hf://datasets/user/name@revision". VideotuneError where there is none or it cannot be read.
+    """Find the clips of a dataset, after unpacking or downloading it if needed.
+
+    Args:
+        path: a folder, an archive, or a Hub dataset: "hf://datasets/user/name@revision", or
+            "user/name" if no such path exists.
+        cache: folder into which an archive is unpacked.
+        progress: called while an archive is unpacked.
+
+    Raises:
+        VideotuneError: if the dataset does not exist or cannot be read.
     """
     if path.startswith("hf://"):
         return _open_hub(path, cache, progress)
-    place = Path(path).expanduser()
-    if place.is_file() and type_of_file(place) in ARCHIVES:
-        return _open_archive(place, cache, progress)
-    if not place.exists() and _may_be_hub_id(path):
+
+    local_path = Path(path).expanduser()
+    if local_path.is_file() and type_of_file(local_path) in ARCHIVES:
+        return _open_archive(local_path, cache, progress)
+    if not local_path.exists() and _may_be_hub_id(path):
         return _open_hub(path, cache, progress)
-    files, notes = read_folder(place)
-    return Location(place, files, notes, place.absolute().name)
+
+    files, notes = read_folder(local_path)
+    return Location(local_path, files, notes, name=local_path.absolute().name)
 
 
 def _open_archive(archive: Path, cache: Path, progress: FileProgressFn) -> Location:
     folder = unpack(archive, cache, progress)
     files, notes = read_folder(folder)
-    suffix = next(
-        (suffix for suffix in ARCHIVE_SUFFIXES if archive.name.lower().endswith(suffix)), ""
-    )
-    return Location(folder, files, notes, archive.name[: len(archive.name) - len(suffix)])
+
+    name = archive.name
+    for suffix in ARCHIVE_SUFFIXES:
+        if name.lower().endswith(suffix):
+            name = name[: -len(suffix)]
+            break
+    return Location(folder, files, notes, name)
 
 
 def _open_hub(path: str, cache: Path, progress: FileProgressFn) -> Location:
-    """A dataset of the Hub: its clips, or where it has none the one archive that it holds."""
-    match = _HUB.fullmatch(path.removeprefix("hf://datasets/"))
+    """Open a Hub dataset: its clips, or the single archive in it if it has no clips."""
+    match = _HUB_ID.fullmatch(path.removeprefix("hf://datasets/"))
     if match is None:
         raise VideotuneError(
-            f"{path} is no Hub dataset. Write hf://datasets/user/name, or …/name@revision."
+            f"{path} is not a Hub dataset. Write hf://datasets/user/name, or "
+            "hf://datasets/user/name@revision."
         )
+
     repo = match["repo"]
-    revision = match["revision"]
+    suffixes = (*CLIP_SUFFIXES, ".txt")
     try:
-        root = _snapshot(repo, revision, (*CLIP_SUFFIXES, ".txt"), METADATA_NAMES)
+        root = _snapshot(repo, match["revision"], suffixes=suffixes, names=METADATA_NAMES)
     except VideotuneError as error:
         local = "" if path.startswith("hf://") else f"There is no folder {path} here, and "
         raise VideotuneError(f"{local}{error}") from error
-    note = f"{path} is hf://datasets/{repo}@{root.name}"
-    name = repo.split("/")[-1]
-    listed = _listing(repo, root)
-    packed = [file for file in listed if file.lower().endswith(ARCHIVE_SUFFIXES)]
-    media = [file for file in listed if file.lower().endswith(CLIP_SUFFIXES)]
-    if media:
-        files, notes = read_folder(
-            root, within=root.parent.parent
-        )  # links lead to blobs/ beside snapshots/
-        if packed:
-            notes.append(f"{repo}: {len(packed)} archives are not fetched ({packed[0]})")
-        tests = [file for file in media if file.split("/")[0] in _OTHER_SPLITS]
-        if tests:
-            notes.append(
-                f"{repo}: {len(tests)} clips of test folders ({tests[0]}) are used like all others"
-            )
-        return Location(root, files, [note, *notes], name)
-    if len(packed) == 1:
-        archive = _open_archive(
-            _snapshot(repo, root.name, (), packed) / packed[0], cache, progress
+
+    commit_note = f"{path} is hf://datasets/{repo}@{root.name}"
+    repo_files = _repo_files(repo, root)
+    archives = [file for file in repo_files if file.lower().endswith(ARCHIVE_SUFFIXES)]
+
+    if any(file.lower().endswith(CLIP_SUFFIXES) for file in repo_files):
+        # Links in snapshots/ lead to its sibling blobs/.
+        files, notes = read_folder(root, within=root.parent.parent)
+        notes = [commit_note, *notes, *_repo_notes(repo, repo_files, archives)]
+        return Location(root, files, notes, name=repo.split("/")[-1])
+
+    if len(archives) == 1:
+        return _open_hub_archive(
+            repo,
+            repo_files,
+            root=_snapshot(repo, root.name, suffixes=(), names=archives),
+            archive_name=archives[0],
+            commit_note=commit_note,
+            cache=cache,
+            progress=progress,
         )
-        texts = [file for file in listed if file.endswith((*METADATA_NAMES, ".txt"))]
-        notes = [
-            f"{repo}: {file} is not used, since the clips are in {packed[0]}" for file in texts
-        ]
-        return Location(
-            archive.root, archive.files, [f"{note}/{packed[0]}", *archive.notes, *notes], name
+    raise VideotuneError(_no_clips_message(repo, repo_files))
+
+
+def _repo_notes(repo: str, repo_files: Sequence[str], archives: Sequence[str]) -> list[str]:
+    """Return notes on archives and test splits of a Hub dataset that has clips as files."""
+    notes = []
+    if archives:
+        notes.append(f"{repo}: {len(archives)} archives are not fetched ({archives[0]})")
+
+    clips = [file for file in repo_files if file.lower().endswith(CLIP_SUFFIXES)]
+    test_clips = [file for file in clips if file.split("/")[0] in _OTHER_SPLITS]
+    if test_clips:
+        notes.append(
+            f"{repo}: {len(test_clips)} clips of test folders ({test_clips[0]}) "
+            "are used like all others"
         )
-    kinds = Counter(os.path.splitext(file)[1] or "no suffix" for file in listed)
-    has = ", ".join(f"{count} {suffix}" for suffix, count in kinds.most_common(8)) or "nothing"
-    what = f"no video or image files (it has {has}), nor one archive of them"
-    raise VideotuneError(
-        f"The Hub dataset {repo} has {what}. Save the clips as files and give their folder."
+    return notes
+
+
+def _open_hub_archive(
+    repo: str,
+    repo_files: Sequence[str],
+    *,
+    root: Path,
+    archive_name: str,
+    commit_note: str,
+    cache: Path,
+    progress: FileProgressFn,
+) -> Location:
+    """Open the single archive of a Hub dataset; report captions next to it as not used."""
+    location = _open_archive(root / archive_name, cache, progress)
+    text_files = [file for file in repo_files if file.endswith((*METADATA_NAMES, ".txt"))]
+    text_notes = [
+        f"{repo}: {file} is not used, since the clips are in {archive_name}"
+        for file in text_files
+    ]
+    notes = [f"{commit_note}/{archive_name}", *location.notes, *text_notes]
+    return Location(location.root, location.files, notes, name=repo.split("/")[-1])
+
+
+def _no_clips_message(repo: str, repo_files: Sequence[str]) -> str:
+    suffixes = Counter(os.path.splitext(file)[1] or "no suffix" for file in repo_files)
+    contents = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(8))
+    return (
+        f"The Hub dataset {repo} has no video or image files (it has {contents or 'nothing'}) "
+        "and not exactly one archive. Save the clips as files and give their folder."
     )
 
 
 def _may_be_hub_id(path: str) -> bool:
-    """Whether a path that is not there can be meant as user/name of a Hub dataset."""
-    if (
-        path.lower().endswith(ARCHIVE_SUFFIXES)
-        or path.startswith((".", "~"))
-        or not _HUB.fullmatch(path)
-    ):
+    """Return whether a path that does not exist can be meant as the user/name of a dataset."""
+    is_path = path.lower().endswith(ARCHIVE_SUFFIXES) or path.startswith((".", "~"))
+    if is_path or not _HUB_ID.fullmatch(path):
         return False
-    return not Path(
-        path.split("/")[0]
-    ).exists()  # a slip in a path is no reason to ask the network
+    # A typo in a path below an existing folder should not cause a network request.
+    return not Path(path.split("/")[0]).exists()
 
 
 def _snapshot(
-    repo: str, revision: str | None, suffixes: Sequence[str], names: Sequence[str]
+    repo: str, revision: str | None, *, suffixes: Sequence[str], names: Sequence[str]
 ) -> Path:
-    """The folder of a dataset repository at a revision, with its files of these suffixes (in any case) and names.
+    """Return the folder of a dataset repository's snapshot, named by its commit.
 
-    Its last part is the commit. What is not in the Hub's cache is downloaded, unless HF_HUB_OFFLINE is set. VideotuneError
-    that names the id, the cause and the remedy.
+    Files that are not in the Hub's cache are downloaded, unless HF_HUB_OFFLINE is set.
+
+    Args:
+        repo: "user/name".
+        revision: branch, tag or commit; None is the default branch.
+        suffixes: files with these suffixes (in any case) are fetched.
+        names: files with these names are fetched, in any folder.
+
+    Raises:
+        VideotuneError: with id, cause and remedy.
     """
-    cases = (
-        "".join(f"[{x}{x.upper()}]" if x.isalpha() else x for x in suffix)
-        for suffix in suffixes
-    )  # any case
-    patterns = [*(f"*{suffix}" for suffix in cases), *names, *(f"*/{name}" for name in names)]
+    patterns = [f"*{_any_case(suffix)}" for suffix in suffixes]
+    patterns += names
+    patterns += [f"*/{name}" for name in names]
     try:
-        return Path(
-            hub.snapshot_download(
-                repo, repo_type="dataset", revision=revision, allow_patterns=patterns
-            )
+        folder = hub.snapshot_download(
+            repo, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
-    except (
-        Exception
-    ) as error:  # the hub's library raises a dozen kinds; each is explained to the user
+    except Exception as error:  # the library raises a dozen types; hub_problem explains each
         raise VideotuneError(
             f"the Hub dataset {hub_problem(repo, error, folder='datasets/')}"
         ) from error
+    return Path(folder)
 
 
-def _listing(repo: str, root: Path) -> list[str]:
-    """All files of the repository at a snapshot's commit, if the cache knows them; else those in the snapshot."""
+def _any_case(suffix: str) -> str:
+    """Return a glob pattern that matches a suffix in any case: ".mp4" -> ".[mM][pP]4"."""
+    letters = [f"[{char}{char.upper()}]" if char.isalpha() else char for char in suffix]
+    return "".join(letters)
+
+
+def _repo_files(repo: str, root: Path) -> list[str]:
+    """Return all files of the repository at a snapshot's commit, sorted.
+
+    If the cache does not have the list, return the files of the snapshot.
+    """
     try:
-        return sorted(
-            file.path
-            for file in hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
-        )
-    except (
-        hub.errors.CachedRepoTreeNotFoundError
-    ):  # written by an older version of the hub's library, or by hand
-        return sorted(
-            path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()
-        )
+        tree = hub.get_cached_repo_tree(repo, repo_type="dataset", revision=root.name)
+        return sorted(file.path for file in tree)
+    except hub.errors.CachedRepoTreeNotFoundError:
+        # Written by an older version of the library, or by hand.
+        files = [path for path in root.rglob("*") if not path.is_dir()]
+        return sorted(path.relative_to(root).as_posix() for path in files)

@@ -1,11 +1,15 @@
-"""The media info and content scans of files, remembered, so that a second scan neither reads nor opens one.
+"""The media index: media info and content scans of files, remembered between scans.
 
-A file is known by its path, size and time of change, a content by the hash of its bytes: a file that was moved or copied is
-hashed, and nothing else is asked of it again. The index is one JSON file:
+A file is identified by path, size and modification time, a content by the hash of its bytes: a
+file that was moved or copied is only hashed. The index is one JSON file:
 
-    {"version", "av", "files": {path: {size, mtime_ns, id}}, "contents": {id + suffix: {"info", "until", "scan", "problem"}}}
+    {
+      "version", "av",
+      "files": {path: {size, mtime_ns, id}},
+      "contents": {id + suffix: {"info", "until", "scan", "problem"}}
+    }
 
-It may have come with a dataset, so that nothing in it is trusted.
+It may have come with a dataset, so all of its values are checked.
 """
 
 import json
@@ -26,49 +30,59 @@ from videotune.data.media_info import MediaInfo
 from videotune.data.workers import Call, default_workers
 
 INDEX_VERSION = 5
-"""Raised whenever ``probe`` or ``scan_content`` would say something else of the same file."""
+"""Increase it whenever ``probe`` or ``scan_content`` returns something else for the same
+file."""
 
 SAVE_EVERY = 60.0
-"""Seconds of a long scan after which what is known so far is written down."""
+"""Seconds of a long scan after which the index is saved."""
 
 SLOWEST_DISK = 10e6
-"""Bytes a second: beyond the usual time limit a file gets as long as this takes, since all of it is hashed."""
+"""Bytes a second. A file's time limit grows by the time to hash it at this rate."""
 
 SLOWEST_DECODER = 20.0
-"""Seconds for each second of a clip, beyond the usual time limit: one thread on 8K is about so slow."""
+"""Seconds per second of a clip, by which its time limit grows: 8K takes so long on one
+thread."""
 
 AHEAD = 64
-"""Clips given to the workers before their turn: one that hangs holds up the others only when so many wait behind it."""
+"""Clips submitted to the workers before their turn: one that hangs holds up the others only if
+this many are queued behind it."""
 
 IndexRow = dict[str, Any]
 
 _ID = re.compile("[0-9a-f]{32}")
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What an index can raise that is damaged, or that a dataset brought."""
+"""Errors that a damaged or hostile index can raise."""
 
 
 class Examined(NamedTuple):
-    """A file's id (a hash of its bytes; "" where they cannot be read), its media info and content scan, or the problem with
-    it; a scan's problem comes with media info."""
+    """The result of examining a file."""
 
     id: str
+    """Hash of the file's bytes; "" if they cannot be read."""
+
     info: MediaInfo | None = None
     scan: ContentScan | None = None
     problem: ClipProblem | None = None
+    """Why the clip cannot be used. If only the scan failed, there is media info too."""
 
 
 class MediaIndex:
-    """The index at ``path`` (None: nothing is remembered); the process's own workers answer for what it lacks.
+    """Media info and content scans by file, read from an index or else from the workers.
 
-    It is written anew, whole, when something changed: at the end, every minute, and when a call is interrupted. What may be
-    otherwise next time (rights, a decoder that crashed or hung) is not remembered. ``notes`` report an index that was
-    damaged, or cannot be written.
+    The index is saved at the end, every minute, and when a call is interrupted. Problems that
+    may go away (missing rights, a decoder that crashed or hung) are not remembered.
+
+    Args:
+        path: the index file; None keeps nothing.
+        progress: called with (files done, files in all, current file).
     """
 
     def __init__(self, path: Path | None, progress: FileProgressFn = silent) -> None:
         self.path = path
-        self._progress = progress
         self.notes: list[str] = []
+        """Reports of an index that was damaged or cannot be written."""
+
+        self._progress = progress
         self._changed = False
         self._files: dict[str, IndexRow] = {}
         self._contents: dict[str, IndexRow] = {}
@@ -77,90 +91,113 @@ class MediaIndex:
     def examine(
         self, paths: Sequence[Path], roots: Sequence[Path], until: float
     ) -> list[Examined]:
-        """What each file is, with its first ``until`` seconds scanned; from the index, else from the workers.
+        """Return media info and content scan of each file; start workers only if needed.
 
-        The index counts where size and time of change agree, and where its scan is of the same stretch of the clip, so that
-        no run before this one decides what is found. Entries of files below ``roots`` that are gone are dropped; others
-        stay. No worker is started when everything is known.
+        A remembered scan counts only if it covered the same part of the clip, so results do not
+        depend on earlier runs.
+
+        Args:
+            paths: files of all datasets.
+            roots: folders of the datasets; entries of vanished files in them are dropped.
+            until: seconds of each clip to scan.
         """
-        rows = [(path, *self._remembered(path, until)) for path in paths]
-        unknown = [(path, stamp) for path, stamp, found in rows if found is None]
+        lookups = [(path, *self._look_up(path, until)) for path in paths]
+        missing = [(path, stamp) for path, stamp, remembered in lookups if remembered is None]
+
         examined: list[Examined] = []
-        written = time.monotonic()
+        saved_at = time.monotonic()
         try:
-            with closing(self._ask(unknown, until)) as answers:
-                for path, stamp, found in rows:
+            with closing(self._examine_in_workers(missing, until)) as answers:
+                for path, stamp, remembered in lookups:
                     self._progress(len(examined), len(paths), str(path))
-                    examined.append(found or self._learn(path, stamp, next(answers), until))
-                    if time.monotonic() - written >= SAVE_EVERY:
+                    if remembered is None:
+                        remembered = self._store(path, stamp, next(answers), until)
+                    examined.append(remembered)
+
+                    if time.monotonic() - saved_at >= SAVE_EVERY:
                         self._write()
-                        written = time.monotonic()
+                        saved_at = time.monotonic()
+
             self._progress(len(paths), len(paths), "")
-            inside = {_name(path) for path in paths}
-            folders = tuple(os.path.join(_name(root), "") for root in roots)
-            gone = [
-                name for name in self._files if name not in inside and name.startswith(folders)
-            ]
-            for name in gone:  # not earlier: a moved file's content is known by it
-                del self._files[name]
-            self._changed |= bool(gone)
+            # Only now: until here the content of a moved file is known by its old path.
+            self._drop_vanished(paths, roots)
         finally:
             self._write()
         return examined
 
-    def _ask(
-        self, unknown: Sequence[tuple[Path, IndexRow]], until: float
+    def _drop_vanished(self, paths: Sequence[Path], roots: Sequence[Path]) -> None:
+        """Drop entries of files below ``roots`` that are not in ``paths``."""
+        present_names = {_absolute_name(path) for path in paths}
+        folders = tuple(os.path.join(_absolute_name(root), "") for root in roots)
+        vanished_names = [
+            name
+            for name in self._files
+            if name not in present_names and name.startswith(folders)
+        ]
+        for name in vanished_names:
+            del self._files[name]
+        self._changed |= bool(vanished_names)
+
+    def _examine_in_workers(
+        self, missing: Sequence[tuple[Path, IndexRow]], until: float
     ) -> Generator[Any, None, None]:
-        """The workers' answers for these files, in order. Contents known by another name are hashed only."""
-        if not unknown:
+        """Yield the workers' answers for files, in order; known contents are only hashed."""
+        if not missing:
             return
         pool = default_workers()
-        alike: dict[tuple[int, str], set[str]] = {
-            (stamp["size"], _key("", path)): set() for path, stamp in unknown
-        }
+
+        # Ids of remembered contents that a file may have, by its size and suffix.
+        candidate_ids: dict[tuple[int, str], set[str]] = {}
+        for path, stamp in missing:
+            candidate_ids[stamp["size"], _content_key("", path)] = set()
         for name, row in self._files.items():
-            ids = alike.get((row["size"], _key("", name)))
-            if ids is not None and self._known(Path(name), row["id"], until) is not None:
+            ids = candidate_ids.get((row["size"], _content_key("", name)))
+            if ids is not None and self._content(Path(name), row["id"], until) is not None:
                 ids.add(row["id"])
 
         def calls() -> Iterator[Call]:
-            for path, stamp in unknown:
-                known = sorted(alike[stamp["size"], _key("", path)])
-                limit = (
-                    pool.limit
-                    + stamp["size"] / SLOWEST_DISK
-                    + SLOWEST_DECODER * min(until, 3600.0)
-                )
-                yield "examine", {"path": _name(path), "until": until, "known": known}, limit
+            for path, stamp in missing:
+                arguments = {
+                    "path": _absolute_name(path),
+                    "until": until,
+                    "known_ids": sorted(candidate_ids[stamp["size"], _content_key("", path)]),
+                }
+                hash_seconds = stamp["size"] / SLOWEST_DISK
+                decode_seconds = SLOWEST_DECODER * min(until, 3600.0)
+                yield "examine", arguments, pool.limit + hash_seconds + decode_seconds
 
         yield from pool.map(calls(), AHEAD)
 
-    def _remembered(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
-        """The file's stamp, and what it is if the index knows that file unchanged."""
+    def _look_up(self, path: Path, until: float) -> tuple[IndexRow, Examined | None]:
+        """Return a file's size and modification time, and its entry if these are unchanged."""
         try:
             stat = stat_of(path)
         except ClipProblem as problem:
             return {}, Examined("", problem=problem)
-        stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        row = self._files.get(_name(path), {})
-        return stamp, self._known(
-            path, row["id"], until
-        ) if stamp.items() <= row.items() else None
 
-    def _known(self, path: Path, clip_id: str, until: float) -> Examined | None:
-        """A content as a file has it; None where the index does not hold it so far, or is damaged there."""
-        key = _key(clip_id, path)
+        stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        row = self._files.get(_absolute_name(path), {})
+        is_unchanged = stamp.items() <= row.items()
+        return stamp, self._content(path, row["id"], until) if is_unchanged else None
+
+    def _content(self, path: Path, clip_id: str, until: float) -> Examined | None:
+        """Return a remembered content as the file ``path`` has it.
+
+        Returns None if the content is not in the index, was scanned for another part of the
+        clip, or is damaged; a damaged entry is dropped.
+        """
+        key = _content_key(clip_id, path)
+
         try:
             row = self._contents[key]
-            info = (
-                MediaInfo.from_json(row["info"] | {"path": str(path)})
-                if "info" in row
-                else None
-            )
-            if info is not None and min(row["until"], info.seconds) != min(until, info.seconds):
-                return None
+            info = None
+            if "info" in row:
+                info = MediaInfo.from_json(row["info"] | {"path": str(path)})
+                scanned_seconds = min(row["until"], info.seconds)
+                if scanned_seconds != min(until, info.seconds):
+                    return None
             scan = ContentScan.from_json(row["scan"]) if "scan" in row else None
-            problem = None if scan is not None else _problem(row["problem"])
+            problem = _problem_from_json(row["problem"]) if scan is None else None
             return Examined(clip_id, info, scan, problem)
         except _DAMAGE:
             self._changed |= self._contents.pop(key, None) is not None
@@ -170,53 +207,63 @@ class MediaIndex:
                 )
             return None
 
-    def _learn(self, path: Path, stamp: IndexRow, answer: Any, until: float) -> Examined:
-        """Put a worker's answer into the index, unless it may be another next time."""
+    def _store(self, path: Path, stamp: IndexRow, answer: Any, until: float) -> Examined:
+        """Store a worker's answer, unless the next attempt may give another."""
         if isinstance(answer, ClipProblem):
             return Examined("", problem=answer)
+
         clip_id = answer.pop("id")
         if not clip_id:
-            return Examined("", problem=_problem(answer["problem"]))
+            return Examined("", problem=_problem_from_json(answer["problem"]))
+
+        # A known content was only hashed.
         if answer:
-            self._contents[_key(clip_id, path)] = answer | {"until": until}
-        self._files[_name(path)] = {**stamp, "id": clip_id}
+            self._contents[_content_key(clip_id, path)] = answer | {"until": until}
+        self._files[_absolute_name(path)] = {**stamp, "id": clip_id}
         self._changed = True
-        known = self._known(path, clip_id, until)
-        assert known is not None
-        return known
+
+        examined = self._content(path, clip_id, until)
+        assert examined is not None
+        return examined
 
     def _read(self) -> None:
-        """Read the index; it stays empty, with a note, where it is damaged; another version's is made anew without one."""
+        """Read the index file; leave the index empty if it is damaged or of another version."""
         if self.path is None or not self.path.exists():
             return
+
         try:
             value = files.read_json(self.path)
             if (value["version"], value["av"]) != (INDEX_VERSION, version("av")):
                 self._changed = True
                 return
+
             for row in value["files"].values():
-                if not (
+                is_valid = (
                     isinstance(row["size"], int)
                     and isinstance(row["mtime_ns"], int)
                     and _ID.fullmatch(row["id"])
-                ):
-                    raise ValueError("a file's row lacks something")
+                )
+                if not is_valid:
+                    raise ValueError("a file's row has a wrong type")
             if not all(isinstance(row, dict) for row in value["contents"].values()):
-                raise TypeError("a content is no object")
+                raise TypeError("a content is not an object")
+
             self._files = value["files"]
             self._contents = value["contents"]
         except (OSError, *_DAMAGE) as error:
             self.notes.append(
-                f"the index {self.path} was damaged ({type(error).__name__}) and has been rebuilt"
+                f"the index {self.path} was damaged ({type(error).__name__}) "
+                "and has been rebuilt"
             )
             self._changed = True
 
     def _write(self) -> None:
-        """Write the index whole if it has changed, without contents that no file has."""
+        """Write the index if it has changed, without contents that no file has."""
         if self.path is None or not self._changed:
             return
-        used = {_key(row["id"], name) for name, row in self._files.items()}
-        contents = {key: row for key, row in self._contents.items() if key in used}
+
+        used_keys = {_content_key(row["id"], name) for name, row in self._files.items()}
+        contents = {key: row for key, row in self._contents.items() if key in used_keys}
         value = {
             "version": INDEX_VERSION,
             "av": version("av"),
@@ -224,27 +271,30 @@ class MediaIndex:
             "contents": contents,
         }
         try:
-            files.write_text(
-                self.path, json.dumps(value)
-            )  # ASCII, since a file's name may be no valid text
+            # json.dumps escapes all but ASCII: a file name may not be valid text.
+            files.write_text(self.path, json.dumps(value))
         except OSError as error:
-            note = f"{self.path.parent} cannot be written ({error.strerror}): the clips are read again next time"
-            self.notes += [note] if note not in self.notes else []
+            note = (
+                f"{self.path.parent} cannot be written ({error.strerror}): "
+                "the clips are read again next time"
+            )
+            if note not in self.notes:
+                self.notes.append(note)
         self._changed = False
 
 
-def _name(path: Path) -> str:
+def _absolute_name(path: Path) -> str:
     return str(path.absolute())
 
 
-def _key(clip_id: str, path: str | Path) -> str:
-    """A content's name: what ``probe`` says depends on the bytes, and on whether the suffix calls them an image."""
+def _content_key(clip_id: str, path: str | Path) -> str:
+    """Return a content's key: ``probe`` depends on the bytes and on the suffix."""
     return clip_id + os.path.splitext(path)[1].lower()
 
 
-def _problem(value: Any) -> ClipProblem:
-    """A problem as the index keeps it; ValueError for another."""
+def _problem_from_json(value: Any) -> ClipProblem:
+    """Restore a problem from the index; raise ValueError or TypeError if it is invalid."""
     reason, detail = value
     if reason not in REASONS or not isinstance(detail, str):
-        raise ValueError("no problem that clips have")
+        raise ValueError("not a valid problem of a clip")
     return ClipProblem(reason, detail)

@@ -1,4 +1,4 @@
-"""A video, or a folder of them, -> a clip of each scene, with its caption; the originals stay as they are."""
+"""Split videos into a clip of each scene, with its caption; the originals stay as they are."""
 
 import json
 import math
@@ -6,76 +6,107 @@ import re
 import shutil
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from videotune import files
 from videotune.data.archives import FileProgressFn, silent
+from videotune.data.clip_file import ClipFile
 from videotune.data.content_scan import CUT_RATIO, scan_content
 from videotune.data.decode import Reader
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import is_animated
-from videotune.data.layouts import ClipFile, read_folder
-from videotune.data.media_info import VIDEO_SUFFIXES, MediaInfo, probe
-from videotune.data.video_writer import SAME_BITS
+from videotune.data.layouts import read_folder
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import VIDEO_SUFFIXES, probe
+from videotune.data.scene_encoding import encode_scene
 from videotune.errors import VideotuneError
-from videotune.lazy import av, av_reformatter
 
 JOURNAL = ".videotune-split.jsonl"
-"""In the output folder: how each file was split, so that a stopped run continues and no other file is overwritten."""
+"""File in the output folder that records how each video was split, so that a stopped run can
+continue and files of other origin are not overwritten."""
 
-QUALITY = "14"
-"""x264's CRF: what is lost is below what a training at a lower resolution could see."""
-
-ClipAccount = dict[str, Any]
+JournalRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Frames ``first`` to before ``end`` of a file, written as ``path``; None where it is too short and left out."""
+    """Frames ``first`` to before ``end`` of a video."""
 
     first: int
     end: int
+
     start: float
+    """Second of the video at which the scene begins."""
+
     seconds: float
+
     path: Path | None
+    """The file to write; None if the scene is too short and left out."""
 
 
 @dataclass
 class SplitFile:
-    """A file to split: its scenes go to ``folder``/``stem``-scene-001.mp4 and so on; ``problem`` says why it has none;
-    ``row`` is its line of the journal, without the cuts.
-
-    ``captions``: how many were written. ``image``: it is one, has no scenes, and was left where it is.
-    """
+    """A file of the source; its scenes are ``folder``/``stem``-scene-001.mp4 and so on."""
 
     file: ClipFile
     folder: Path
     stem: str
-    image: bool = False
-    row: ClipAccount = field(default_factory=dict)
+
+    is_image: bool = False
+    """An image has no scenes and is not copied."""
+
+    row: JournalRow = field(default_factory=dict)
+    """Its line of the journal, without the cuts."""
+
     info: MediaInfo | None = None
+
     problem: ClipProblem | None = None
+    """Why it could not be split."""
+
     scenes: tuple[Scene, ...] = ()
+
     captions: int = 0
+    """Scenes that have a caption."""
 
     @property
     def seconds(self) -> float:
-        """How long the file plays; 0 where that is not known."""
+        """Duration of the file; 0 if unknown."""
         return self.info.seconds if self.info is not None else 0.0
 
-    def written(self) -> list[Path]:
-        """Files that bear the names of its scenes and captions; not those of a file called video-scene-001."""
-        name = re.compile(rf"{re.escape(self.stem)}-scene-(\d{{3}}|[1-9]\d{{3,}})\.[^.]+")
-        return sorted(path for path in self.folder.glob("*") if name.fullmatch(path.name))
+    def output_files(self) -> list[Path]:
+        """Return existing files with the names of its scenes and captions.
+
+        The scenes of another file, itself called video-scene-001, are not among them.
+        """
+        pattern = re.compile(rf"{re.escape(self.stem)}-scene-(\d{{3}}|[1-9]\d{{3,}})\.[^.]+")
+        return sorted(path for path in self.folder.glob("*") if pattern.fullmatch(path.name))
+
+
+class _Progress:
+    """Reports progress in seconds of video."""
+
+    def __init__(self, videos: Sequence[SplitFile], progress: FileProgressFn) -> None:
+        self._total = math.ceil(sum(video.seconds for video in videos))
+        self._done = 0.0
+        self._progress = progress
+
+    def report(self, seconds: float, name: str) -> None:
+        """Report ``seconds`` of the current video."""
+        self._progress(int(self._done + seconds), self._total, name)
+
+    def finish_video(self, seconds: float) -> None:
+        """Count a video of this duration as done."""
+        self._done += seconds
+
+    def finish(self) -> None:
+        """Report that all is done."""
+        self.report(math.ceil(self._done) - self._done, "")
 
 
 def split(
@@ -87,117 +118,168 @@ def split(
     overwrite: bool = False,
     progress: FileProgressFn = silent,
 ) -> list[SplitFile]:
-    """Write each scene of ``source`` (a video, or a folder of them) as a file of its own below ``out``; one result a file.
+    """Write each scene of a video, or of a folder of videos, as a file of its own.
 
-    A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every frame, its time, and the declared
-    colours, upright, in square pixels and with even sides; no sound. A file without cuts is copied as it is. A caption goes
-    beside each scene. Scenes shorter than ``min_seconds`` are left out. ``threshold`` (None: 3) is how many times as much
-    as the frames around it a cut changes the picture. Images are not split; their results come last.
+    A scene is out/<folder within source>/<stem>-scene-001.mp4: H.264 that keeps every frame,
+    its time, and the declared colours, upright, in square pixels and with even sides; no sound.
+    A file without cuts is copied. Each scene gets the caption of its video. A run that was
+    stopped continues where it was.
 
-    A run that was stopped continues where it was. VideotuneError where something would be overwritten and ``overwrite``
-    does not allow it, or for settings out of range; a file that cannot be read is a result with its problem.
+    Args:
+        source: a video or a folder of videos.
+        out: folder of the scenes.
+        min_seconds: shorter scenes are left out.
+        threshold: how many times as much as the frames around it a cut changes the picture;
+            default is 3.
+        overwrite: whether scenes of other settings, or other files of their names, are
+            replaced.
+        progress: called with (seconds done, seconds in all, current file).
+
+    Returns:
+        One result per file, images last. A video that cannot be read has a problem.
+
+    Raises:
+        VideotuneError: if a setting is out of range, or if files would be overwritten without
+            ``overwrite``.
     """
-    settings: ClipAccount = {
+    settings: JournalRow = {
         "min_seconds": min_seconds,
         "threshold": CUT_RATIO if threshold is None else threshold,
     }
-    _check(source, out, **settings)
-    results = _files(source, out, settings)
+    _check_settings(source, out, **settings)
+    results = _plan_files(source, out, settings)
     videos = [result for result in results if result.info is not None]
     journal = {str(row.get("key")): row for row in files.read_lines(out / JOURNAL)}
-    strange = [path for one in videos if not _same(one.row, journal) for path in one.written()]
-    if strange and not overwrite:
-        there = f"{len(strange)} files are there already (such as {strange[0]})"
-        raise VideotuneError(
-            f"{there}. Give an empty folder, or allow it to replace them with --overwrite."
-        )
-    total = math.ceil(sum(one.seconds for one in videos))
-    done = 0.0
+    if not overwrite:
+        _check_overwriting(videos, journal)
 
-    def report(seconds: float, name: str) -> None:
-        progress(int(done + seconds), total, name)
-
-    for one in videos:
-        name = one.file.path.name
-        report(0.0, name)
+    reporter = _Progress(videos, progress)
+    for video in videos:
         try:
-            _find_scenes(one, out, journal, overwrite)
-            report(one.seconds / 2, name)  # finding cuts takes about as long as writing
-            for seconds in _write_scenes(one):
-                report((one.seconds + seconds) / 2, name)
-            targets = [part.path.with_suffix(".txt") for part in one.scenes if part.path]
-            one.captions = sum(_write_caption(one.file, target) for target in targets)
+            _split_video(video, out, journal, overwrite=overwrite, reporter=reporter)
         except ClipProblem as problem:
-            one.problem = problem
-            one.scenes = ()
-        done += one.seconds
-    report(math.ceil(done) - done, "")
+            video.problem = problem
+            video.scenes = ()
+        reporter.finish_video(video.seconds)
+    reporter.finish()
     return results
 
 
-def _check(source: Path, out: Path, min_seconds: float, threshold: float) -> None:
+def _split_video(
+    video: SplitFile,
+    out: Path,
+    journal: Mapping[str, JournalRow],
+    *,
+    overwrite: bool,
+    reporter: _Progress,
+) -> None:
+    """Find the scenes of a video, write them and their captions."""
+    name = video.file.path.name
+    reporter.report(0.0, name)
+    _find_scenes(video, out, journal, overwrite=overwrite)
+
+    # Finding the cuts takes about as long as writing the scenes.
+    reporter.report(video.seconds / 2, name)
+    for seconds in _write_scenes(video):
+        reporter.report((video.seconds + seconds) / 2, name)
+
+    for scene in video.scenes:
+        if scene.path is not None:
+            video.captions += _write_caption(video.file, scene.path.with_suffix(".txt"))
+
+
+def _check_settings(source: Path, out: Path, min_seconds: float, threshold: float) -> None:
+    """Raise VideotuneError if the paths or numbers make no sense."""
     if not source.exists():
         raise VideotuneError(f"{source} does not exist. Give a video or a folder of videos.")
     if not 0 <= min_seconds < math.inf:
         raise VideotuneError(
-            f"The least length of a scene is {min_seconds} s; it must be 0 or more."
+            f"The minimum duration of a scene is {min_seconds} s; it must be 0 or more."
         )
     if not 1 < threshold < math.inf:
         raise VideotuneError(
-            f"The threshold for cuts is {threshold:g}; it must be above 1 ({CUT_RATIO:g} is usual)."
+            f"The threshold for cuts is {threshold:g}; it must be above 1 "
+            f"({CUT_RATIO:g} is usual)."
         )
+
     if out.exists() and not out.is_dir():
         raise VideotuneError(f"{out} is a file. Give a folder for the scenes.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise VideotuneError(
-            f"The scenes would go to {out}, inside {source} itself. Give a folder elsewhere."
+            f"The scenes would be written to {out}, inside {source}. Give a folder elsewhere."
         )
 
 
-def _files(source: Path, out: Path, settings: ClipAccount) -> list[SplitFile]:
-    """The videos to split, then the images beside them; two of one stem in one folder are distinguished by their suffixes.
+def _check_overwriting(videos: Sequence[SplitFile], journal: Mapping[str, JournalRow]) -> None:
+    """Raise VideotuneError if files exist that the journal does not explain."""
+    unknown_files: list[Path] = []
+    for video in videos:
+        if not _is_recorded(video.row, journal):
+            unknown_files += video.output_files()
+    if unknown_files:
+        raise VideotuneError(
+            f"{len(unknown_files)} files already exist (such as {unknown_files[0]}). "
+            "Give an empty folder, or replace them with --overwrite."
+        )
 
-    VideotuneError where there is no video, or where two would write the same names.
+
+def _plan_files(source: Path, out: Path, settings: JournalRow) -> list[SplitFile]:
+    """List the videos to split, then the images next to them.
+
+    Two videos of one stem in one folder are distinguished by their suffixes.
+
+    Raises:
+        VideotuneError: if there is no video, or if two would write the same names.
     """
     root = source if source.is_dir() else source.parent
-    found = read_folder(source)[0] if source.is_dir() else [_single(source)]
-    images = [file for file in found if not _is_video(file.path)]
-    videos = [file for file in found if _is_video(file.path)]
+    clip_files = read_folder(source)[0] if source.is_dir() else [_single_video(source)]
+    images: list[ClipFile] = []
+    videos: list[ClipFile] = []
+    for file in clip_files:
+        (videos if _is_video(file.path) else images).append(file)
     if not videos:
-        hint = (
-            f" Images, of which it has {len(images)}, have no scenes to split."
-            if images
-            else ""
-        )
+        hint = f" Its {len(images)} images have no scenes to split." if images else ""
         raise VideotuneError(
             f"No video files in {source}: looked for {' '.join(VIDEO_SUFFIXES)}.{hint}"
         )
-    stems = Counter(str(file.path.with_suffix("")).casefold() for file in videos)
+
+    stem_counts = Counter(str(file.path.with_suffix("")).casefold() for file in videos)
     results: list[SplitFile] = []
-    taken: dict[tuple[Path, str], Path] = {}
+    path_by_name: dict[tuple[Path, str], Path] = {}
     for file in videos:
         path = file.path
-        alone = stems[str(path.with_suffix("")).casefold()] == 1
-        stem = path.stem if alone else f"{path.stem}-{path.suffix[1:].lower()}"
-        one = SplitFile(file, out / path.parent.relative_to(root), stem)
-        other = taken.setdefault((one.folder, stem.casefold()), path)
-        if other != path:
+        stem = path.stem
+        if stem_counts[str(path.with_suffix("")).casefold()] > 1:
+            stem = f"{path.stem}-{path.suffix[1:].lower()}"
+
+        video = SplitFile(file, out / path.parent.relative_to(root), stem)
+        conflicting_path = path_by_name.setdefault((video.folder, stem.casefold()), path)
+        if conflicting_path != path:
             raise VideotuneError(
-                f"The scenes of {other} and {path} would have the same names. Rename one of them."
+                f"The scenes of {conflicting_path} and {path} would have the same names. "
+                "Rename one of them."
             )
-        try:
-            if not file.exists:
-                raise ClipProblem("missing_file", file.missing)
-            one.info = probe(path)
-            one.row = {
-                "key": (one.folder / stem).relative_to(out).as_posix(),
-                "id": files.hash_file(path),
-                **settings,
-            }
-        except ClipProblem as problem:
-            one.problem = problem
-        results.append(one)
-    return results + [SplitFile(file, out, "", image=True) for file in images]
+        _read_video(video, out, settings)
+        results.append(video)
+
+    results += [SplitFile(file, out, "", is_image=True) for file in images]
+    return results
+
+
+def _read_video(video: SplitFile, out: Path, settings: JournalRow) -> None:
+    """Set the media info and the journal's row of a video, or its problem."""
+    file = video.file
+    try:
+        if not file.exists:
+            raise ClipProblem("missing_file", file.missing_detail)
+        video.info = probe(file.path)
+        video.row = {
+            "key": (video.folder / video.stem).relative_to(out).as_posix(),
+            "id": files.hash_file(file.path),
+            **settings,
+        }
+    except ClipProblem as problem:
+        video.problem = problem
 
 
 def _is_video(path: Path) -> bool:
@@ -205,158 +287,113 @@ def _is_video(path: Path) -> bool:
     return suffix in VIDEO_SUFFIXES or (suffix == ".gif" and is_animated(path))
 
 
-def _single(path: Path) -> ClipFile:
-    """One video, with the caption that it has below captions/ or beside it."""
+def _single_video(path: Path) -> ClipFile:
+    """Return a video with its caption in captions/ or next to it."""
     if not _is_video(path):
         raise VideotuneError(
-            f"{path} is not a video file: its name ends in none of {' '.join(VIDEO_SUFFIXES)}."
+            f"{path} is not a video file: its suffix is not one of {' '.join(VIDEO_SUFFIXES)}. "
+            "Give a video or a folder of videos."
         )
-    beside = path.with_suffix(".txt")
-    videos = next((folder for folder in path.parents if folder.name == "videos"), None)
-    apart = (
-        videos.with_name("captions") / beside.relative_to(videos)
-        if videos is not None
-        else beside
-    )
-    return ClipFile(
-        path, next((place for place in (apart, beside) if place.is_file()), None), apart
-    )
+
+    sibling_caption = path.with_suffix(".txt")
+    expected_caption = sibling_caption
+    for folder in path.parents:
+        if folder.name == "videos":
+            captions_folder = folder.with_name("captions")
+            expected_caption = captions_folder / sibling_caption.relative_to(folder)
+            break
+
+    caption_file = None
+    if expected_caption.is_file():
+        caption_file = expected_caption
+    elif sibling_caption.is_file():
+        caption_file = sibling_caption
+    return ClipFile(path, caption_file, expected_caption)
 
 
-def _same(row: ClipAccount, journal: Mapping[str, ClipAccount]) -> bool:
-    """Whether the journal has the same file with the same settings."""
+def _is_recorded(row: JournalRow, journal: Mapping[str, JournalRow]) -> bool:
+    """Return whether the journal has the same file with the same settings."""
     return row.items() <= journal.get(row["key"], {}).items()
 
 
 def _find_scenes(
-    one: SplitFile, out: Path, journal: Mapping[str, ClipAccount], overwrite: bool
+    video: SplitFile, out: Path, journal: Mapping[str, JournalRow], *, overwrite: bool
 ) -> None:
-    """The scenes between a file's cuts, recalled or found, numbered over those that are long enough."""
-    assert one.info is not None
-    if not overwrite and _same(one.row, journal):
-        cuts = journal[one.row["key"]]["cuts"]
+    """Set the scenes of a video by its cuts, numbered over those that are long enough."""
+    assert video.info is not None
+    if not overwrite and _is_recorded(video.row, journal):
+        cuts = journal[video.row["key"]]["cuts"]
     else:
-        found = scan_content(one.info, one.seconds, one.row["threshold"], threads=0)
-        if found.damaged_at is not None:
-            raise ClipProblem(
-                "decode_error", f"its pictures are damaged at {found.damaged_at:.2f} s"
-            )
-        cuts = found.cuts
-        for stale in one.written():
-            stale.unlink()
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / JOURNAL).open(
-            "a", encoding="utf-8"
-        ) as file:  # after a torn line, a line of its own
-            file.write(
-                "\n" * (file.tell() > 0)
-                + json.dumps(one.row | {"cuts": list(cuts)}, ensure_ascii=False)
-            )
-        files.sync_file(out / JOURNAL)
-    stamps = (*one.info.timestamps, one.seconds)
-    edges = [0, *(bisect_left(stamps, cut - 1e-9) for cut in cuts), len(stamps) - 1]
-    suffix = ".mp4" if cuts else one.file.path.suffix
+        cuts = _find_cuts(video)
+        for stale_file in video.output_files():
+            stale_file.unlink()
+        _record_cuts(video, cuts, out)
+
+    stamps = (*video.info.timestamps, video.seconds)
+    cut_indices = [bisect_left(stamps, cut - 1e-9) for cut in cuts]
+    suffix = ".mp4" if cuts else video.file.path.suffix
     number = 0
-    for first, end in pairwise(edges):
+    scenes = []
+    for first, end in pairwise([0, *cut_indices, len(stamps) - 1]):
         seconds = stamps[end] - stamps[first]
-        long_enough = seconds >= one.row["min_seconds"] - 1e-6
-        number += long_enough
-        path = one.folder / f"{one.stem}-scene-{number:03d}{suffix}" if long_enough else None
-        one.scenes += (Scene(first, end, stamps[first], seconds, path),)
+        path = None
+        if seconds >= video.row["min_seconds"] - 1e-6:
+            number += 1
+            path = video.folder / f"{video.stem}-scene-{number:03d}{suffix}"
+        scenes.append(Scene(first, end, start=stamps[first], seconds=seconds, path=path))
+    video.scenes = tuple(scenes)
 
 
-def _write_scenes(one: SplitFile) -> Iterator[float]:
-    """Write the scenes that are not there yet, in one pass over the file; yields the seconds done after each."""
-    assert one.info is not None
-    with closing(Reader(one.info)) as reader:
-        for part in one.scenes:
-            if part.path is not None and not part.path.exists():
-                write = partial(shutil.copyfile, one.file.path)
-                if len(one.scenes) > 1:
-                    frames = reader.frames(range(part.first, part.end))
-                    write = partial(_encode, info=one.info, part=part, frames=frames)
-                files.write_whole(part.path, write)
-            yield part.start + part.seconds
+def _find_cuts(video: SplitFile) -> Sequence[float]:
+    """Scan a whole video for cuts; raise ClipProblem if it is damaged."""
+    assert video.info is not None
+    scan = scan_content(video.info, video.seconds, video.row["threshold"], threads=0)
+    if scan.damaged_at is not None:
+        raise ClipProblem(
+            "decode_error", f"its frames are damaged from {scan.damaged_at:.2f} s on"
+        )
+    return scan.cuts
+
+
+def _record_cuts(video: SplitFile, cuts: Sequence[float], out: Path) -> None:
+    """Append the video's row to the journal."""
+    row = json.dumps(video.row | {"cuts": list(cuts)}, ensure_ascii=False)
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / JOURNAL).open("a", encoding="utf-8") as file:
+        # The line break comes first: a killed run may have left half a line.
+        if file.tell() > 0:
+            file.write("\n")
+        file.write(row)
+    files.sync_file(out / JOURNAL)
+
+
+def _write_scenes(video: SplitFile) -> Iterator[float]:
+    """Write the scenes that do not exist yet, in one pass; yield the seconds done."""
+    assert video.info is not None
+
+    with closing(Reader(video.info)) as reader:
+        for scene in video.scenes:
+            if scene.path is not None and not scene.path.exists():
+                write: Callable[[Path], Any]
+                if len(video.scenes) > 1:
+                    write = partial(
+                        encode_scene,
+                        info=video.info,
+                        first=scene.first,
+                        frames=reader.frames(range(scene.first, scene.end)),
+                    )
+                else:
+                    write = partial(shutil.copyfile, video.file.path)
+                files.write_whole(scene.path, write)
+            yield scene.start + scene.seconds
 
 
 def _write_caption(file: ClipFile, target: Path) -> bool:
-    """Give a scene its caption, unless it has one; whether there is any."""
+    """Write the caption of a scene unless it has one; return whether it has one now."""
     if target.exists():
         return True
-    if file.text is not None:
-        files.write_text(target, "\n".join(file.text) + "\n")
-    elif file.caption is not None:
-        files.write_whole(target, partial(shutil.copyfile, file.caption))
+    if file.metadata_captions is not None:
+        files.write_text(target, "\n".join(file.metadata_captions) + "\n")
+    elif file.caption_file is not None:
+        files.write_whole(target, partial(shutil.copyfile, file.caption_file))
     return target.exists()
-
-
-def _encode(
-    path: Path, info: MediaInfo, part: Scene, frames: Iterator[tuple[int, Any]]
-) -> None:
-    """Write frames as H.264 in MP4, each at its own time counted from the first."""
-    numerator, denominator = info.time_base
-    reformatter = av_reformatter.VideoReformatter()
-    with av.open(str(path), "w") as container:
-        rate = Fraction(info.fps).limit_denominator(1001)
-        params = f"{SAME_BITS}:tff=1" if info.interlaced else SAME_BITS
-        # without B-frames each frame's duration in the file is its own, the last one's too
-        options = {"crf": QUALITY, "preset": "fast", "bf": "0", "x264-params": params}
-        stream = container.add_stream("libx264", rate=rate, options=options)
-        context = stream.codec_context
-        durations = dict[int, int]()
-
-        def mux(packets: list[Any]) -> None:
-            for packet in packets:
-                packet.duration = durations[packet.pts]
-                container.mux(packet)
-
-        last = max(1, round(info.frame_seconds * denominator / numerator))
-        ends = (*info.ticks[1:], info.ticks[-1] + last)
-        for index, frame in frames:
-            picture = _upright(frame, info, reformatter)
-            if index == part.first:
-                context.width = picture.width
-                context.height = picture.height
-                context.pix_fmt = "yuv420p"
-                context.time_base = Fraction(numerator, denominator)
-                context.sample_aspect_ratio = Fraction(1)
-                rgb = frame.format.is_rgb
-                context.colorspace, context.color_range = (
-                    (1, 1) if rgb else (frame.colorspace, frame.color_range)
-                )
-                context.color_primaries = frame.color_primaries
-                context.color_trc = frame.color_trc
-            picture.pts = info.ticks[index] - info.ticks[part.first]
-            picture.time_base = context.time_base
-            durations[picture.pts] = ends[index] - info.ticks[index]
-            picture.pict_type = (
-                av.video.frame.PictureType.NONE
-            )  # the source's choice of keyframes is not ours
-            mux(stream.encode(picture))
-        mux(stream.encode())
-
-
-def _upright(frame: Any, info: MediaInfo, reformatter: Any) -> Any:
-    """The frame as 8-bit 4:2:0 in its own range: square pixels, even sides (an odd one loses its last line), upright."""
-    wide, high = (
-        (info.height, info.width) if info.rotation in (90, 270) else (info.width, info.height)
-    )
-    how: dict[str, Any] = {
-        "src_color_range": frame.color_range,
-        "dst_color_range": frame.color_range,
-    }
-    if frame.format.is_rgb:
-        how = {
-            "dst_colorspace": av_reformatter.Colorspace.ITU709,
-            "dst_color_range": av_reformatter.ColorRange.MPEG,
-        }
-    small = reformatter.reformat(frame, wide, high, "yuv420p", **how)
-    if not info.rotation and not info.mirrored and wide % 2 == high % 2 == 0:
-        return small
-    planes = []
-    for plane, scale in zip(small.planes, (1, 2, 2), strict=True):
-        lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
-        cells = lines[: high // 2 * 2 // scale, : wide // 2 * 2 // scale]
-        planes.append(np.rot90(cells[::-1] if info.mirrored else cells, info.rotation // 90))
-    flat = np.concatenate([plane.ravel() for plane in planes])
-    return av.VideoFrame.from_ndarray(flat.reshape(-1, planes[0].shape[1]), format="yuv420p")

@@ -1,6 +1,7 @@
-"""Frames -> a video file, and back; videos side by side; frames on a sheet.
+"""Write frames as a video file and read them back; put videos side by side, and frames on a
+sheet.
 
-The same frames give the same bytes, so that two files that differ show two different videos.
+The same frames give the same bytes, so files that differ show different videos.
 """
 
 import io
@@ -17,17 +18,26 @@ from videotune.files import write_bytes, write_whole
 from videotune.lazy import av
 
 GAP = 4
-"""Black pixels between two videos that stand side by side."""
+"""Black pixels between two videos or frames."""
 
 SAME_BITS = "cpu-independent=1"
-"""Of x264's parameters, for the same file each time: as it comes, its AVX-512 code makes other bits from call to call."""
+"""x264 parameter that makes files reproducible: by default its AVX-512 code gives other bits
+from call to call."""
 
 
 def write_video(
-    path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **how: Any
+    path: Path, frames: Sequence[NDArray[Any]] | NDArray[Any], fps: float, **options: Any
 ) -> None:
-    """Write uint8 frames (T,H,W,3) in the container that ``path`` names, whole or not at all; ``how``: ``video_bytes``'."""
-    write_bytes(path, video_bytes(frames, fps, kind=path.suffix[1:], **how), durable=False)
+    """Write uint8 frames (T, H, W, 3) as a video file, completely or not at all.
+
+    Args:
+        path: the file; its suffix chooses the container.
+        frames: the frames.
+        fps: frame rate.
+        options: further arguments of ``video_bytes``.
+    """
+    content = video_bytes(frames, fps, kind=path.suffix[1:], **options)
+    write_bytes(path, content, durable=False)
 
 
 def video_bytes(
@@ -38,20 +48,31 @@ def video_bytes(
     codec: str = "libx264",
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """Frames uint8 (T,H,W,3) as a file of this ``kind`` of container; a higher ``crf`` is smaller and coarser.
+    """Encode uint8 frames (T, H, W, 3) as the bytes of a video file.
 
-    Odd sides lose a pixel. H.264 plays in every browser. Frames a second are exact up to a denominator of 1001. One
-    thread encodes, for another number of them makes other bits.
+    Odd sides lose a pixel. H.264 plays in every browser. One thread encodes, since the bits
+    depend on the number of threads.
+
+    Args:
+        frames: the frames.
+        fps: frame rate, exact up to a denominator of 1001.
+        crf: constant rate factor; higher is smaller and coarser.
+        kind: container, such as "mp4" or "webm".
+        codec: encoder by FFmpeg's name.
+        options: further options of the encoder.
     """
-    height, width = (side // 2 * 2 for side in frames[0].shape[:2])
+    height = frames[0].shape[0] // 2 * 2
+    width = frames[0].shape[1] // 2 * 2
+
     encoder_options = {"crf": str(crf), **options}
     if codec == "libx264":
         encoder_options["x264-params"] = SAME_BITS
-    container_options = {"fflags": "+bitexact"}  # no random ids, no dates
+    # No random ids and no dates.
+    container_options = {"fflags": "+bitexact"}
     if kind == "mp4":
-        container_options["movie_timescale"] = (
-            "48000"  # else the length is rounded to milliseconds
-        )
+        # By default the duration is rounded to milliseconds.
+        container_options["movie_timescale"] = "48000"
+
     file = io.BytesIO()
     with av.open(file, "w", format=kind, container_options=container_options) as container:
         stream: Any = container.add_stream(
@@ -61,78 +82,108 @@ def video_bytes(
         stream.height = height
         stream.pix_fmt = "yuv420p"
         stream.thread_count = 1
+
         for frame in frames:
-            whole = np.ascontiguousarray(frame[:height, :width])
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(whole, format="rgb24")))
+            even_frame = np.ascontiguousarray(frame[:height, :width])
+            picture = av.VideoFrame.from_ndarray(even_frame, format="rgb24")
+            container.mux(stream.encode(picture))
         container.mux(stream.encode())
     return file.getvalue()
 
 
 def read_video(path: Path, widest: int) -> tuple[list[NDArray[Any]], Fraction]:
-    """A video's frames, made smaller where they are wider than ``widest`` pixels, and frames a second.
+    """Read the frames of a video, reduced if they are wider than ``widest`` pixels.
 
-    Raises OSError or ValueError (PyAV's errors are both) for a file that cannot be read, or holds no picture.
+    Returns:
+        Frames uint8 (H, W, 3), and the frame rate.
+
+    Raises:
+        OSError, ValueError: if the file cannot be read or has no frames (PyAV's errors are
+            both).
     """
     with av.open(str(path)) as container:
         if not container.streams.video:
-            raise ValueError(f"{path} holds no video")
+            raise ValueError(f"{path} has no video stream")
+
         stream = container.streams.video[0]
-        shrink = min(1.0, widest / max(1, stream.width))
-        width, height = (
-            max(2, round(side * shrink / 2) * 2) for side in (stream.width, stream.height)
-        )
-        small = (
-            frame.reformat(width=width, height=height, format="rgb24")
-            for frame in container.decode(stream)
-        )
-        frames = [frame.to_ndarray() for frame in small]
+        scale = min(1.0, widest / max(1, stream.width))
+        width = max(2, round(stream.width * scale / 2) * 2)
+        height = max(2, round(stream.height * scale / 2) * 2)
+        frames = []
+        for frame in container.decode(stream):
+            resized = frame.reformat(width=width, height=height, format="rgb24")
+            frames.append(resized.to_ndarray())
         rate = stream.average_rate
+
     if not frames or not rate:
-        raise ValueError(f"{path} holds no picture")
+        raise ValueError(f"{path} has no frames")
     return frames, Fraction(rate)
 
 
 def side_by_side(
     videos: Sequence[Sequence[NDArray[Any]]], columns: int | None = None
 ) -> list[NDArray[Any]]:
-    """Videos of one size in rows of so many (None: all in one row), in step; a shorter one keeps its last frame.
+    """Put videos of one size side by side, in step; a shorter one keeps its last frame.
 
-    Raises ValueError for videos of different sizes.
+    Args:
+        videos: frames uint8 (H, W, 3) of each video.
+        columns: videos per row; default is all in one row.
+
+    Raises:
+        ValueError: if the videos differ in size.
     """
     if len({video[0].shape for video in videos}) != 1:
-        raise ValueError("videos of different sizes cannot stand side by side")
+        raise ValueError("videos of different sizes cannot be put side by side")
+
     columns = columns or len(videos)
+    rows = -(-len(videos) // columns)
     height, width, _ = videos[0][0].shape
-    size = (-(-len(videos) // columns) * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3)
-    out = [np.zeros(size, np.uint8) for _ in range(max(len(video) for video in videos))]
-    for place, video in enumerate(videos):
-        top = place // columns * (height + GAP)
-        left = place % columns * (width + GAP)
-        for index, picture in enumerate(out):
-            picture[top : top + height, left : left + width] = video[min(index, len(video) - 1)]
-    return out
+    sheet_shape = (rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3)
+    length = max(len(video) for video in videos)
+    sheets = [np.zeros(sheet_shape, np.uint8) for _ in range(length)]
+
+    for position, video in enumerate(videos):
+        top = position // columns * (height + GAP)
+        left = position % columns * (width + GAP)
+        for index, sheet in enumerate(sheets):
+            frame = video[min(index, len(video) - 1)]
+            sheet[top : top + height, left : left + width] = frame
+    return sheets
 
 
 def write_sheet(
     path: Path, rows: Sequence[tuple[str, Sequence[NDArray[Any]]]], label: int
 ) -> None:
-    """A picture, PNG or JPEG by its suffix, with a row for each text and its frames uint8 (H, W, 3), all of one height.
+    """Write a picture with a row of frames for each text.
 
-    ``label``: the pixels that texts have on the left.
+    Args:
+        path: the file, PNG or JPEG by its suffix.
+        rows: text and frames uint8 (H, W, 3) of each row, all of one height.
+        label: width in pixels of the texts on the left.
     """
-    from PIL import Image, ImageDraw, ImageFont  # light to start
+    # Imported here, since commands that write no sheet should start fast.
+    from PIL import Image, ImageDraw, ImageFont
 
-    high = rows[0][1][0].shape[0] + GAP
-    wide = label + max(sum(frame.shape[1] + GAP for frame in frames) for _, frames in rows)
-    sheet = Image.new("RGB", (wide, len(rows) * high + GAP), "#1c1e21")
-    pen = ImageDraw.Draw(sheet)
+    row_height = rows[0][1][0].shape[0] + GAP
+    widest_row = 0
+    for _, frames in rows:
+        widest_row = max(widest_row, sum(frame.shape[1] + GAP for frame in frames))
+    size = (label + widest_row, len(rows) * row_height + GAP)
+    sheet = Image.new("RGB", size, "#1c1e21")
+    draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(13)
+
     for row, (text, frames) in enumerate(rows):
-        top = GAP + row * high
+        top = GAP + row * row_height
         left = label
-        pen.multiline_text((GAP, top), text, fill="#e8e8e4", font=font)
+        draw.multiline_text((GAP, top), text, fill="#e8e8e4", font=font)
         for frame in frames:
             sheet.paste(Image.fromarray(frame), (left, top))
             left += frame.shape[1] + GAP
-    form = "PNG" if path.suffix == ".png" else "JPEG"
-    write_whole(path, lambda aside: sheet.save(aside, format=form, quality=90), durable=False)
+
+    image_format = "PNG" if path.suffix == ".png" else "JPEG"
+
+    def save(temporary_path: Path) -> None:
+        sheet.save(temporary_path, format=image_format, quality=90)
+
+    write_whole(path, save, durable=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from videotune.data.buckets import kept_share
+from videotune.data.buckets import visible_share
 from videotune.interop.rules import SourceVideo
 from videotune.interop.trainer_rules import TRAINER_FACTS, DatasetRules, TrainerRules
 from videotune.text import short_path
@@ -54,7 +54,7 @@ def outcomes(
             "dataset": rules.name, "dropped": None, "samples": samples, "shape": f"{count}x{height}x{width}",
             "speed": step / fps * (model_fps or fps) if count > 1 else 1.0, "seen": len(seen) / n,
             "held": 1 - moving / count,
-            "cut": 0.0 if rules.stretches else 1 - kept_share(wide, high, (height, width)),
+            "cut": 0.0 if rules.stretches else 1 - visible_share(wide, high, (height, width)),
             "stretch": (width / height) / (wide / high) if rules.stretches else 1.0,
         }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Which experts of a model train, and by what their parameters are known."""
+"""Which experts of a model train, and the prefixes of their parameters in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 TEXT = "text"
-"""What trains of the text encoders alone, whatever the denoisers are: it is the run's, not an expert's."""
+"""Name of what trains if only text encoders do. It belongs to the run, not to an expert."""
 
 
 def prefix(spec: ModelSpec, name: str) -> str:
-    """What the names of an expert's parameters begin with in a checkpoint; nothing where there is one denoiser."""
+    """Return the prefix of an expert's parameters in a checkpoint, empty for a model with one denoiser."""
     return f"{name}." if len(spec.experts) > 1 and name != TEXT else ""
 
 
 def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
-    """The names of the experts that train.
+    """Return the names of the experts that train.
 
     Raises VideotuneError for a choice that the model does not have, or the method cannot make.
     """
@@ -32,28 +32,29 @@ def trained(spec: ModelSpec, config: Config) -> tuple[str, ...]:
         for key in ("experts", "expert_share", "learning_rate_low"):
             if getattr(config, key) is not None:
                 raise VideotuneError(
-                    f"{key}: {spec.title} has one denoiser, not two experts: leave it out"
+                    f"{key}: {spec.title} has one denoiser, not two experts. Leave it out"
                 )
         return names
+
     if config.learning_rate_low is not None and not config.transformer.train:
         raise VideotuneError(
-            "learning_rate_low: no expert trains, only what both are told: leave it out"
+            "learning_rate_low: no expert trains, only their text. Leave it out"
         )
     if config.experts in (None, "both"):
         if config.training_method == "FINE_TUNE" and config.transformer.train:
             raise VideotuneError(
-                "experts: FINE_TUNE changes every weight of one expert at a time: set high or low"
+                "experts: FINE_TUNE changes every weight of one expert at a time. Set high or low"
             )
         return names
     if config.expert_share is not None:
-        raise VideotuneError(f"expert_share: {config.experts} alone trains; leave it out")
+        raise VideotuneError(f"expert_share: only {config.experts} trains. Leave it out")
     return (str(config.experts),)
 
 
-def of_expert(state: Mapping[str, Tensor], begin: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without the beginning."""
+def of_expert(state: Mapping[str, Tensor], name_prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
     return {
-        name.removeprefix(begin): value
+        name.removeprefix(name_prefix): value
         for name, value in state.items()
-        if name.startswith(begin)
+        if name.startswith(name_prefix)
     }

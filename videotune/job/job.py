@@ -1,4 +1,4 @@
-"""What every command needs first: a settled config and base, with the library of clips and the schedule of a run.
+"""A job: a resolved config and base model, with the library of clips and the schedule of the run.
 
 Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
 """
@@ -6,7 +6,7 @@ Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,40 +16,46 @@ from videotune.config.resolve import Resolved, intervals, total_steps
 from videotune.config.schema import Config, Dataset
 from videotune.console import bar, echo
 from videotune.data.captions import with_token
-from videotune.data.dataset import Library, buckets, crops_too_much, scan
+from videotune.data.dataset import Library, buckets, crop_problem, scan
 from videotune.data.file_checks import refuse_linked_folder
 from videotune.errors import DoesNotFit, VideotuneError
 from videotune.files import digest, user_cache
+from videotune.job.notes import epoch_notes, mixes, sizes_as_read, unused_keys
 from videotune.latent_cache.exposure import Exposure, exposure
 from videotune.latent_cache.sampler import Schedule, steps_per_epoch, times_seen
 from videotune.types import BasePlace, ClipShape, ModelSpec, Window
 
 CACHE_NAME = ".videotune-cache"
-"""The folder in or beside a dataset that keeps what was encoded."""
+"""Name of the cache folder, in a dataset or beside it."""
 
 
 @dataclass(frozen=True)
 class ViewHistory:
-    """What was shown before the data last changed, at the step of that change: views by window id."""
+    """What had been shown when the data last changed."""
 
     step: int = 0
+    """The step of that change."""
     views: Mapping[str, int] = field(default_factory=dict)
+    """Views by window id."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A settled run, before any model is loaded. ``buckets`` are the schedule's, the dearest first."""
+    """A resolved run, before any model is loaded."""
 
     resolved: Resolved
     spec: ModelSpec
     base: BasePlace | None
     library: Library
     shapes: tuple[ClipShape, ...]
+    """Shapes of the buckets."""
     buckets: tuple[tuple[Window, ...], ...]
+    """Windows of the schedule's buckets, most expensive bucket first."""
     schedule: Schedule
     steps: int
     cache: Path
     notes: tuple[str, ...]
+    """Sentences for the user."""
     processes: int = 1
     past: ViewHistory = field(default_factory=ViewHistory)
 
@@ -61,71 +67,71 @@ class Job:
     @property
     def shares(self) -> tuple[float, ...]:
         """The share of the steps that each bucket has."""
-        pairs = zip(self.buckets, self.schedule.batches, strict=True)
-        turns = float(steps_per_epoch(self.schedule))
-        return tuple(len(bucket) / batch / turns for bucket, batch in pairs)
+        epoch_steps = float(steps_per_epoch(self.schedule))
+        return tuple(
+            len(bucket) / batch / epoch_steps
+            for bucket, batch in zip(self.buckets, self.schedule.batches, strict=True)
+        )
 
     @property
     def effective_batch(self) -> int:
-        """Samples of a step; of videos among images fewer, as the schedule says."""
+        """Samples of a step. If images and videos are mixed, a step of videos has fewer."""
         return self.config.batch_size * self.config.gradient_accumulation_steps * self.processes
 
     def exposure(self, steps: int) -> Exposure:
-        """Views of every window and clip after so many steps; until the data last changed, those that were counted."""
-        since = exposure(
-            times_seen(self.schedule, steps), self.buckets, self.library.regularization
-        )
+        """Return the views of every window and clip after ``steps`` steps.
+
+        Until the data last changed these are the views that were counted, from then on those of the schedule.
+        """
+        scheduled = self._scheduled_exposure(steps)
         if not self.past.step:
-            return since
-        until = exposure(
-            times_seen(self.schedule, self.past.step), self.buckets, self.library.regularization
-        )
-        return since.less(until).more(self.past.views, self.library.windows)
+            return scheduled
+        until_change = self._scheduled_exposure(self.past.step)
+        return scheduled.less(until_change).more(self.past.views, self.library.windows)
+
+    def _scheduled_exposure(self, steps: int) -> Exposure:
+        views = times_seen(self.schedule, steps)
+        return exposure(views, self.buckets, self.library.regularization)
 
     def views_at(self, step: int) -> float:
-        """How often a training window has been shown on average, repeats counted."""
-        before, each = self._views
-        return before + (step - self.past.step) * each
+        """Return how often a training window has been shown on average, repeats counted."""
+        views_before, views_per_step = self._mean_views
+        return views_before + (step - self.past.step) * views_per_step
 
     @cached_property
-    def _views(self) -> tuple[float, float]:
-        """Views of a training window until the data last changed, and in a step since, on average."""
+    def _mean_views(self) -> tuple[float, float]:
+        """Mean views of a training window: until the data last changed, and for each step since."""
         windows = self.training_windows
+        views_before = sum(self.past.views.get(window.id, 0) for window in windows)
+
         repeats = {clip.id: clip.repeats for clip in self.library.clips}
-        before = sum(self.past.views.get(window.id, 0) for window in windows)
         entries = sum(repeats[window.clip_id] for window in windows)
-        return before / len(windows), entries / len(windows) / float(
-            steps_per_epoch(self.schedule)
-        )
+        epoch_steps = float(steps_per_epoch(self.schedule))
+        return views_before / len(windows), entries / len(windows) / epoch_steps
 
     @cached_property
     def training_windows(self) -> tuple[Window, ...]:
-        """The windows that the run learns from; all of them where there are regularization clips alone."""
-        kept = self.library.regularization
+        """The windows that the run learns from: all but those of regularization, unless there are no others."""
+        regularization = self.library.regularization
         windows = self.library.windows
-        return tuple(window for window in windows if window.clip_id not in kept) or windows
+        training = [window for window in windows if window.clip_id not in regularization]
+        return tuple(training) or windows
 
     @cached_property
     def captions(self) -> dict[str, tuple[str, ...]]:
-        """Each training window's captions, by the window's id."""
+        """Captions of each window, by the window's id."""
         captions = {clip.id: clip.captions for clip in self.library.clips}
-        windows = self.library.windows
-        return {
-            window.id: captions[window.clip_id]
-            for window in (*windows, *self.library.held_out_windows)
-        }
+        windows = (*self.library.windows, *self.library.held_out_windows)
+        return {window.id: captions[window.clip_id] for window in windows}
 
     def data_digest(self) -> str:
-        """Names what is trained on: windows, captions and the held-out clips."""
-        clips = sorted(
-            json.dumps({**asdict(clip), "path": "", "source": ""})
-            for clip in self.library.clips
-        )
-        windows = [
-            astuple(window)
-            for window in (*self.library.windows, *self.library.held_out_windows)
-        ]
-        return digest({"clips": clips, "windows": windows})
+        """Return a hash of what is trained on: windows, captions and the held-out clips."""
+        clips = []
+        for clip in self.library.clips:
+            clips.append(json.dumps({**asdict(clip), "path": "", "source": ""}))
+        windows = (*self.library.windows, *self.library.held_out_windows)
+        content = {"clips": sorted(clips), "windows": [astuple(window) for window in windows]}
+        return digest(content)
 
 
 def open_job(
@@ -136,295 +142,271 @@ def open_job(
     to_look: bool = False,
     processes: int = 1,
 ) -> Job:
-    """Scan the data and lay out the schedule of a run that begins in so many processes.
+    """Scan the data and lay out the schedule of a run.
 
-    Raises VideotuneError where no dataset is given, captions are missing or nothing can be used; but not ``to_look``:
-    then a clip without a caption is one that is skipped, and there may be no window.
+    Args:
+        resolved: the config.
+        spec: facts of the model.
+        base: the base model, if one is named.
+        to_look: only look at the data: a clip without a caption is skipped, and there may be no window.
+        processes: how many processes train.
+
+    Raises:
+        VideotuneError: if no dataset is given, captions are missing or no clip can be used.
     """
     config = resolved.config
     if not config.datasets:
         raise VideotuneError(
-            "datasets: which clips? Give --data DIR, or datasets in the config."
+            "datasets: none is given. Pass --data DIR, or set datasets in the config."
         )
+    weighted = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
+    if not weighted:
+        raise VideotuneError(
+            "datasets.loss_weight: it is 0 for all datasets, so nothing would be trained"
+        )
+
     cache = cache_folder(config)
-    weighing = [dataset for dataset in config.datasets if dataset.loss_weight > 0]
-    if not weighing:
-        raise VideotuneError(
-            "datasets.loss_weight: it is 0 for all of them, so nothing would be trained"
-        )
-    try:
-        with bar("reading clips") as progress:
-            library = scan(
-                _asked(config, weighing, spec, to_look),
-                spec.rules,
-                cache / "index.json",
-                progress.update,
-            )
-    except OSError as error:
-        raise VideotuneError(
-            f"the cache {cache} cannot be written: {error}. Set cache_dir elsewhere."
-        ) from error
-    if not library.windows and not to_look:
-        reasons = "".join(
-            f"\n  {path}: {reason}: {detail}" for path, reason, detail in library.skipped[:10]
-        )
-        validated = (
-            "all of them are held out: give a dataset of kind train"
-            if library.clips
-            else "none can be used:"
-        )
-        raise DoesNotFit(f"no clip can be trained on; {validated}{reasons}")
-    library, told = holding_the_token(library, config)
-    shaped = buckets(library)
-    schedule, notes = make_schedule(config, shaped, library, processes)
-    notes += [
+    library = _scan(config, weighted, spec, cache, to_look=to_look)
+    library, token_notes = with_new_token(library, config)
+    windows_by_shape = buckets(library)
+    schedule, schedule_notes = make_schedule(config, windows_by_shape, library, processes)
+    notes = [
+        *library.notes,
+        *schedule_notes,
         *sizes_as_read(resolved),
         *unused_keys(resolved, library, spec.image_noise),
-        *told,
+        *token_notes,
+        *_micro_batch_notes(resolved),
     ]
-    named = resolved.origins.get("micro_batch_size") != "plan"
-    if (
-        named
-        and config.micro_batch_size is not None
-        and config.micro_batch_size > config.batch_size
-    ):
-        notes.append(
-            f"micro_batch_size {config.micro_batch_size} is unused: batch_size is {config.batch_size}"
-        )
-    left_out = (dataset.path for dataset in config.datasets if dataset not in weighing)
-    notes += [f"{path} is left out: its loss_weight is 0" for path in left_out]
-    steps, arithmetic = total_steps(config, sum(schedule.sizes), steps_per_epoch(schedule))
-    notes += [arithmetic] if arithmetic else []
-    apart = intervals(config, steps_per_epoch(schedule))
-    notes += [
-        f"{key}_epochs {getattr(config, f'{key}_epochs'):g}: {key} = {count}"
-        for key, count in apart.items()
-    ]
-    resolved = resolved.with_planned(apart)
-    notes += epoch_notes(library, shaped, schedule, steps)
-    shapes = tuple(shaped)
-    groups = tuple(tuple(bucket) for bucket in shaped.values())
-    said = (*library.notes, *notes)
+    unweighted = [dataset for dataset in config.datasets if dataset not in weighted]
+    notes += [f"{dataset.path} is left out: its loss_weight is 0" for dataset in unweighted]
+
+    epoch_steps = steps_per_epoch(schedule)
+    steps, arithmetic = total_steps(config, sum(schedule.sizes), epoch_steps)
+    if arithmetic:
+        notes.append(arithmetic)
+    steps_between = intervals(config, epoch_steps)
+    for key, count in steps_between.items():
+        epochs = getattr(config, f"{key}_epochs")
+        notes.append(f"{key}_epochs {epochs:g}: {key} = {count}")
+    notes += epoch_notes(library, windows_by_shape, schedule, steps)
+
     return Job(
-        resolved, spec, base, library, shapes, groups, schedule, steps, cache, said, processes
+        resolved=resolved.with_planned(steps_between),
+        spec=spec,
+        base=base,
+        library=library,
+        shapes=tuple(windows_by_shape),
+        buckets=tuple(tuple(windows) for windows in windows_by_shape.values()),
+        schedule=schedule,
+        steps=steps,
+        cache=cache,
+        notes=tuple(notes),
+        processes=processes,
     )
 
 
-def _asked(config: Config, datasets: list[Dataset], spec: ModelSpec, to_look: bool) -> Config:
-    """The config with what a scan needs settled: these datasets, a resolution, and no error ``to_look``."""
-    resolution = spec.default_resolution if config.resolution is None else config.resolution
-    changes: dict[str, Any] = {"datasets": datasets, "resolution": resolution}
+def _scan(
+    config: Config, datasets: list[Dataset], spec: ModelSpec, cache: Path, *, to_look: bool
+) -> Library:
+    """Read the clips of the datasets. Raises DoesNotFit if none can be trained on, unless ``to_look``."""
+    settings = _scan_config(config, datasets, spec, to_look=to_look)
+    try:
+        with bar("reading clips") as progress:
+            library = scan(settings, spec.rules, cache / "index.json", progress.update)
+    except OSError as error:
+        raise VideotuneError(
+            f"the cache {cache} cannot be written: {error}. Set cache_dir to another folder."
+        ) from error
+
+    if not library.windows and not to_look:
+        if library.clips:
+            reason = "all of them are held out. Add a dataset of kind train"
+        else:
+            reason = "none can be used:"
+        skipped = "".join(
+            f"\n  {path}: {code}: {detail}" for path, code, detail in library.skipped[:10]
+        )
+        raise DoesNotFit(f"no clip can be trained on; {reason}{skipped}")
+    return library
+
+
+def _scan_config(
+    config: Config, datasets: list[Dataset], spec: ModelSpec, *, to_look: bool
+) -> Config:
+    """Return the config for a scan: with these datasets, a resolution, and no error ``to_look``."""
+    changes: dict[str, Any] = {
+        "datasets": datasets,
+        "resolution": config.resolution,
+    }
+    if config.resolution is None:
+        changes["resolution"] = spec.default_resolution
     if to_look and config.missing_caption == "error":
         changes["missing_caption"] = "skip"
     return config.model_copy(update=changes)
 
 
-def sizes_as_read(resolved: Resolved) -> list[str]:
-    """How the person's resolution "HxW" was understood, since most programs name the width first."""
-    asked = [resolved.config.resolution] if resolved.origins.get("resolution") == "user" else []
-    asked += [dataset.resolution for dataset in resolved.config.datasets]
-    each = [one for some in asked for one in (some if isinstance(some, list) else [some])]
-    pairs = [str(one).split("x") for one in dict.fromkeys(each) if "x" in str(one)]
-    return [
-        f"resolution {high}x{wide} is read as {high} high, {wide} wide" for high, wide in pairs
-    ]
-
-
-def epoch_notes(
-    library: Library,
-    shaped: Mapping[ClipShape, Sequence[Window]],
-    schedule: Schedule,
-    steps: int,
-) -> list[str]:
-    """What regularization takes of the samples, and training clips that the run never shows."""
-    if not library.windows:
+def _micro_batch_notes(resolved: Resolved) -> list[str]:
+    config = resolved.config
+    is_users = resolved.origins.get("micro_batch_size") != "plan"
+    micro_batch_size = config.micro_batch_size
+    if not is_users or micro_batch_size is None or micro_batch_size <= config.batch_size:
         return []
-    seen = exposure(times_seen(schedule, steps), list(shaped.values())).clips
-    others = library.regularization
-    notes = []
-    total = sum(seen.values())
-    aside = sum(count for name, count in seen.items() if name in others)
-    if aside > total / 2:
-        notes.append(
-            f"regularization takes {aside / total:.0%} of the samples: give the training clips repeats"
-        )
-    unseen = sum(count == 0 for name, count in seen.items() if name not in others)
-    if unseen:
-        clips = "1 training clip is" if unseen == 1 else f"{unseen} training clips are"
-        notes.append(f"{clips} never shown: {steps} steps are too few")
-    return notes
+    return [f"micro_batch_size {micro_batch_size} is unused: batch_size is {config.batch_size}"]
 
 
 def cache_folder(config: Config) -> Path:
-    """Where the cache lies: as the config says, or in or beside the first dataset; for a Hub dataset in the user's cache."""
+    """Return the cache folder: as the config says, or in or beside the first dataset; of a Hub dataset, the user's cache."""
     if config.cache_dir is not None:
         return Path(config.cache_dir).expanduser()
-    first = Path(config.datasets[0].path).expanduser()
+
+    name = config.datasets[0].path
+    first = Path(name).expanduser()
     if first.exists():
-        return refuse_linked_folder((first if first.is_dir() else first.parent) / CACHE_NAME)
-    return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", config.datasets[0].path)
-
-
-def mixes(library: Library) -> bool:
-    """Whether there are images and videos."""
-    return len({clip.still for clip in library.clips if not clip.held_out}) == 2
-
-
-def unused_keys(resolved: Resolved, library: Library, noisy: bool) -> list[str]:
-    """A sentence for each key that the person has set and nothing uses."""
-    config = resolved.config
-    video = resolved.config.video_config
-    windows = (*library.windows, *library.held_out_windows)
-    held_out = library.held_out_windows
-    text = config.text_encoder
-    new = config.training_method == "EMBEDDING"
-    own_rate = (
-        new
-        and config.embedding_learning_rate is not None
-        and "embedding_learning_rate is the new tokens' own"
-    )
-    own_rate = own_rate or (
-        text.train
-        and text.learning_rate is not None
-        and "text_encoder.learning_rate is the text encoder's own"
-    )
-    embedding = (
-        "embedding_learning_rate",
-        "embedding.token",
-        "embedding.vectors",
-        "embedding.init_text",
-    )
-    reasons = {
-        "learning_rate": not config.transformer.train and own_rate,
-        **dict.fromkeys(embedding, not new and 'training_method is not "EMBEDDING"'),
-        **dict.fromkeys(
-            ("text_encoder.learning_rate", "text_encoder.layers"),
-            not text.train and "the text encoder does not train",
-        ),
-        "video_config.video_batch_size_multiplier": not mixes(library)
-        and "images and videos are not mixed here",
-        "video_config.window_stride": video.windows != "slide"
-        and 'video_config.windows is not "slide"',
-        "video_config.keyframe_source": video.frame_sample_strategy != "keyframe"
-        and 'frame_sample_strategy is not "keyframe"',
-        "video_config.variants": not (noisy or any(window.varies for window in windows))
-        and "nothing of a window is random",
-        "video_config.windows": video.stretch and "stretch makes one window of each clip",
-        "early_stopping": (
-            config.validate_every == 0
-            and "validate_every is 0, and only readings can say when to stop"
-        )
-        or (
-            len({window.clip_id for window in held_out}) < 2
-            and "fewer than two clips are held out, and only such clips tell learning from copying"
-        ),
-    }
-    return [
-        f"{name} is unused: {why}"
-        for name, why in reasons.items()
-        if why and resolved.origins[name] == "user"
-    ]
+        folder = first if first.is_dir() else first.parent
+        return refuse_linked_folder(folder / CACHE_NAME)
+    return user_cache() / re.sub(r"[^A-Za-z0-9._-]+", "--", name)
 
 
 def make_schedule(
     config: Config,
-    shaped: Mapping[ClipShape, Sequence[Window]],
+    windows_by_shape: Mapping[ClipShape, Sequence[Window]],
     library: Library,
     processes: int = 1,
 ) -> tuple[Schedule, list[str]]:
-    """The schedule over the buckets, and what is to be said of the batch.
+    """Return the schedule over the buckets, and notes on the batch.
 
-    Where images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
+    If images and videos are mixed, a step of a video bucket takes fewer samples, as the multiplier says.
+
+    Args:
+        config: the settings.
+        windows_by_shape: the buckets.
+        library: the clips.
+        processes: how many processes train.
     """
-    given = config.video_config.video_batch_size_multiplier
-    mixed = mixes(library)
+    multiplier = config.video_config.video_batch_size_multiplier
+    is_mixed = mixes(library)
     stills = {clip.id for clip in library.clips if clip.still}
-    fewer = max(1, math.floor(config.batch_size * given))
-    videos = [
-        any(window.clip_id not in stills for window in bucket) for bucket in shaped.values()
-    ]
-    each = [fewer if mixed and video else config.batch_size for video in videos]
-    batches = tuple(batch * config.gradient_accumulation_steps * processes for batch in each)
-    sizes = tuple(len(bucket) for bucket in shaped.values())
+    video_batch = max(1, math.floor(config.batch_size * multiplier))
+
+    batches = []
+    for windows in windows_by_shape.values():
+        has_video = any(window.clip_id not in stills for window in windows)
+        batch = video_batch if is_mixed and has_video else config.batch_size
+        batches.append(batch * config.gradient_accumulation_steps * processes)
+
     notes = []
-    if mixed and fewer != config.batch_size:
+    if is_mixed and video_batch != config.batch_size:
         notes.append(
-            f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} of videos "
-            f"(video_batch_size_multiplier {given:g})"
+            f"images and videos are mixed: a step takes {max(batches)} images or {min(batches)} videos "
+            f"(video_batch_size_multiplier {multiplier:g})"
         )
-    return Schedule(
-        config.seed, sizes or (1,), batches or (config.batch_size * processes,), config.shuffle
-    ), notes
+    sizes = [len(windows) for windows in windows_by_shape.values()]
+    schedule = Schedule(
+        seed=config.seed,
+        sizes=tuple(sizes) or (1,),
+        batches=tuple(batches) or (config.batch_size * processes,),
+        shuffle=config.shuffle,
+    )
+    return schedule, notes
 
 
 def crop_blocker(job: Job) -> str | None:
-    """What is to be said where most of every clip is cropped away and the config does not allow it by name."""
-    asked = job.config.resolution or job.spec.default_resolution
-    return None if job.config.allow_crop else crops_too_much(job.library, job.spec.rules, asked)
+    """Return why the crop is too small a part of every clip, or None if it is not or the config allows it."""
+    if job.config.allow_crop:
+        return None
+    resolution = job.config.resolution or job.spec.default_resolution
+    return crop_problem(job.library, job.spec.rules, resolution)
 
 
 def refuse_nothing_to_learn(config: Config) -> None:
-    """Raise VideotuneError where every sample's target is the base model's own prediction."""
+    """Raise VideotuneError if the target of every sample is the base model's own prediction."""
     trained = [
-        one for one in config.datasets if one.loss_weight > 0 and one.kind != "validation"
+        dataset
+        for dataset in config.datasets
+        if dataset.loss_weight > 0 and dataset.kind != "validation"
     ]
-    if trained and all(
-        one.kind == "regularization" and one.prior_preservation is not False for one in trained
-    ):
+    preserved = [
+        dataset
+        for dataset in trained
+        if dataset.kind == "regularization" and dataset.prior_preservation is not False
+    ]
+    if trained and len(preserved) == len(trained):
         raise VideotuneError(
-            "datasets: all of them are regularization, whose target is the base model's own prediction, so nothing would be "
-            "learnt. Add a dataset of kind train"
+            "datasets: all of them are regularization, whose target is the base model's own prediction, "
+            "so the run would learn nothing. Add a dataset of kind train"
         )
 
 
 def refuse_skips(job: Job, allow: str | None) -> None:
-    """Stop where clips are skipped and the person has not allowed so many by name ("all", or a number).
+    """Stop if clips are skipped and the user has not allowed as many.
 
-    Raises DoesNotFit that lists them, also where most of every clip is cropped away.
+    Args:
+        job: the run.
+        allow: a number of clips, or "all". None: none may be skipped.
+
+    Raises:
+        DoesNotFit: if too many clips are skipped; it lists them. Also if most of every clip is cropped away.
     """
-    if (cropped := crop_blocker(job)) is not None:
-        raise DoesNotFit(cropped)
+    crop_reason = crop_blocker(job)
+    if crop_reason is not None:
+        raise DoesNotFit(crop_reason)
+
     skipped = job.library.skipped
-    if not skipped or (allow is not None and (allow == "all" or len(skipped) <= int(allow))):
-        if bare := sum(reason.endswith("_caption") for _, reason, _ in skipped):
+    is_allowed = allow is not None and (allow == "all" or len(skipped) <= int(allow))
+    if not skipped or is_allowed:
+        without_caption = sum(reason.endswith("_caption") for _, reason, _ in skipped)
+        if without_caption:
             echo(
-                f"note: {len(skipped)} clips are left out, {bare} of them without a usable caption"
+                f"note: {len(skipped)} clips are left out, {without_caption} of them without a usable caption"
             )
         return
-    lines = "\n".join(f"  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])
-    more = f"\n  … and {len(skipped) - 10} more" if len(skipped) > 10 else ""
+
+    listed = "".join(f"\n  {path}: {reason}: {detail}" for path, reason, detail in skipped[:10])
+    if len(skipped) > 10:
+        listed += f"\n  … and {len(skipped) - 10} more"
     raise DoesNotFit(
-        f"{len(skipped)} of the clips would be skipped:\n{lines}{more}\n"
+        f"{len(skipped)} of the clips would be skipped:{listed}\n"
         f"Fix or remove them, or allow it: --allow-skips {len(skipped)}"
     )
 
 
 def with_views(job: Job, account: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The clip account with the views of each training clip by the end."""
-    seen = job.exposure(steps).clips if job.buckets else {}
-    by_path = {
-        clip.path: seen.get(clip.id, 0) for clip in job.library.clips if not clip.held_out
+    """Return the clip account with the views of each training clip after ``steps`` steps."""
+    views = job.exposure(steps).clips if job.buckets else {}
+    views_by_path = {
+        clip.path: views.get(clip.id, 0) for clip in job.library.clips if not clip.held_out
     }
-    clips = [clip | {"views": by_path.get(clip["path"])} for clip in account["clips"]]
+    clips = [clip | {"views": views_by_path.get(clip["path"])} for clip in account["clips"]]
     return {**account, "clips": clips}
 
 
-def holding_the_token(library: Library, config: Config) -> tuple[Library, list[str]]:
-    """The library with the new token in every caption, since a caption without it would teach nothing; and what was done."""
+def with_new_token(library: Library, config: Config) -> tuple[Library, list[str]]:
+    """Put the new token of an embedding into every caption that lacks it, because such a caption would teach nothing.
+
+    Returns:
+        The library, and notes on what was done.
+    """
     if config.training_method != "EMBEDDING":
         return library, []
+
     token = config.embedding.token
-    before = [caption for clip in library.clips for caption in clip.captions]
+    lacking = 0
+    total = 0
+    clips = []
+    for clip in library.clips:
+        total += len(clip.captions)
+        lacking += sum(token not in caption for caption in clip.captions)
+        captions = tuple(with_token(caption, token) for caption in clip.captions)
+        clips.append(replace(clip, captions=captions))
+    accounts = []
+    for account in library.accounts:
+        captions_of_account = [with_token(caption, token) for caption in account["captions"]]
+        accounts.append(account | {"captions": captions_of_account})
 
-    def held(captions: Iterable[str]) -> list[str]:
-        return [with_token(caption, token) for caption in captions]
-
-    told = [f"the new token is {token!r}: name it in prompts"]
-    lacking = sum(token not in caption for caption in before)
+    notes = [f"the new token is {token!r}: use it in prompts"]
     if lacking:
-        told.append(
-            f"{lacking} of {len(before)} captions do not hold {token!r}: it is put in front of them"
+        notes.append(
+            f"{lacking} of {total} captions do not contain {token!r}: it is put in front of them"
         )
-    clips = tuple(replace(clip, captions=tuple(held(clip.captions))) for clip in library.clips)
-    accounts = tuple(row | {"captions": held(row["captions"])} for row in library.accounts)
-    return replace(library, clips=clips, accounts=accounts), told
+    return replace(library, clips=tuple(clips), accounts=tuple(accounts)), notes

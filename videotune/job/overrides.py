@@ -1,4 +1,4 @@
-"""What a command is called with, resolved into a config and the base model that it names.
+"""Resolve what a command is called with into a config and the base model that it names.
 
 Nothing here imports torch, so that ``check`` and ``plan`` of a dataset start at once.
 """
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from videotune.config.load import (
     checked_keys,
@@ -28,140 +28,158 @@ from videotune.types import BasePlace, ModelSpec
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a command is called with: --preset, --config, --family, --data, each --set, and --base."""
+    """The config of a command and what goes on top of it, as the command line or the Python API gives them."""
 
     preset: str | None = None
+    """Name of a preset; it lies below the config."""
     config: Path | Config | Mapping[str, Any] | None = None
     family: str | None = None
     data: str | None = None
+    """The only dataset of a config that names none."""
     sets: tuple[str, ...] = ()
+    """``KEY=VALUE`` settings."""
     base: str | None = None
+    """The base model."""
 
 
 ConfigSource = Overrides | Config | Mapping[str, Any] | Path | str | None
 """A config: its keys, a ``videotune.Config``, or the JSON or YAML file that holds them."""
 
 
-class Layers(TypedDict, total=False):
-    """What goes with a config: a preset below it, and on top of it a family, clips, ``KEY=VALUE`` words, a base model."""
-
-    preset: str | None
-    family: str | None
-    data: str | None
-    sets: tuple[str, ...]
-    base: str | None
-
-
-def overrides(
-    config: ConfigSource, layers: Layers, allow_skips: str | None = None
+def to_overrides(
+    config: ConfigSource, keywords: Mapping[str, Any], allow_skips: str | None = None
 ) -> Overrides:
-    """What a command is called with, in one object.
+    """Join a config and the keywords of a command.
 
-    With ``allow_skips`` clips without a caption are skipped like others, unless missing_caption is set.
+    Args:
+        config: the config, or overrides that are complete already.
+        keywords: further fields of ``Overrides``.
+        allow_skips: how many clips may be skipped. Clips without a caption are then skipped like others, unless
+            missing_caption is set.
 
-    Raises VideotuneError where ``allow_skips`` is neither a number nor "all".
+    Raises:
+        VideotuneError: if ``allow_skips`` is neither a number nor "all".
     """
     if allow_skips not in (None, "all") and not allow_skips.isdecimal():
-        raise VideotuneError(f"--allow-skips takes a number or all, not {allow_skips!r}")
-    found = config
-    if not isinstance(found, Overrides):
-        found = Overrides(config=Path(found) if isinstance(found, str) else found, **layers)
-    if allow_skips is None or "missing_caption" in user_keys(found):
-        return found
-    return replace(found, sets=(*found.sets, "missing_caption=skip"))
+        raise VideotuneError(f"--allow-skips: {allow_skips!r} is neither a number nor all")
+
+    if isinstance(config, Overrides):
+        overrides = config
+    else:
+        source = Path(config) if isinstance(config, str) else config
+        overrides = Overrides(config=source, **keywords)
+
+    if allow_skips is None or "missing_caption" in user_keys(overrides):
+        return overrides
+    return replace(overrides, sets=(*overrides.sets, "missing_caption=skip"))
 
 
-def user_keys(words: Overrides) -> dict[str, Any]:
-    """The user's own keys, with local paths made absolute."""
-    config = words.config
-    user = {}
+def user_keys(overrides: Overrides) -> dict[str, Any]:
+    """Return the user's own keys, with local paths made absolute."""
+    keys = _config_keys(overrides.config)
+    if overrides.family:
+        keys = merge(keys, {"family": overrides.family})
+    if overrides.base:
+        keys = merge(keys, {"base_model_name": overrides.base})
+
+    if overrides.data:
+        if "datasets" in keys:
+            is_file = isinstance(overrides.config, Path)
+            source = overrides.config if is_file else "the config"
+            raise VideotuneError(
+                f"--data: {source} names datasets, too. Leave one of them out."
+            )
+        keys = merge(keys, {"datasets": [{"path": str(overrides.data)}]})
+
+    keys = absolute_paths(with_sets(keys, parse_sets(overrides.sets)))
+    if "samples" in keys:
+        keys["samples"] = prompts_in(keys["samples"])
+    return keys
+
+
+def _config_keys(config: Path | Config | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keys of a config file or object."""
+    if config is None:
+        return {}
     if isinstance(config, Path):
-        user = read_config(config)
-    elif config is not None:
-        given = (
-            config.model_dump(mode="json", exclude_unset=True)
-            if isinstance(config, Config)
-            else dict(config)
-        )
-        user = checked_keys(given, "config")
-    named = {"family": words.family, "base_model_name": words.base}
-    user = merge(user, {key: value for key, value in named.items() if value})
-    if words.data and "datasets" in user:
-        where = config if isinstance(config, Path) else "the config"
-        raise VideotuneError(
-            f"both --data and the datasets of {where}: which clips? Leave one out."
-        )
-    if words.data:
-        user = merge(user, {"datasets": [{"path": str(words.data)}]})
-    user = absolute_paths(with_sets(user, parse_sets(words.sets)))
-    return user | ({"samples": prompts_in(user["samples"])} if "samples" in user else {})
+        return read_config(config)
+    if isinstance(config, Config):
+        return checked_keys(config.model_dump(mode="json", exclude_unset=True), "config")
+    return checked_keys(dict(config), "config")
 
 
-def preset_keys(words: Overrides) -> dict[str, Any]:
-    """The preset's keys; none where none is named."""
-    return absolute_paths(read_preset(words.preset)) if words.preset else {}
+def preset_keys(overrides: Overrides) -> dict[str, Any]:
+    """Return the preset's keys, none without a preset."""
+    if not overrides.preset:
+        return {}
+    return absolute_paths(read_preset(overrides.preset))
 
 
-def with_sets(user: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
-    """The keys with those of ``--set`` on top.
+def with_sets(keys: dict[str, Any], sets: dict[str, Any]) -> dict[str, Any]:
+    """Put the settings of ``--set`` on top of a config's keys.
 
     ``datasets.KEY`` sets a key of the only dataset, ``datasets.N.KEY`` one of the N-th, counted from 0.
-    Raises VideotuneError where it is not clear which dataset is meant.
+
+    Raises VideotuneError if it is not clear which dataset is meant.
     """
-    rows = user.get("datasets")
     changes = sets.get("datasets")
     if not isinstance(changes, dict):
-        return merge(user, sets)
+        return merge(keys, sets)
+
+    rows = keys.get("datasets")
     rows = list(rows) if isinstance(rows, list) else []
-    numbered = all(isinstance(one, dict) for one in changes.values()) and all(
-        name.isdecimal() for name in changes
+    is_numbered = all(
+        name.isdecimal() and isinstance(change, dict) for name, change in changes.items()
     )
-    if not numbered and len(rows) != 1:
-        count = (
-            f"there are {len(rows)} datasets: name one, such as datasets.0"
-            if rows
-            else "name the clips by --data"
-        )
-        raise VideotuneError(f"--set datasets.{next(iter(changes))}: {count}")
-    for name, inner in changes.items() if numbered else [("0", changes)]:
-        if int(name) >= len(rows):
+    if not is_numbered:
+        if len(rows) != 1:
+            remedy = "pass the clips with --data"
+            if rows:
+                remedy = f"there are {len(rows)} datasets. Name one, such as datasets.0"
+            raise VideotuneError(f"--set datasets.{next(iter(changes))}: {remedy}")
+        changes = {"0": changes}
+
+    for name, change in changes.items():
+        number = int(name)
+        if number >= len(rows):
             raise VideotuneError(
                 f"--set datasets.{name}: there are {len(rows)} datasets, counted from 0"
             )
-        rows[int(name)] = merge(rows[int(name)], inner)
-    return merge(user, {**sets, "datasets": rows})
+        rows[number] = merge(rows[number], change)
+    return merge(keys, {**sets, "datasets": rows})
 
 
-def absolute_paths(layer: dict[str, Any]) -> dict[str, Any]:
-    """The same keys with local paths made absolute, so that a run can be resumed from any folder."""
-    return {name: _absolute(value, name) for name, value in layer.items()}
+def absolute_paths(keys: dict[str, Any]) -> dict[str, Any]:
+    """Make local paths absolute, so that a run can be resumed from any folder."""
+    return {name: _absolute(value, name) for name, value in keys.items()}
 
 
 def _absolute(value: Any, key: str) -> Any:
-    """A value with the paths in it made absolute; ``key``: its dotted name, with [] for the items of a list."""
+    """Make the paths in a value absolute. ``key`` is its dotted name, with [] for the items of a list."""
     if isinstance(value, dict):
         return {name: _absolute(inner, f"{key}.{name}") for name, inner in value.items()}
     if isinstance(value, list):
         return [_absolute(inner, f"{key}[]") for inner in value]
-    return LOCAL[key](value) if isinstance(value, str) and key in LOCAL else value
+    if isinstance(value, str) and key in LOCAL:
+        return LOCAL[key](value)
+    return value
 
 
 def absolute(path: str) -> str:
-    """A path as it is from anywhere."""
+    """Return a path that is valid from any folder."""
     return str(expand_user(path).absolute())
 
 
 def local_or_id(path: str) -> str:
-    """A dataset's path made absolute; a Hub dataset's id, where nothing of that name is here, as it is."""
-    is_id = (
-        re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path)
-        and not expand_user(path).exists()
-    )
-    return path if is_id else absolute(path)
+    """Make a dataset's path absolute; leave the id of a Hub dataset, unless a local file has that name."""
+    looks_like_id = re.fullmatch(r"(hf://datasets/.+|[\w.-]+/[\w.-]+)", path)
+    if looks_like_id and not expand_user(path).exists():
+        return path
+    return absolute(path)
 
 
 def where_there(path: str) -> str:
-    """A path made absolute where something lies there; else it is an id of the Hub."""
+    """Make the path of an existing file or folder absolute; anything else is an id of the Hub."""
     return absolute(path) if expand_user(path).exists() else path
 
 
@@ -174,59 +192,68 @@ LOCAL: Mapping[str, Callable[[str], str]] = {
         absolute(path) if expand_user(path).is_dir() else path
     ),
 }
-"""Keys that name what may lie on this machine, and how each becomes absolute."""
+"""Keys that may name local files, and how each becomes absolute."""
 
 
 def expand_user(path: str) -> Path:
-    """A path with ~ written out; VideotuneError where it names a user that there is not."""
+    """Expand ~ in a path. Raises VideotuneError if it names a user that does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise VideotuneError(f"{path}: {error}") from error
 
 
-def _base(named: Mapping[str, Any], planning: bool) -> BasePlace:
+def _base(merged: Mapping[str, Any], *, planning: bool) -> BasePlace:
+    """Return the base model that a config names, or for a plan the configs of it that come with videotune."""
     try:
-        return place_of(named)
+        return place_of(merged)
     except NotHere:
-        name = named.get("base_parts") or named["base_model_name"]
+        name = merged.get("base_parts") or merged["base_model_name"]
         folder = published(name) if planning else None
         if folder is None:
             raise
         note(
-            f"note: {name} is not here, and the Hub is not reached: its configs that come with videotune are used"
+            f"note: {name} is not on this machine and the Hub cannot be reached: "
+            "its configs that come with videotune are used"
         )
-        return BasePlace(named["base_model_name"], folder)
+        return BasePlace(merged["base_model_name"], folder)
 
 
 def reopened(settings: Mapping[str, Any]) -> tuple[Resolved, ModelSpec, BasePlace]:
-    """The config of settings that name their base model, such as a run's, with its model and the place of its base."""
+    """Resolve settings that name their base model, such as a run's, with the model and its place."""
     base = place_of(settings)
     spec = spec_for(settings.get("family"), base)
     return resolve(settings, {}, spec), spec, base
 
 
 def resolve_config(
-    words: Overrides, *, planning: bool = False
+    overrides: Overrides, *, planning: bool = False
 ) -> tuple[Resolved, ModelSpec, BasePlace | None]:
-    """Config layers and the base model they name.
+    """Resolve a config and the base model that it names.
 
-    ``planning``: no weights will be read, so of a base model that is not here the configs that come with videotune will do.
-    Raises VideotuneError where neither a family nor a base model is given.
+    Args:
+        overrides: what the command is called with.
+        planning: no weights will be read, so the configs that come with videotune may stand for a base model that is
+            not on this machine.
+
+    Raises:
+        VideotuneError: if neither a family nor a base model is given.
     """
-    user = user_keys(words)
-    preset = preset_keys(words)
-    named = merge(preset, user)
+    user = user_keys(overrides)
+    preset = preset_keys(overrides)
+    merged = merge(preset, user)
     for key in ("base_model_name", "base_parts", "family"):
-        if not isinstance(named.get(key), str | None):
-            raise VideotuneError(f"{key}: takes text, not {shortened(repr(named[key]))}")
-    base = _base(named, planning) if named.get("base_model_name") else None
-    family = named.get("family")
+        if not isinstance(merged.get(key), str | None):
+            raise VideotuneError(f"{key}: takes text, not {shortened(repr(merged[key]))}")
+
+    base = _base(merged, planning=planning) if merged.get("base_model_name") else None
+    family = merged.get("family")
     if base is None and family is None:
         raise VideotuneError(
-            "which model? Give --preset NAME (see `videotune presets list`), --config FILE, or --set base_model_name=…"
+            "no model given; pass --preset NAME (see `videotune presets list`), --config FILE, or "
+            "--set base_model_name=…"
         )
     spec = spec_for(family, base)
     resolved = resolve(user, preset, spec)
-    own_files(resolved.config, spec)  # a file that is not there is said before anything is read
+    own_files(resolved.config, spec)  # refuses a missing file before anything is read
     return resolved, spec, base

@@ -37,7 +37,7 @@ def decode_arguments(group: Sequence[FrameSample], media: MediaInfo) -> dict[str
         "height": first.window.shape.height,
         "width": first.window.shape.width,
         "resize": first.window.resize,
-        "place": first.place,
+        "crop_position": first.place,
     }
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints as they lie on the disk: complete, or absent. ``checkpoint_writer`` writes them.
+"""Checkpoints on the disk, complete or absent. ``checkpoint_writer`` writes them.
 
-One process has written ``{part}.safetensors``, several each their rows of it, a file each, with ``{part}.index.json``:
-``files``, and ``tensors``, each with its shape and, in the order of its rows, the files that hold some and the row with
-which each begins. What is not cut stands in one file alone.
+One process writes ``{part}.safetensors``. Several processes write their rows into a file each, with
+``{part}.index.json``: ``files``, and ``tensors``, each with its shape and, in the order of its rows, the files that
+hold some of them and the first row of each. A tensor that is not sharded is in one file only.
 """
 
 import re
@@ -27,31 +27,34 @@ MARKER = "COMPLETE"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk. ``kind``: "save" stays as the config says, "backup" makes way for the next ones.
-
-    ``files``: length and hash of each file, as COMPLETE lists them.
-    """
+    """A complete checkpoint on the disk."""
 
     step: int
     folder: Path
     kind: str = "save"
+    """A "save" stays as the config says; a "backup" makes way for the next ones."""
     files: Mapping[str, FileEntry] = field(default_factory=dict)
+    """Length and hash of each file, as COMPLETE lists them."""
 
     def verify(self, part: str, share: tuple[int, int] = (0, 1)) -> None:
-        """Compare the files of a part, or state.json, with their hashes; of ``share`` (i, n) every n-th file from i on.
+        """Compare the files of a part, or state.json, with their hashes.
 
-        Raises VideotuneError that names the first file with other bytes, and the checkpoints to use instead.
+        Args:
+            part: "weights", "optimizer", "ema" or "state".
+            share: (i, n): compare every n-th file, from the i-th on.
+
+        Raises:
+            VideotuneError: if a file has other bytes; it names the first one, and the checkpoints to use instead.
         """
-        names = sorted(
-            name
-            for name in self.files
-            if re.fullmatch(rf"{part}(-\d+-of-\d+|\.index)?\.\w+", name)
-        )
+        pattern = re.compile(rf"{part}(-\d+-of-\d+|\.index)?\.\w+")
+        names = sorted(name for name in self.files if pattern.fullmatch(name))
         if not names:
             raise VideotuneError(
-                f"checkpoint {self.folder} is damaged: {MARKER} has no file of {part}{self._others()}"
+                f"checkpoint {self.folder} is damaged: {MARKER} lists no file of {part}{self._others()}"
             )
-        for name in names[share[0] :: share[1]]:
+
+        first, processes = share
+        for name in names[first::processes]:
             if hash_file(self.folder / name) != self.files[name]["hash"]:
                 raise VideotuneError(
                     f"checkpoint {self.folder} cannot be read: {name} is damaged, its bytes are not those that were written"
@@ -59,10 +62,12 @@ class Checkpoint:
                 )
 
     def _others(self) -> str:
+        """Return a sentence on the checkpoints to use instead."""
+        run = self.folder.parent.parent
         steps = [
-            one.step
-            for one in complete_checkpoints(self.folder.parent.parent)
-            if one.step != self.step
+            checkpoint.step
+            for checkpoint in complete_checkpoints(run)
+            if checkpoint.step != self.step
         ]
         if not steps:
             return ". The run has no other checkpoint"
@@ -77,11 +82,15 @@ class Checkpoint:
         rows: Mapping[str, Shard] | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> dict[str, Tensor]:
-        """The tensors of a part, whole, whether one process has written them or each its rows; their hashes are compared.
+        """Load the tensors of a part, whether one process wrote them or each its rows, and compare hashes.
 
-        ``rows`` by parameter name: what of them, and of what is kept of them, this process has; of the others nothing.
-        ``share`` (i, n): of n processes that load it, each compares every n-th file. Raises VideotuneError where a file
-        is missing or damaged.
+        Args:
+            part: "weights", "optimizer" or "ema".
+            rows: what this process has of sharded parameters, by name. Only those rows are returned.
+            share: (i, n): of n processes that load it, each compares every n-th file.
+
+        Raises:
+            VideotuneError: if a file is missing or damaged.
         """
         name = f"{part}.safetensors"
         try:
@@ -97,26 +106,26 @@ class Checkpoint:
             ) from error
 
     def state(self) -> dict[str, Any]:
-        """state.json: the step, and the numbers that are no tensors.
+        """Return state.json: the step, and numbers that are not tensors.
 
-        Raises VideotuneError where it is missing or damaged.
+        Raises VideotuneError if it is missing or damaged.
         """
         try:
             self.verify("state")
-            found: dict[str, Any] = read_record(self.folder / "state.json")
+            state: dict[str, Any] = read_record(self.folder / "state.json")
         except OSError as error:
             raise VideotuneError(
                 f"checkpoint {self.folder} cannot be read: state.json: {error}"
             ) from error
-        return found
+        return state
 
     @property
     def has_ema(self) -> bool:
-        """Whether an average of the weights was kept."""
-        return any(name in self.files for name in ("ema.safetensors", "ema.index.json"))
+        """Whether it holds an average of the weights."""
+        return "ema.safetensors" in self.files or "ema.index.json" in self.files
 
     def result(self) -> dict[str, Tensor]:
-        """What a run gives away: the averages where there are any, else the weights."""
+        """Return what the run exports: the averages if there are any, else the weights."""
         return self.load("ema" if self.has_ema else "weights")
 
 
@@ -124,189 +133,236 @@ FOLDER = re.compile(r"step-(0|[1-9]\d*)")
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return the folder of a step's checkpoint."""
     return run / "checkpoints" / f"step-{step}"
 
 
 def shards_of(name: str, shape: tuple[int, ...], rows: Mapping[str, Shard]) -> Shard | None:
-    """A process's rows of a parameter, or of what an optimizer keeps of it (``{parameter}.{key}``); None: it is not cut.
+    """Return a process's rows of a tensor, or None if the tensor is not sharded.
 
-    A number that is kept of a whole parameter is not cut, but only they have it who have a row.
+    A number that an optimizer keeps of a whole parameter is not sharded, but only processes with a row have it.
+
+    Args:
+        name: of a parameter, or ``{parameter}.{key}`` for what an optimizer keeps of it.
+        shape: of the whole tensor.
+        rows: what this process has of sharded parameters, by name.
     """
-    own = rows.get(name) or rows.get(name.rpartition(".")[0])
-    return own if own is not None and (shape == own.whole or not own.count) else None
+    shard = rows.get(name) or rows.get(name.rpartition(".")[0])
+    if shard is None:
+        return None
+    return shard if shape == shard.whole or not shard.count else None
 
 
 def cut(state: Mapping[str, Tensor], rows: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """Of whole tensors what a process has: its rows of those that are cut, all of the others."""
-    out = {}
-    for name, value in state.items():
-        own = shards_of(name, tuple(value.shape), rows)
-        if own is None:
-            out[name] = value
-        elif own.count:
-            out[name] = own.of(value)
-    return out
+    """Return what a process has of whole tensors: its rows of those that are sharded, all of the others."""
+    sharded_state: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        shard = shards_of(name, tuple(tensor.shape), rows)
+        if shard is None:
+            sharded_state[name] = tensor
+        elif shard.count:
+            sharded_state[name] = shard.of(tensor)
+    return sharded_state
 
 
 def merge_shards(folder: Path, part: str, rows: Mapping[str, Shard]) -> dict[str, Tensor]:
-    """The tensors of a part from the files of all processes, whole, or of each what ``rows`` says.
+    """Join the tensors of a part from the files of all processes.
 
-    Raises OSError, SafetensorError, KeyError or ValueError where a file or the index is missing or damaged.
+    Args:
+        folder: of the checkpoint.
+        part: "weights", "optimizer" or "ema".
+        rows: what to return of sharded parameters, by name. Others are returned whole.
+
+    Raises:
+        OSError, SafetensorError, KeyError, ValueError: if a file or the index is missing or damaged.
     """
     index = read_json(folder / f"{part}.index.json")
-    files = {
-        file: load_file(folder / file) for file in index["files"]
-    }  # mapped: what is not asked for is not read
-    out = {}
-    for name, told in index["tensors"].items():
-        shape = tuple(told["shape"])
-        own = shards_of(name, shape, rows)
-        if own is not None and not own.count:
+    # The files are mapped: what is not used is not read.
+    files = {file: load_file(folder / file) for file in index["files"]}
+
+    merged: dict[str, Tensor] = {}
+    for name, entry in index["tensors"].items():
+        shape = tuple(entry["shape"])
+        shard = shards_of(name, shape, rows)
+        if shard is not None and not shard.count:
             continue
-        lo, hi = (
-            (own.first, own.first + own.count)
-            if own is not None
-            else (0, shape[0] if shape else 1)
-        )
-        pieces = ((files[file][name], first) for file, first in told["rows"])
-        own_rows = (
-            x[max(0, lo - first) : max(0, hi - first)] if shape else x for x, first in pieces
-        )
-        found = [piece for piece in own_rows if not shape or len(piece)]
-        whole = found[0] if len(found) == 1 else torch.cat(found)
-        if tuple(whole.shape[1:]) != shape[1:] or (shape and len(whole) != hi - lo):
-            raise ValueError(f"rows of {name} are missing")
-        out[name] = whole
-    return out
+        pieces = [(files[file][name], first) for file, first in entry["rows"]]
+        merged[name] = _join(name, pieces, shape, shard)
+    return merged
+
+
+def _join(
+    name: str,
+    pieces: list[tuple[Tensor, int]],
+    shape: tuple[int, ...],
+    shard: Shard | None,
+) -> Tensor:
+    """Join the pieces of a tensor, each with the number of its first row; only the rows of ``shard`` if there is one."""
+    if not shape:
+        numbers = [piece for piece, _ in pieces]
+        return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+
+    begin = 0
+    end = shape[0]
+    if shard is not None:
+        begin = shard.first
+        end = shard.first + shard.count
+    parts = []
+    for piece, first in pieces:
+        part = piece[max(0, begin - first) : max(0, end - first)]
+        if len(part):
+            parts.append(part)
+
+    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+    if tuple(joined.shape[1:]) != shape[1:] or len(joined) != end - begin:
+        raise ValueError(f"rows of {name} are missing")
+    return joined
 
 
 def remove(folder: Path) -> None:
-    """Take a checkpoint away; its marker goes first, so that it never looks complete when it is not."""
+    """Delete a checkpoint. Its marker goes first, so that it never looks complete when it is not."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder)
     sync_folder(folder.parent)
 
 
 def complete_checkpoints(run: Path) -> list[Checkpoint]:
-    """The checkpoints of a run whose marker is there, with every file at the length that it lists; oldest first."""
-    return [one for _, one in sorted(read_all(run).items()) if isinstance(one, Checkpoint)]
+    """Return the checkpoints of a run that have their marker and every file at the length it lists, oldest first."""
+    by_step = sorted(read_all(run).items())
+    return [checkpoint for _, checkpoint in by_step if isinstance(checkpoint, Checkpoint)]
 
 
 def incomplete_checkpoints(run: Path) -> dict[int, str]:
-    """For each checkpoint's folder that is not complete, by step, what is wrong with it."""
-    return {step: why for step, why in sorted(read_all(run).items()) if isinstance(why, str)}
+    """Return what is wrong with each checkpoint's folder that is not complete, by step."""
+    by_step = sorted(read_all(run).items())
+    return {step: reason for step, reason in by_step if isinstance(reason, str)}
 
 
 def read_all(run: Path) -> dict[int, Checkpoint | str]:
-    """Each checkpoint of a run, or what is wrong with it, by step."""
-    names = (
-        (folder, FOLDER.fullmatch(folder.name))
-        for folder in (run / "checkpoints").glob("step-*")
-    )
-    return {int(name[1]): read_checkpoint(folder) for folder, name in names if name}
+    """Return each checkpoint of a run, or what is wrong with it, by step."""
+    by_step: dict[int, Checkpoint | str] = {}
+    for folder in (run / "checkpoints").glob("step-*"):
+        name = FOLDER.fullmatch(folder.name)
+        if name:
+            by_step[int(name[1])] = read_checkpoint(folder)
+    return by_step
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | str:
-    """The checkpoint in a folder, or what is wrong with it."""
+    """Return the checkpoint in a folder, or what is wrong with it."""
     name = FOLDER.fullmatch(folder.name)
     if not name:
-        return "its name is no step's"
+        return "its name is not that of a step"
     try:
         marker = read_record(folder / MARKER)
     except FileNotFoundError:
         return f"it has no {MARKER}: it was never finished"
     except (OSError, VideotuneError) as error:
         return f"its {MARKER} cannot be read ({error})"
+
     if marker["step"] != int(name[1]):
         return f"it is the checkpoint of step {marker['step']} under another name"
     for file, entry in marker["files"].items():
         path = folder / file
         if not path.is_file():
             return f"{file} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{file} has {path.stat().st_size} bytes of {entry['bytes']}"
+        length = path.stat().st_size
+        if length != entry["bytes"]:
+            return f"{file} has {length} bytes of {entry['bytes']}"
     return Checkpoint(marker["step"], folder, marker["kind"], marker["files"])
 
 
 def newest_checkpoint(
     run: Path, saved: Iterable[int] = (), option: str = "--step"
 ) -> Checkpoint | None:
-    """The newest checkpoint; None where there is none. ``saved``: the steps at which the journal says that one was written.
+    """Return the newest checkpoint, or None if there is none.
 
-    Raises VideotuneError where a newer one was damaged or lost since: an older one in its place would lose steps in silence.
+    Args:
+        run: the run folder.
+        saved: the steps at which the journal says that one was written.
+        option: the option of the command that names another step, for the message.
+
+    Raises:
+        VideotuneError: if a newer one was damaged or lost since, because an older one would silently lose steps.
     """
-    found = complete_checkpoints(run)
+    checkpoints = complete_checkpoints(run)
     damaged = incomplete_checkpoints(run)
-    last = found[-1].step if found else 0
-    newest = max(
-        (*saved, *(step for step in damaged if (folder_of(run, step) / MARKER).is_file())),
-        default=0,
-    )
-    if newest > last:
-        wrong = damaged.get(newest, "its folder is missing")
-        other = (
-            f"Use one of them: {option} {last}"
-            if found
-            else "Go back to the beginning: --from 0"
-        )
+    last_step = checkpoints[-1].step if checkpoints else 0
+
+    written = list(saved)
+    for step in damaged:
+        if (folder_of(run, step) / MARKER).is_file():
+            written.append(step)
+    newest = max(written, default=0)
+    if newest > last_step:
+        reason = damaged.get(newest, "its folder is missing")
+        if checkpoints:
+            remedy = f"Use one of them: {option} {last_step}"
+        else:
+            remedy = "Go back to the beginning: --from 0"
         raise VideotuneError(
-            f"the newest checkpoint of {run}, step {newest}, is not whole: {wrong}; {listed(run)}. {other}"
+            f"the newest checkpoint of {run}, step {newest}, is not complete: {reason}; {listed(run)}. {remedy}"
         )
-    return found[-1] if found else None
+    return checkpoints[-1] if checkpoints else None
 
 
 def last_checkpoint(run: Path) -> Checkpoint:
-    """``newest_checkpoint``; VideotuneError also where there is none."""
-    if complete_checkpoints(run) and (found := newest_checkpoint(run)):
-        return found
+    """Return the newest checkpoint. Raises VideotuneError as ``newest_checkpoint`` does, and if there is none."""
+    if complete_checkpoints(run):
+        checkpoint = newest_checkpoint(run)
+        if checkpoint is not None:
+            return checkpoint
     raise VideotuneError(f"{run} has no complete checkpoint{why_not(run)}")
 
 
 def pick(run: Path, step: int | None) -> Checkpoint:
-    """The checkpoint of a step, or the newest.
-
-    Raises VideotuneError that lists the complete ones.
-    """
+    """Return the checkpoint of a step, or the newest for None. Raises VideotuneError that lists the complete ones."""
     if step is None:
         return last_checkpoint(run)
-    found = {checkpoint.step: checkpoint for checkpoint in complete_checkpoints(run)}
-    if step not in found:
-        raise VideotuneError(
-            f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}"
-        )
-    return found[step]
+    for checkpoint in complete_checkpoints(run):
+        if checkpoint.step == step:
+            return checkpoint
+    raise VideotuneError(
+        f"{run} has no complete checkpoint of step {step}; {listed(run)}{why_not(run)}"
+    )
 
 
 def listed(run: Path) -> str:
-    """The steps of the complete checkpoints in words."""
+    """List the steps of the complete checkpoints, in words."""
     steps = ", ".join(str(checkpoint.step) for checkpoint in complete_checkpoints(run))
     return f"complete are those of the steps {steps}" if steps else "none is complete"
 
 
 def why_not(run: Path) -> str:
-    """What is wrong with the checkpoints that are not complete, in words."""
+    """Return what is wrong with the checkpoints that are not complete, a line each."""
     return "".join(
-        f"\n  step {step}: {why}" for step, why in incomplete_checkpoints(run).items()
+        f"\n  step {step}: {reason}" for step, reason in incomplete_checkpoints(run).items()
     )
 
 
 def sweep(run: Path) -> None:
-    """Take away what killed processes have left unfinished: checkpoints, and files that were being replaced."""
-    for aside in (run / "checkpoints").glob(".step-*.part"):
-        shutil.rmtree(aside)
+    """Delete what killed processes have left unfinished: checkpoints, and files that were being replaced."""
+    for unfinished in (run / "checkpoints").glob(".step-*.part"):
+        shutil.rmtree(unfinished)
     for path in run.rglob(".part-*"):
         if is_left_behind(path):
             path.unlink(missing_ok=True)
 
 
 def superfluous(
-    found: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None
+    checkpoints: list[Checkpoint], backup_keep: int, save_keep: int | None, best: int | None
 ) -> list[Checkpoint]:
-    """The checkpoints that make way: all but the newest backups and the newest saves; never the best or the last one."""
-    backups, saves = ([one for one in found if one.kind == kind] for kind in ("backup", "save"))
-    kept = {
-        one.step
-        for one in (*backups[-backup_keep:], *saves[-(save_keep or len(saves)) :], *found[-1:])
-    }
-    return [one for one in found if one.step not in kept and one.step != best]
+    """Return the checkpoints that make way for newer ones. The best and the last one never do.
+
+    Args:
+        checkpoints: the complete ones, oldest first.
+        backup_keep: how many of the newest backups stay.
+        save_keep: how many of the newest saves stay. None: all.
+        best: the step with the best validation loss.
+    """
+    backups = [checkpoint for checkpoint in checkpoints if checkpoint.kind == "backup"]
+    saves = [checkpoint for checkpoint in checkpoints if checkpoint.kind == "save"]
+    newest_saves = saves[-(save_keep or len(saves)) :]
+    staying = (*backups[-backup_keep:], *newest_saves, *checkpoints[-1:])
+    staying_steps = {checkpoint.step for checkpoint in staying} | {best}
+    return [checkpoint for checkpoint in checkpoints if checkpoint.step not in staying_steps]

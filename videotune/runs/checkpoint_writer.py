@@ -1,9 +1,9 @@
-"""Writing a checkpoint, by one process or by several, each its rows: aside, synced, renamed, and the marker last."""
+"""Write a checkpoint: into a temporary folder, synced, renamed, and its marker last. Several processes write their rows."""
 
 import errno
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,16 @@ from videotune.runs.schemas import FileEntry
 T = TypeVar("T")
 
 WrittenPiece = dict[str, Any]
-"""What a process says of the files that it has written, by part."""
+"""The files that a process has written, by part."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error of a process, in a form that other processes can raise."""
+
+    text: str
+    is_os_error: bool
+    is_disk_full: bool
 
 
 def save_checkpoint(
@@ -39,186 +48,214 @@ def save_checkpoint(
     rows: Mapping[str, Shard] | None = None,
     dist: DistributedContext | None = None,
 ) -> Checkpoint:
-    """Write ``checkpoints/step-N`` so that at every moment it is either complete or not there.
+    """Write ``checkpoints/step-N`` so that at every moment it is either complete or absent.
 
-    ``parts``: "weights", "optimizer" and, where one is kept, "ema"; ``rows``: of each of several processes the rows that it
-    has and writes, the main one all that is not cut. A complete checkpoint of this step is this state already, and only
-    becomes a save where it was a backup.
+    If the step has a complete checkpoint, that is this state already; a backup becomes a save.
 
-    Raises VideotuneError where a number is NaN or infinite, or the processes have no run folder in common; OSError where the
-    disk is full or broken. Whatever goes wrong with one process is raised by each.
+    Args:
+        run: the run folder.
+        step: the step whose state is saved.
+        parts: tensors of "weights", "optimizer" and, if there is an average, "ema".
+        state: content of state.json.
+        kind: "save" or "backup".
+        rows: the rows that this process has of sharded parameters, and writes.
+        dist: this process among those that write. The main one writes everything that is not sharded.
+
+    Raises:
+        VideotuneError: if a value is not finite, or the processes have no run folder in common.
+        OSError: if the disk is full or broken. Each process raises what any of them has met.
     """
     dist = dist or DistributedContext()
     folder = folder_of(run, step)
-    aside = folder.with_name(f".{folder.name}.part")
+    temporary = folder.with_name(f".{folder.name}.part")
+
+    def on_main(work: Callable[[], T]) -> T | None:
+        """Do work on the main process and return its result there, and everywhere."""
+        return _on_each(dist, lambda: work() if dist.is_main else None)[0]
+
     _on_each(dist, lambda: refuse_broken(step, parts))
-    (known, *_) = _on_each(dist, lambda: _known(folder, kind) if dist.is_main else None)
-    if known is not None:
-        return known
-    _on_each(dist, lambda: _clear(folder, aside) if dist.is_main else None)
+    existing = on_main(lambda: _existing(folder, kind))
+    if existing is not None:
+        return existing
+
+    on_main(lambda: _make_empty(folder, temporary))
     try:
-        written = _on_each(dist, lambda: _write_own(aside, parts, rows or {}, dist))
-        (done, *_) = _on_each(
-            dist,
-            lambda: (
-                _complete(aside, folder, written, step, state, kind) if dist.is_main else None
-            ),
-        )
+        written = _on_each(dist, lambda: _write_own(temporary, parts, rows or {}, dist))
+        checkpoint = on_main(lambda: _complete(temporary, folder, written, step, state, kind))
     except (OSError, VideotuneError):
         if dist.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
-    assert done is not None, "the main process has completed it"
-    return done
+    assert checkpoint is not None, "the main process has completed it"
+    return checkpoint
 
 
 def _on_each(dist: DistributedContext, work: Callable[[], T]) -> list[T]:
-    """What each process's work gives, in their order; what one of them has met is raised by all alike."""
-    done: Any = None
+    """Return the result of each process's work, in their order. If one of them fails, all raise its error."""
+    result: Any = None
     error: OSError | VideotuneError | None = None
+    failure = None
     try:
-        done = work()
-    except (OSError, VideotuneError) as met:
-        error = met
-    system = isinstance(error, OSError)
-    full = isinstance(error, OSError) and is_disk_full(error)
-    each = dist.all_gather((done, None if error is None else (str(error), system, full)))
-    wrong = [one for _, one in each if one is not None]
-    if not wrong:
-        return [value for value, _ in each]
-    text, system, full = next((one for one in wrong if one[2]), wrong[0])
-    if error is not None and isinstance(error, OSError) == system:
+        result = work()
+    except (OSError, VideotuneError) as caught:
+        error = caught
+        is_os_error = isinstance(caught, OSError)
+        is_full = isinstance(caught, OSError) and is_disk_full(caught)
+        failure = _Failure(str(caught), is_os_error, is_full)
+
+    gathered = dist.all_gather((result, failure))
+    failures = [failure for _, failure in gathered if failure is not None]
+    if not failures:
+        return [result for result, _ in gathered]
+
+    # A full disk goes first: the run can wait for room.
+    full = [failure for failure in failures if failure.is_disk_full]
+    raised = (full or failures)[0]
+    if error is not None and isinstance(error, OSError) == raised.is_os_error:
         raise error
-    raise OSError(errno.ENOSPC if full else errno.EIO, text) if system else VideotuneError(text)
+    if raised.is_os_error:
+        number = errno.ENOSPC if raised.is_disk_full else errno.EIO
+        raise OSError(number, raised.text)
+    raise VideotuneError(raised.text)
 
 
 def refuse_broken(step: int, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise VideotuneError that names the first tensor with a NaN or an infinity in it."""
-    broken = [
-        f"{part} of {name}"
-        for part, tensors in parts.items()
-        for name, value in tensors.items()
-        if value.is_floating_point() and not bool(value.isfinite().all())
-    ]
+    """Raise VideotuneError if any tensor holds a NaN or an infinity; it names the first one."""
+    broken = []
+    for part, tensors in parts.items():
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                broken.append(f"{part} of {name}")
     if broken:
         raise VideotuneError(
-            f"step {step}: {len(broken)} tensors are not finite, the first: {broken[0]}: not saved"
+            f"step {step} is not saved: {len(broken)} tensors are not finite, the first is {broken[0]}"
         )
 
 
-def _known(folder: Path, kind: str) -> Checkpoint | None:
-    """The complete checkpoint of a step, a save from now on where one is wished; None where there is none."""
-    there = read_checkpoint(folder)
-    if isinstance(there, str):
+def _existing(folder: Path, kind: str) -> Checkpoint | None:
+    """Return the complete checkpoint of a step, or None. A backup becomes a save if one is wanted."""
+    checkpoint = read_checkpoint(folder)
+    if isinstance(checkpoint, str):
         return None
-    if kind == "save" and there.kind != "save":
-        write_json(folder / MARKER, {"step": there.step, "kind": kind, "files": there.files})
-        return replace(there, kind=kind)
-    return there
+    if kind == "save" and checkpoint.kind != "save":
+        marker = {"step": checkpoint.step, "kind": kind, "files": checkpoint.files}
+        write_json(folder / MARKER, marker)
+        return replace(checkpoint, kind=kind)
+    return checkpoint
 
 
-def _clear(folder: Path, aside: Path) -> None:
-    """Make an empty folder in which a checkpoint can be written; what a kill has left of the step is taken away."""
-    if (
-        folder.exists()
-    ):  # left by a kill before the marker; it goes first, since both may not have room
+def _make_empty(folder: Path, temporary: Path) -> None:
+    """Make an empty folder to write a checkpoint into, and delete what a kill has left of the step."""
+    # It goes first, since the disk may not have room for both.
+    if folder.exists():
         remove(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
 
 
 def _write_own(
-    aside: Path,
+    temporary: Path,
     parts: Mapping[str, Mapping[str, Tensor]],
     rows: Mapping[str, Shard],
     dist: DistributedContext,
 ) -> WrittenPiece:
-    """Write this process's tensors, a file a part; what the index must know of them."""
-    if not aside.is_dir():
+    """Write this process's tensors, a file for each part, and return what the index needs to know of them."""
+    if not temporary.is_dir():
         raise VideotuneError(
-            f"process {dist.rank} does not see {aside.parent}, which the first one has made: with sharding FULL and "
-            "FINE_TUNE every process writes its part of a checkpoint into the run folder. Put --out on a disk that all "
-            "machines share"
+            f"process {dist.rank} does not see {temporary.parent}, which the first process has made: with sharding FULL "
+            "and FINE_TUNE every process writes its part of a checkpoint into the run folder. Set --out to a disk that "
+            "all machines share"
         )
+    suffix = f"-{dist.rank + 1:05d}-of-{dist.size:05d}" if dist.size > 1 else ""
+
     written: WrittenPiece = {}
     for part, tensors in parts.items():
-        own: dict[str, Tensor] = {}
-        places: dict[str, tuple[list[int], int]] = {}
-        for name, value in tensors.items():
-            mine = rows.get(name) or rows.get(name.rpartition(".")[0])
-            if mine is not None and value.shape == (mine.count, *mine.whole[1:]):
-                own[name] = value
-                places[name] = (list(mine.whole), mine.first)
+        own_tensors: dict[str, Tensor] = {}
+        shape_and_first_row: dict[str, tuple[list[int], int]] = {}
+        for name, tensor in tensors.items():
+            shard = rows.get(name) or rows.get(name.rpartition(".")[0])
+            if shard is not None and tensor.shape == (shard.count, *shard.whole[1:]):
+                own_tensors[name] = tensor
+                shape_and_first_row[name] = (list(shard.whole), shard.first)
             elif dist.is_main:
-                own[name] = value
-                places[name] = (list(value.shape), 0)
-        number = f"-{dist.rank + 1:05d}-of-{dist.size:05d}" if dist.size > 1 else ""
-        file = f"{part}{number}.safetensors"
-        write_tensors(aside / file, own)
-        written[part] = {"file": file, "entry": entry_of(aside / file), "tensors": places}
+                own_tensors[name] = tensor
+                shape_and_first_row[name] = (list(tensor.shape), 0)
+
+        file = f"{part}{suffix}.safetensors"
+        write_tensors(temporary / file, own_tensors)
+        written[part] = {
+            "file": file,
+            "entry": entry_of(temporary / file),
+            "tensors": shape_and_first_row,
+        }
     return written
 
 
 def _complete(
-    aside: Path,
+    temporary: Path,
     folder: Path,
     written: list[WrittenPiece],
     step: int,
     state: Mapping[str, Any],
     kind: str,
 ) -> Checkpoint:
-    """Once each file is seen to be there, write the indices and put the checkpoint into its place; its marker comes last."""
-    files: dict[str, FileEntry] = {
-        one["file"]: one["entry"] for each in written for one in each.values()
-    }
+    """Check that each file is there, write the indices, and rename the folder. The marker comes last."""
+    files: dict[str, FileEntry] = {}
+    for piece in written:
+        files.update((part["file"], part["entry"]) for part in piece.values())
     for file, entry in files.items():
-        if not (aside / file).is_file() or (aside / file).stat().st_size != entry["bytes"]:
+        path = temporary / file
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise VideotuneError(
-                f"{aside / file} was written by another process and is not here whole: put --out on a disk that all share"
+                f"{path} was written by another process and is not complete here. "
+                "Set --out to a disk that all machines share"
             )
-    for part in written[0] if len(written) > 1 else ():
-        tensors: dict[str, Any] = {}
-        for one in (each[part] for each in written):
-            for name, (shape, first) in one["tensors"].items():
-                tensors.setdefault(name, {"shape": shape, "rows": []})["rows"].append(
-                    [one["file"], first]
-                )
-        write_json(
-            aside / f"{part}.index.json",
-            {"files": [one[part]["file"] for one in written], "tensors": tensors},
-        )
-    write_json(aside / "state.json", {"step": step, **state})
-    files = {
-        path.name: files.get(path.name) or entry_of(path) for path in sorted(aside.iterdir())
-    }
-    sync_folder(aside)
-    aside.rename(folder)
+
+    if len(written) > 1:
+        for part in written[0]:
+            index = _index_of([piece[part] for piece in written])
+            write_json(temporary / f"{part}.index.json", index)
+    write_json(temporary / "state.json", {"step": step, **state})
+
+    all_files = {}
+    for path in sorted(temporary.iterdir()):
+        all_files[path.name] = files.get(path.name) or entry_of(path)
+    sync_folder(temporary)
+    temporary.rename(folder)
     sync_folder(folder.parent)
-    write_json(folder / MARKER, {"step": step, "kind": kind, "files": files})
-    return Checkpoint(step, folder, kind, files)
+    write_json(folder / MARKER, {"step": step, "kind": kind, "files": all_files})
+    return Checkpoint(step, folder, kind, all_files)
+
+
+def _index_of(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the index of a part that several processes have written."""
+    tensors: dict[str, Any] = {}
+    for piece in pieces:
+        for name, (shape, first_row) in piece["tensors"].items():
+            entry = tensors.setdefault(name, {"shape": shape, "rows": []})
+            entry["rows"].append([piece["file"], first_row])
+    return {"files": [piece["file"] for piece in pieces], "tensors": tensors}
 
 
 def entry_of(path: Path) -> FileEntry:
-    """What COMPLETE lists of a file."""
+    """Return what COMPLETE lists of a file."""
     return {"bytes": path.stat().st_size, "hash": hash_file(path)}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file of tensors, on the disk when this returns.
-
-    Raises OSError, with the system's number, where it cannot be written.
-    """
+    """Write a file of tensors and sync it. Raises OSError, with the system's number, if it cannot be written."""
     with system_errors(path):
-        save_file(_apart(tensors), path)
+        save_file(_own_storage(tensors), path)
     sync_file(path)
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own on the host, as the file format wants; optimizers share small tables."""
-    out: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in tensors.items():
-        whole = value.detach().cpu().contiguous()
-        out[name] = whole.clone() if whole.untyped_storage().data_ptr() in seen else whole
-        seen.add(whole.untyped_storage().data_ptr())
-    return out
+def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return each tensor in host memory of its own, as the file format needs it; optimizers share small tables."""
+    separate: dict[str, Tensor] = {}
+    addresses: set[int] = set()
+    for name, tensor in tensors.items():
+        host_tensor = tensor.detach().cpu().contiguous()
+        address = host_tensor.untyped_storage().data_ptr()
+        separate[name] = host_tensor.clone() if address in addresses else host_tensor
+        addresses.add(address)
+    return separate

@@ -1,4 +1,4 @@
-"""The heartbeat: a small file that a living run touches every few seconds, so that nobody calls a dead one running."""
+"""The heartbeat: a small file that a living run touches every few seconds, so that a dead one is not shown as running."""
 
 import os
 import socket
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,83 +16,99 @@ EVERY = LATE / 6
 """Seconds between two beats."""
 
 
-class Heartbeat:
-    """What this process is doing; a thread of its own writes it into ``heartbeat.json``.
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds of finished states, and the present state. Replaced as a whole, because the thread that beats reads it."""
 
-    It counts the seconds of each state too. ``begun``: the ``time.perf_counter()`` from which they count; ``earlier``:
-    those of the run's processes before this one.
-    """
+    seconds: Mapping[str, float]
+    state: str
+    since: float
+
+    def until_now(self) -> dict[str, float]:
+        seconds = dict(self.seconds)
+        if self.state != "ended":
+            spent = time.perf_counter() - self.since
+            seconds[self.state] = seconds.get(self.state, 0.0) + spent
+        return seconds
+
+
+class Heartbeat:
+    """What this process is doing. A thread writes it into ``heartbeat.json``, with the seconds of each state."""
 
     def __init__(
         self, run: Path, begun: float | None = None, earlier: Mapping[str, float] | None = None
     ) -> None:
+        """Begin in the state "starting".
+
+        Args:
+            run: the run folder.
+            begun: the ``time.perf_counter()`` from which seconds count. None: now.
+            earlier: seconds of the run's processes before this one, by state.
+        """
         self.path = run / "heartbeat.json"
-        # replaced as one, for the thread that beats reads it: what is counted, the state since, and since when
-        self._spent = (
-            dict(earlier or {}),
-            "starting",
-            time.perf_counter() if begun is None else begun,
-        )
+        since = time.perf_counter() if begun is None else begun
+        self._clock = _Clock(dict(earlier or {}), "starting", since)
         now = round(time.time(), 3)
-        who = {"pid": os.getpid(), "host": socket.gethostname(), "started": now}
         self._facts: dict[str, Any] = {
-            **who,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": now,
             "step": 0,
             "state": "starting",
             "since": now,
             "progress": None,
         }
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._has_ended = threading.Event()
 
     @property
     def state(self) -> str:
-        """What the process was last said to do."""
+        """What the process does, as last set."""
         return str(self._facts["state"])
 
     @property
     def step(self) -> int:
-        """The last step that was said to be done."""
+        """The last step that is done, as last set."""
         return int(self._facts["step"])
 
     def set(self, state: str, step: int | None = None) -> None:
-        """What the process does now.
+        """Set what the process does from now on.
 
-        One of starting, encoding, loading, training, saving, measuring, probing, sampling, paused, exporting, reporting,
-        ended.
+        Args:
+            state: one of starting, encoding, loading, training, saving, measuring, probing, sampling, paused,
+                exporting, reporting, ended.
+            step: the last step that is done. None: as before.
         """
-        new: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if state != self.state:
-            self._spent = self._until_now(), state, time.perf_counter()
-            new = {"state": state, "since": round(time.time(), 3), "progress": None}
-        self._facts = self._facts | new | ({} if step is None else {"step": step})
+            self._clock = _Clock(self._clock.until_now(), state, time.perf_counter())
+            changes = {"state": state, "since": round(time.time(), 3), "progress": None}
+        if step is not None:
+            changes["step"] = step
+        self._facts = self._facts | changes
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """How far the state is: so many done of so many."""
-        self._facts = self._facts | {"progress": {"what": what, "done": done, "total": total}}
-
-    def _until_now(self) -> dict[str, float]:
-        counted, state, since = self._spent
-        if state == "ended":
-            return counted
-        return counted | {state: counted.get(state, 0.0) + time.perf_counter() - since}
+    def progress(self, subject: str, done: int, total: int) -> None:
+        """Set how far the state is: ``done`` of ``total``."""
+        self._facts = self._facts | {
+            "progress": {"what": subject, "done": done, "total": total}
+        }
 
     def seconds(self) -> dict[str, float]:
-        """Seconds in each state until now, over all processes of the run; their sum is its wall time."""
-        return {state: round(spent, 3) for state, spent in self._until_now().items()}
+        """Return the seconds in each state until now, over all processes of the run. Their sum is its wall time."""
+        return {state: round(spent, 3) for state, spent in self._clock.until_now().items()}
 
     def beat(self) -> None:
-        """Write the file. On a full disk the old one stays and is touched, which takes no room: the process lives."""
+        """Write the file. On a full disk the old one stays and is touched, which takes no room."""
         with self._lock:
             try:
                 now = {"seconds": self.seconds(), "time": round(time.time(), 3)}
                 write_json(self.path, self._facts | now, durable=False)
-            except OSError:  # the training says so itself, where it meets the same disk
+            except OSError:  # the training reports it where it meets the same disk
                 with suppress(OSError):
                     os.utime(self.path)
 
-    def _keep(self) -> None:
-        while not self._over.wait(EVERY):
+    def _beat_until_ended(self) -> None:
+        while not self._has_ended.wait(EVERY):
             self.beat()
 
 
@@ -99,24 +116,26 @@ class Heartbeat:
 def keep_heartbeat(
     run: Path, begun: float | None = None, goes_on: bool = False
 ) -> Iterator[Heartbeat]:
-    """Beats for the length of a block; at its end the file says that the process has ended.
+    """Beat for the length of a block. At its end the file says that the process has ended.
 
-    ``begun`` as in ``Heartbeat``; ``goes_on``: the run's earlier processes count, as far as their last beat said.
+    Args:
+        run: the run folder.
+        begun: as in ``Heartbeat``.
+        goes_on: count the run's earlier processes, as far as their last beat says.
     """
-    before = (life(run) or {}).get("seconds") if goes_on else None
-    numbers = (
-        before.items() if isinstance(before, dict) else ()
-    )  # a damaged file counts for nothing
-    heart = Heartbeat(
-        run, begun, {state: spent for state, spent in numbers if isinstance(spent, float)}
-    )
-    heart.beat()
-    thread = threading.Thread(target=heart._keep, name="heartbeat", daemon=True)
+    earlier: dict[str, float] = {}
+    seconds = (life(run) or {}).get("seconds") if goes_on else None
+    if isinstance(seconds, dict):  # a damaged file counts for nothing
+        earlier = {state: spent for state, spent in seconds.items() if isinstance(spent, float)}
+
+    heartbeat = Heartbeat(run, begun, earlier)
+    heartbeat.beat()
+    thread = threading.Thread(target=heartbeat._beat_until_ended, name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield heart
+        yield heartbeat
     finally:
-        heart._over.set()
+        heartbeat._has_ended.set()
         thread.join()
-        heart.set("ended")
-        heart.beat()
+        heartbeat.set("ended")
+        heartbeat.beat()

@@ -1,6 +1,6 @@
-"""The journal: one JSON object a line, only ever appended; the one thing that pages, plots and reports read.
+"""The journal: one JSON object a line, only ever appended. Pages, plots and reports read nothing else of the steps.
 
-The process of a run reads it once, as ``History``, and from then on knows what it writes itself.
+The process of a run reads it once, as ``History``, and from then on adds what it writes itself.
 """
 
 import json
@@ -22,75 +22,75 @@ NAME = "journal.jsonl"
 
 
 class History:
-    """What a run's journal says, in little memory: some 90 bytes a step, and every other line.
-
-    ``events``: the lines that are no step's, in order; of a ``views`` line the step alone. ``steps``: what the others say.
-    ``newest``: the largest step that a line names; ``last``: that of the last
-    step's line.
-    """
+    """What a run's journal says, in little memory: some 90 bytes a step, and every other line."""
 
     def __init__(self, run: Path | None) -> None:
-        """Read the whole journal; without one it is empty.
+        """Read the whole journal; without a run it is empty.
 
-        Raises VideotuneError that names the first damaged line. One that a kill has torn at the end is left out.
+        A line that a kill has torn at the end is left out. Raises VideotuneError that names the first damaged line.
         """
         self._path = run / NAME if run else None
-        self._aside = _regularization(run)
+        self._regularization = _regularization(run)
         self._load()
 
     def _load(self) -> None:
         self.events: list[Mapping[str, Any]] = []
-        self.newest = self.last = 0
-        self.steps = Steps(self._aside)
+        """The lines that are not steps, in order. Of a ``views`` line only the step is kept."""
+        self.newest = 0
+        """The largest step that any line names."""
+        self.last = 0
+        """The step of the last step's line."""
+        self.steps = Steps(self._regularization)
         self._size = 0
-        self._torn = False
+        self._is_torn = False
         for _, line in self._read():
             self.add(line)
 
     def _read(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        """Each line, as it is in the file and parsed."""
+        """Yield each line, as it is in the file and parsed."""
         if self._path is None or not self._path.is_file():
             return
+
+        size = 0
         with self._path.open("rb") as file:
-            size = 0
-            for number, content in enumerate(file, 1):
-                self._torn = not content.endswith(b"\n")
+            for number, content in enumerate(file, start=1):
+                self._is_torn = not content.endswith(b"\n")
                 try:
                     line = parse_line(content)
                 except ValueError as error:
-                    if self._torn:
+                    if self._is_torn:
                         break
-                    repair = f"videotune doctor {self._path.parent} --repair-journal"
-                    remedy = f"Put back a copy of the file, or take the line out: {repair}"
                     raise VideotuneError(
-                        f"{self._path}: line {number} is damaged: {error}. {remedy}"
+                        f"{self._path}: line {number} is damaged: {error}. Restore a copy of the file, or remove the "
+                        f"line: videotune doctor {self._path.parent} --repair-journal"
                     ) from error
                 yield content, line
                 size += len(content)
         self._size = size
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take in the next line."""
+        """Add the next line."""
         step = line.get("step", 0)
         if step > self.newest:
             self.newest = step
+
         if line["kind"] == "step":
             self.last = step
             self.steps.add(line)
+        elif line["kind"] == "views":
+            self.events.append({"kind": "views", "step": step})
         else:
-            self.events.append(
-                {"kind": "views", "step": step} if line["kind"] == "views" else line
-            )
+            self.events.append(line)
 
     def is_current(self) -> bool:
-        """Whether nobody else has written to the file since it was read."""
-        there = self._path is not None and self._path.is_file()
-        return (
-            self._path.stat().st_size if there and self._path else 0
-        ) == self._size or self._torn
+        """Return whether no other process has written to the file since it was read."""
+        size = 0
+        if self._path is not None and self._path.is_file():
+            size = self._path.stat().st_size
+        return size == self._size or self._is_torn
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """The events of a kind, in order."""
+        """Return the events of a kind, in order."""
         return [line for line in self.events if line["kind"] == kind]
 
     @property
@@ -102,106 +102,117 @@ class History:
         return self.last - step
 
     def read_steps(self, until: int) -> Iterator[Mapping[str, Any]]:
-        """The lines of the steps up to one, read from the file once more."""
-        return (
-            line for _, line in self._read() if line["kind"] == "step" and line["step"] <= until
-        )
+        """Read the lines of the steps until ``until`` from the file again."""
+        for _, line in self._read():
+            if line["kind"] == "step" and line["step"] <= until:
+                yield line
 
     def cut(self, step: int) -> None:
-        """Take out of the file what happened after ``step``, so that a resumed run has each step once.
+        """Remove what happened after ``step`` from the file, so that a resumed run has each step once.
 
-        A line that names no step stays. Only before this process writes lines of its own.
+        A line that names no step stays. Call it before this process writes lines of its own.
         """
-        ended = any(line["kind"] == "end" for line in self.events)
-        if self._path is not None and (self.newest > step or ended or self._torn):
-            write_whole(self._path, lambda aside: self._write_kept(aside, step))
+        has_ended = any(line["kind"] == "end" for line in self.events)
+        has_later_lines = self.newest > step or has_ended or self._is_torn
+        if self._path is not None and has_later_lines:
+            write_whole(self._path, lambda temporary: self._write_until(temporary, step))
             self._load()
 
-    def _write_kept(self, aside: Path, step: int) -> None:
-        with aside.open("wb") as file:
+    def _write_until(self, path: Path, step: int) -> None:
+        with path.open("wb") as file:
             for content, line in self._read():
                 if line.get("step", 0) <= step and line["kind"] != "end":
-                    file.write(content if content.endswith(b"\n") else content + b"\n")
+                    file.write(_with_newline(content))
+
+
+def _with_newline(content: bytes) -> bytes:
+    return content if content.endswith(b"\n") else content + b"\n"
 
 
 def readings_of(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The journal's validations of the latest set, in order; only those compare."""
-    found = [line for line in lines if line["kind"] == "validation"]
-    return [line for line in found if line.get("validation") == found[-1].get("validation")]
+    """Return the journal's validations of the latest validation set, in order; only those compare."""
+    validations = [line for line in lines if line["kind"] == "validation"]
+    if not validations:
+        return []
+    latest_set = validations[-1].get("validation")
+    return [line for line in validations if line.get("validation") == latest_set]
 
 
 class Journal:
-    """Appends lines to ``journal.jsonl``; each is flushed, and ``sync`` makes all of them durable.
+    """Append lines to ``journal.jsonl``. Each is flushed, and ``sync`` makes all of them durable.
 
-    Where the disk takes no more, lines wait in memory, in order, and go out with the first write that succeeds; ``waiting``
-    says how many. What a failed write left of a line is cut off again, so the file always ends with a whole one.
-    ``history``: what it says, with what was written here. ``followers`` are handed each line too.
+    While the disk is full, lines wait in memory and are written, in order, with the first write that succeeds. What a
+    failed write left of a line is cut off again, so the file always ends with a whole line.
     """
 
     def __init__(self, run: Path | None, history: History | None = None) -> None:
-        """Without a run nothing is written: of several processes the first alone keeps the journal.
+        """Open the journal.
 
-        ``history``: what was read of it already.
+        Args:
+            run: the run folder. None: nothing is written; of several processes only the main one keeps the journal.
+            history: what was read of it already.
         """
-        self.history = (
-            history if run and history is not None and history.is_current() else History(run)
-        )
+        if run is None or history is None or not history.is_current():
+            history = History(run)
+        self.history = history
+        """What the journal says, with what was written here."""
+        self.followers: list[Callable[[Mapping[str, Any]], None]] = []
+        """Called with each line."""
         self._file = (run / NAME).open("ab", buffering=0) if run else None
         self._waiting: list[bytes] = []
-        self._one_at_a_time = Lock()  # the thread that writes a checkpoint syncs the journal
-        self.followers: list[Callable[[Mapping[str, Any]], None]] = []
+        self._lock = Lock()  # the thread that writes a checkpoint syncs the journal
 
     @property
     def waiting(self) -> int:
-        """Lines that the disk has not taken yet."""
+        """How many lines the disk has not taken yet."""
         return len(self._waiting)
 
     def cut(self, step: int) -> None:
-        """``History.cut``; what is written next follows what is left."""
+        """Remove what happened after ``step``; see ``History.cut``."""
         if self._file is not None:
             self.history.cut(step)
             self._file.close()
             self._file = Path(self._file.name).open("ab", buffering=0)  # noqa: SIM115  (closed by close)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line. NaN and infinity are written as null, since JSON has no word for them."""
+        """Append one line. NaN and infinity are written as null, because JSON has no word for them."""
         if self._file is None:
             return
+
         text = json.dumps(line, ensure_ascii=False, allow_nan=True)
         if "NaN" in text or "Infinity" in text:
             line = _finite(line)
             text = json.dumps(line, ensure_ascii=False)
         self._waiting.append(f"{text}\n".encode())
         self.history.add(line if line["kind"] == "step" else json.loads(text))
+
         try:
             self.flush()
         except OSError as error:
             if not is_disk_full(error):
                 raise
-        for follower in self.followers:  # after it: what they do with a line must not cost it
+        # Last, so that nothing that followers do with a line can lose it.
+        for follower in self.followers:
             follower(line)
 
     def flush(self) -> None:
-        """Write what waits.
-
-        Raises OSError where the disk takes no more; nothing is lost then.
-        """
-        with self._one_at_a_time:
+        """Write the lines that wait. Raises OSError if the disk does not take them; they stay."""
+        with self._lock:
             while self._file is not None and self._waiting:
                 append_whole(self._file, self._waiting[0])
                 self._waiting.pop(0)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append a line of another kind than a step, with the time."""
+        """Append a line that is not a step, with the time."""
         self.write({"kind": kind, "time": round(time.time(), 3), **fields})
 
     def warn(self, step: int, text: str) -> None:
-        """What is wrong and does not end the run, in the journal and on the screen."""
+        """Write a warning into the journal and print it."""
         self.event("warning", step=step, text=text)
         echo(f"warning: {text}")
 
     def sync(self) -> None:
-        """Everything is on the disk when this returns; OSError where it cannot be."""
+        """Write everything to the disk. Raises OSError if it cannot be written."""
         self.flush()
         if self._file is not None:
             os.fsync(self._file.fileno())
@@ -213,41 +224,45 @@ class Journal:
 
 
 def _regularization(run: Path | None) -> frozenset[str]:
-    """The regularization clips of a run; none where check.json does not say them, which others refuse."""
+    """Return the regularization clips of a run. None if check.json cannot be read, which others report."""
+    if run is None:
+        return frozenset()
     try:
-        return frozenset(
-            regularization(read_record(run / "check.json", partial=True)) if run else ()
-        )
+        return frozenset(regularization(read_record(run / "check.json", partial=True)))
     except (OSError, VideotuneError):
         return frozenset()
 
 
 def read_journal(run: Path) -> list[dict[str, Any]]:
-    """All lines that are JSON objects, for scripts and tests: they cost some 3 kB of memory each."""
+    """Return all lines that are JSON objects, for scripts and tests: they take some 3 kB of memory each."""
     return read_lines(run / NAME)
 
 
 def repair(run: Path, step: int) -> str:
-    """Take the damaged lines out of a run's journal; the whole file is kept beside it. What was done, in words.
+    """Remove the damaged lines from a run's journal, keep the old file beside it, and say what was done.
 
-    ``step``: the newest checkpoint's, up to which the journal then reaches, with a warning that says what is missing.
+    Args:
+        run: the run folder.
+        step: of the newest checkpoint. The journal then reaches it, with a warning that says what is missing.
     """
     path = run / NAME
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    good = []
-    damaged = []
+    intact = []
     newest = 0
-    for number, content in enumerate(lines, 1):
+    for content in lines:
         try:
             newest = max(newest, parse_line(content).get("step", 0))
-            good.append(content if content.endswith(b"\n") else content + b"\n")
         except ValueError:
-            damaged.append(number)
+            continue
+        intact.append(_with_newline(content))
+
+    damaged = len(lines) - len(intact)
     if not damaged and newest >= step:
-        return f"{path}: every line is whole"
-    text = f"the journal was repaired: {len(damaged)} damaged lines were taken out"
+        return f"{path}: every line is intact"
+
+    text = f"the journal was repaired: {damaged} damaged lines were removed"
     if newest < step:
-        text += f", and what it said of the steps after {newest} is missing"
+        text += f", and its lines on the steps after {newest} are missing"
     if lines:
         copies = len(list(run.glob(f"{NAME}.damaged-*")))
         write_bytes(path.with_name(f"{NAME}.damaged-{copies + 1}"), b"".join(lines))
@@ -257,13 +272,16 @@ def repair(run: Path, step: int) -> str:
         "step": max(step, newest),
         "text": text,
     }
-    write_bytes(path, b"".join([*good, json.dumps(warning).encode() + b"\n"]))
+    write_bytes(path, b"".join([*intact, json.dumps(warning).encode() + b"\n"]))
     return f"{path}: {text}"
 
 
 def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, at any depth."""
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    if isinstance(value, float) and not isfinite(value):
+        return None
+    return value

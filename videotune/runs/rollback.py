@@ -1,4 +1,4 @@
-"""Going back to an earlier step: what came after it is set aside whole, and the run is again what it was."""
+"""Go back to an earlier step: archive everything that came after it, and make the run what it was."""
 
 import filecmp
 import re
@@ -14,36 +14,42 @@ FACTS = ("config", "check", "plan")
 
 
 def facts_at(run: Path, step: int | None) -> dict[str, Path]:
-    """The files that said what the run was when it made the step after ``step``; None: those that say it now."""
-    later = changed_after(run, step) if step is not None else []
-    return {
-        name: kept_before(run, name, later[0]) if later else run / f"{name}.json"
-        for name in FACTS
-    }
+    """Return the files that said what the run was when it made the step after ``step``; for None, the present ones."""
+    later_changes = changed_after(run, step) if step is not None else []
+    if later_changes:
+        return {name: kept_before(run, name, later_changes[0]) for name in FACTS}
+    return {name: run / f"{name}.json" for name in FACTS}
 
 
 def kept_before(run: Path, name: str, step: int) -> Path:
-    """Where a file of the run lies that was true until ``step``."""
+    """Return where the version of a file is kept that was true until ``step``."""
     return run / "before" / f"{name}-until-step-{step}.json"
 
 
 def changed_after(run: Path, step: int) -> list[int]:
-    """The steps after ``step`` at which a resume has changed the run."""
-    found = [
-        re.fullmatch(r"config-until-step-(\d+)\.json", path.name)
-        for path in (run / "before").glob("*.json")
-    ]
-    return sorted(int(name[1]) for name in found if name and int(name[1]) > step)
+    """Return the steps after ``step`` at which a resume has changed the run."""
+    steps = []
+    for path in (run / "before").glob("*.json"):
+        name = re.fullmatch(r"config-until-step-(\d+)\.json", path.name)
+        if name and int(name[1]) > step:
+            steps.append(int(name[1]))
+    return sorted(steps)
 
 
 def archive_steps(run: Path, step: int, newest: int) -> Path | None:
-    """Going back to ``step``: what came after it goes into a folder of its own, whole; None where nothing came after.
+    """Go back to ``step`` and move everything that came after it into a folder of its own.
 
-    ``newest``: the last step that the journal names.
+    That folder is a run folder, too. What says what the run was is copied there before anything moves, and the
+    checkpoints move first. So a kill in between loses nothing: a plain resume sees that a checkpoint is missing, and
+    going back again finishes the same folder.
 
-    That folder is a run folder too. What says what the run was is copied there before anything moves, and the checkpoints
-    move first: a kill in between loses nothing, a plain resume sees that a checkpoint is missing, and going back again
-    finishes the same folder.
+    Args:
+        run: the run folder.
+        step: the step to go back to.
+        newest: the last step that the journal names.
+
+    Returns:
+        The folder, or None if nothing came after the step.
     """
     later = [
         folder
@@ -52,73 +58,92 @@ def archive_steps(run: Path, step: int, newest: int) -> Path | None:
     ]
     if not later and newest <= step:
         return None
+
+    # 1. Copy what says what the run was. A file that exists is from before a kill.
     branch = branch_for(run)
     for name in (*(f"{fact}.json" for fact in FACTS), "exports.json"):
-        if (run / name).is_file() and not (
-            branch / name
-        ).exists():  # what is there is from before a kill
+        if (run / name).is_file() and not (branch / name).exists():
             write_bytes(branch / name, (run / name).read_bytes())
     write_whole(branch / "journal.jsonl", partial(shutil.copyfile, run / "journal.jsonl"))
+
+    # 2. Move what came after the step.
     for folder in later:
         _move(folder, branch / "checkpoints")
-    for name in ("samples", "sample_metrics", "probe"):  # the last one is of earlier versions
+    for name in ("samples", "sample_metrics", "probe"):  # earlier versions wrote "probe"
         for path, number in numbered(run / name, r"step-(\d+)-.*"):
             if number > step:
                 _move(path, branch / name)
-    _set_exports_aside(run, branch, step)
-    changed = changed_after(run, step)
-    for name in FACTS if changed else ():  # the run is again what it was at that step
-        if kept_before(run, name, changed[0]).exists():  # else a kill came after this was done
-            write_bytes(run / f"{name}.json", kept_before(run, name, changed[0]).read_bytes())
-    for number in reversed(changed):  # the oldest last: it says what the run is
-        for name in reversed(FACTS):  # the config last: it says that the three are there
-            if kept_before(run, name, number).exists():
-                _move(kept_before(run, name, number), branch / "before")
+    _archive_exports(run, branch, step)
+
+    # 3. Make the run what it was.
+    _restore_facts(run, branch, step)
     return branch
 
 
+def _restore_facts(run: Path, branch: Path, step: int) -> None:
+    """Restore config, check and plan as they were at ``step``, and move their later versions into the branch."""
+    changed = changed_after(run, step)
+    if not changed:
+        return
+    for name in FACTS:
+        version_file = kept_before(run, name, changed[0])
+        if version_file.exists():  # else a kill came after this was done
+            write_bytes(run / f"{name}.json", version_file.read_bytes())
+
+    # The oldest goes last, for it says what the run is; and the config last of all, for it says that all three exist.
+    for number in reversed(changed):
+        for name in reversed(FACTS):
+            version_file = kept_before(run, name, number)
+            if version_file.exists():
+                _move(version_file, branch / "before")
+
+
 def branch_for(run: Path) -> Path:
-    """The folder that takes what is set aside: the one that a kill left unfinished, else the next by number."""
-    there = dict(
-        sorted(
-            (int(path.name), path)
-            for path in (run / "branches").glob("*")
-            if path.name.isdigit()
-        )
-    )
-    for path in there.values():
-        kept = path / "journal.jsonl"
-        if not kept.is_file() or filecmp.cmp(kept, run / "journal.jsonl", shallow=False):
+    """Return the folder for an archive: the one that a kill left unfinished, else the next by number."""
+    branches = {}
+    for path in (run / "branches").glob("*"):
+        if path.name.isdigit():
+            branches[int(path.name)] = path
+
+    for _, path in sorted(branches.items()):
+        journal = path / "journal.jsonl"
+        if not journal.is_file() or filecmp.cmp(journal, run / "journal.jsonl", shallow=False):
             return path
-    branch = run / "branches" / str(1 + max(there, default=0))
+    branch = run / "branches" / str(1 + max(branches, default=0))
     branch.mkdir(parents=True)
     return branch
 
 
 def numbered(folder: Path, pattern: str) -> list[tuple[Path, int]]:
-    """What lies in a folder under names that say a step, with the step."""
-    names = [(path, re.fullmatch(pattern, path.name)) for path in sorted(folder.glob("*"))]
-    return [(path, int(name[1])) for path, name in names if name]
+    """Return the files and folders whose names match a pattern, each with the step in its name."""
+    matches = []
+    for path in sorted(folder.glob("*")):
+        name = re.fullmatch(pattern, path.name)
+        if name:
+            matches.append((path, int(name[1])))
+    return matches
 
 
-def _set_exports_aside(run: Path, branch: Path, step: int) -> None:
-    """Exports of later steps; those that lie elsewhere are copied, since the run may write under their names again."""
-    listed = run / "exports.json"
-    stay = []
-    for line in read_record(listed) if listed.is_file() else ():
-        name = re.search(r"-step-(\d+)", Path(line["path"]).name)
-        place = run / line["path"]
+def _archive_exports(run: Path, branch: Path, step: int) -> None:
+    """Move exports of later steps. Those outside of the run are copied, because the run may write them again."""
+    list_file = run / "exports.json"
+    if not list_file.is_file():
+        return
+
+    staying = []
+    for entry in read_record(list_file):
+        path = run / entry["path"]
+        name = re.search(r"-step-(\d+)", path.name)
         if name is None or int(name[1]) <= step:
-            stay.append(line)
-        elif place.absolute().is_relative_to(run.absolute()):
-            if place.exists():
-                _move(place, (branch / line["path"]).parent)
-        elif place.exists() and not (branch / "export" / place.name).exists():
-            copy = shutil.copytree if place.is_dir() else shutil.copy2
+            staying.append(entry)
+        elif path.absolute().is_relative_to(run.absolute()):
+            if path.exists():
+                _move(path, (branch / entry["path"]).parent)
+        elif path.exists() and not (branch / "export" / path.name).exists():
+            copy = shutil.copytree if path.is_dir() else shutil.copy2
             (branch / "export").mkdir(exist_ok=True)
-            copy(place, branch / "export" / place.name)
-    if listed.is_file():
-        write_json(listed, stay)
+            copy(path, branch / "export" / path.name)
+    write_json(list_file, staying)
 
 
 def _move(path: Path, folder: Path) -> None:

@@ -5,49 +5,54 @@ from typing import Any
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a journal's line by their tags; what was not finite is left out, as a gap in the curve."""
-    found: dict[str, float | None] = {}
+    """Return the numbers of a journal's line by their tags. What was not finite is left out, as a gap in the curve."""
+    values: dict[str, float | None] = {}
     match line["kind"]:
         case "step":
-            found = {f"train/{key}": line[key] for key in ("loss", "mse", "grad_norm")}
-            found |= {
-                f"mse_by_t/{i / 9:.2f}-{(i + 1) / 9:.2f}": value
-                for i, value in enumerate(line["by_t"])
-            }
-            found |= {f"lr/{group}": value for group, value in line["lr"].items()}
-            found |= {f"seconds/{phase}": value for phase, value in line["seconds"].items()}
+            values = _of_step(line)
         case "validation":
-            for name, parts in (
-                ("validation", line),
-                ("validation_live", line.get("live") or {}),
-            ):
-                for part in ("held_out", "train"):
-                    if parts.get(part):
-                        found[f"{name}/{part}"] = parts[part]["normalised"]
-                        found[f"{name}/{part}_mean"] = parts[part]["mean"]
-                        experts = parts[part].get("experts") or {}
-                        found |= {
-                            f"{name}/{part}_{expert}": value
-                            for expert, value in experts.items()
-                        }
+            values = _of_validation("validation", line)
+            values |= _of_validation("validation_live", line.get("live") or {})
         case "views":
-            found = {
-                f"views/{key}_window": line["per_window"][key] for key in ("min", "mean", "max")
-            }
+            for key in ("min", "mean", "max"):
+                values[f"views/{key}_window"] = line["per_window"][key]
         case "sample_metrics" if "samples" in line:
-            values = {
-                "replication": line["replication"]["mean"],
-                "copies": line["replication"]["copies"],
-            }
-            values |= {
-                key: one["value"]
-                for key, one in ({"diversity": line["diversity"]} | line["motion"]).items()
-            }
-            found = {f"sample_metrics/{key}": value for key, value in values.items()}
+            values["sample_metrics/replication"] = line["replication"]["mean"]
+            values["sample_metrics/copies"] = line["replication"]["copies"]
+            measures = {"diversity": line["diversity"]} | line["motion"]
+            for key, measure in measures.items():
+                values[f"sample_metrics/{key}"] = measure["value"]
         case "save" | "sample":
-            found = {f"seconds/{line['kind']}": line["seconds"]}
-    return {
-        tag: float(value)
-        for tag, value in found.items()
-        if value is not None and abs(value) < float("inf")
-    }
+            values[f"seconds/{line['kind']}"] = line["seconds"]
+
+    finite = {}
+    for tag, value in values.items():
+        if value is not None and abs(value) < float("inf"):
+            finite[tag] = float(value)
+    return finite
+
+
+def _of_step(line: Mapping[str, Any]) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for key in ("loss", "mse", "grad_norm"):
+        values[f"train/{key}"] = line[key]
+    for ninth, value in enumerate(line["by_t"]):
+        values[f"mse_by_t/{ninth / 9:.2f}-{(ninth + 1) / 9:.2f}"] = value
+    for group, rate in line["lr"].items():
+        values[f"lr/{group}"] = rate
+    for phase, seconds in line["seconds"].items():
+        values[f"seconds/{phase}"] = seconds
+    return values
+
+
+def _of_validation(name: str, parts: Mapping[str, Any]) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for part in ("held_out", "train"):
+        reading = parts.get(part)
+        if not reading:
+            continue
+        values[f"{name}/{part}"] = reading["normalised"]
+        values[f"{name}/{part}_mean"] = reading["mean"]
+        for expert, value in (reading.get("experts") or {}).items():
+            values[f"{name}/{part}_{expert}"] = value
+    return values

@@ -17,7 +17,7 @@ Seconds = Annotated[float, Interval(ge=0, le=2.5e11)]
 
 
 class FileEntry(TypedDict):
-    """A file of a checkpoint: its length and its ``files.hash_file``."""
+    """A file of a checkpoint: its length and its hash (``files.hash_file``)."""
 
     bytes: int
     hash: str
@@ -65,11 +65,11 @@ SHAPES: Mapping[str, Any] = {
     "compare": _list(prompt=str, seed=int, video=str, sheet=str),
     "demo": dict[str, Any],
 }
-"""What is read of each file. Of whatever else it holds nothing is asked."""
+"""What is read of each file. It may hold anything else."""
 
-_PUT_BACK = "put back a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out"
+_RESTORE = "restore a copy of it (RUN/before and RUN/branches may hold one), or start a new run with another --out"
 REMEDIES = {
-    **dict.fromkeys(("config", "plan", "check"), _PUT_BACK),
+    **dict.fromkeys(("config", "plan", "check"), _RESTORE),
     **dict.fromkeys(("COMPLETE", "state"), "use another checkpoint"),
     "exports": "remove it, and `videotune export RUN` writes it again",
     "demo": "remove it, and `videotune demo` writes it again",
@@ -78,13 +78,19 @@ REMEDIES = {
 
 
 def read_record(path: Path, name: str | None = None, *, partial: bool = False) -> Any:
-    """The content of a run's JSON file, checked; ``name``: which of SHAPES, where the file's own name does not say it.
+    """Read a run's JSON file and check it.
 
-    ``partial``: keys may be missing; those that are there must be of their shape.
+    Args:
+        path: the file.
+        name: its key in SHAPES. None: the file's own name.
+        partial: keys may be missing; those that exist must have their shape.
 
-    Raises VideotuneError that names the file, the key and what to do; OSError where the file cannot be opened.
+    Raises:
+        VideotuneError: if the content is not valid; it names the file, the key and what to do.
+        OSError: if the file cannot be opened.
     """
-    name = name or path.name.removesuffix(".json")
+    if name is None:
+        name = path.name.removesuffix(".json")
     value = load_json(path, REMEDIES[name])
     try:
         checked(SHAPES[name], value, partial=partial)
@@ -96,25 +102,24 @@ def read_record(path: Path, name: str | None = None, *, partial: bool = False) -
 
 
 def load_json(path: Path, remedy: str) -> Any:
-    """Any JSON file; VideotuneError with a remedy where it is none."""
+    """Read any JSON file. Raises VideotuneError with a remedy if it is not valid JSON."""
     try:
         return json.loads(path.read_bytes().decode())
     except (ValueError, RecursionError) as error:
-        raise VideotuneError(f"{path} is not JSON ({error}): {remedy}") from error
+        raise VideotuneError(f"{path} is not valid JSON ({error}): {remedy}") from error
 
 
 RENAMED = {"ruler": "validation", "probe": "sample_metrics"}
-"""Kinds of lines and keys as earlier versions wrote them."""
+"""Kinds of lines and keys of earlier versions, with today's names."""
 
 
 def renamed(value: dict[str, Any]) -> dict[str, Any]:
-    """An object of a run with its keys, and its kind, by today's names."""
-    found = {RENAMED.get(key, key): inner for key, inner in value.items()}
-    return found | (
-        {"kind": RENAMED.get(found["kind"], found["kind"])}
-        if isinstance(found.get("kind"), str)
-        else {}
-    )
+    """Return an object of a run with its keys, and its kind, by today's names."""
+    content = {RENAMED.get(key, key): inner for key, inner in value.items()}
+    kind = content.get("kind")
+    if isinstance(kind, str):
+        content["kind"] = RENAMED.get(kind, kind)
+    return content
 
 
 _MAYBE = float | None
@@ -147,37 +152,37 @@ LINES: Mapping[str, Any] = {
     "resume": _object(**_ANY, from_step=Count),
     **dict.fromkeys(("save", "views", "sample_metrics"), _object(**_AT_STEP)),
 }
-"""What is read of the journal's lines, by their kind; of any other kind ``_LINE``."""
+"""What is read of the journal's lines, by their kind; for any other kind it is ``_LINE``."""
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
-    """A line of the journal, checked.
-
-    Raises ValueError, in words, where it is none.
-    """
+    """Parse a line of the journal and check it. Raises ValueError that says what is wrong."""
     from pydantic_core import from_json
 
     try:
-        value = from_json(
-            line, cache_strings="all"
-        )  # keys and names of windows are the same objects in all lines
+        # With the cache, keys and window ids are the same objects in all lines.
+        value = from_json(line, cache_strings="all")
     except ValueError:
         try:
-            value = json.loads(line)  # which also takes half of a letter (a lone surrogate)
+            value = json.loads(line)  # also accepts half a letter (a lone surrogate)
         except RecursionError as error:
             raise ValueError(str(error)) from error
-    if isinstance(value, dict) and value.get("kind") != "step":
-        value = renamed(value)
-    kind = value.get("kind") if isinstance(value, dict) else None
-    checked(LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE, value)
+
+    kind = None
+    if isinstance(value, dict):
+        if value.get("kind") != "step":
+            value = renamed(value)
+        kind = value.get("kind")
+    shape = LINES.get(kind, _LINE) if isinstance(kind, str) else _LINE
+    checked(shape, value)
     return value
 
 
 def verified(run: Path, line: Mapping[str, Any]) -> Path:
-    """The file or folder of a line of exports.json; VideotuneError where its bytes are not those that were written."""
+    """Return the file or folder of a line of exports.json. Raises VideotuneError if it is missing or was changed."""
     path = run / str(line["path"])
     if not path.exists() or hash_path(path) != line["hash"]:
         raise VideotuneError(
-            f"{path} is missing or damaged: remove it and write it again with videotune export {run}"
+            f"{path} is missing or damaged. Remove it and write it again: videotune export {run}"
         )
     return path

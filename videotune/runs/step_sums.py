@@ -1,4 +1,4 @@
-"""What the steps of a run's journal say together, in little memory: some 70 bytes a step."""
+"""Sum up the steps of a run's journal in little memory: some 70 bytes a step."""
 
 from array import array
 from collections import Counter, deque
@@ -10,98 +10,117 @@ Curve = tuple["array[int]", "array[float]"]
 """Steps and their values, in order."""
 
 NINTHS = 9
-"""Parts of the noise levels of [0, 1] by which the error is told."""
+"""Parts of the noise levels [0, 1] by which the error is averaged."""
 
 RECENT = 50
-"""So many of the latest steps' lines are kept whole."""
+"""How many of the latest steps' lines are kept whole."""
+
+CLIP_DIGITS = 12
+"""Digits of a clip's id in the ids of its windows."""
 
 
-def clip_of(window: str) -> str:
-    """The beginning of a window's id is its clip's."""
-    return window.partition("@")[0]
+def clip_of(window_id: str) -> str:
+    """Return the beginning of a window's id, which names its clip."""
+    return window_id.partition("@")[0]
 
 
 def regularization(check: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The rows of check.json of regularization clips that are used, by the beginning of the clip's id, as windows name it.
+    """Return the rows of check.json of regularization clips that are used, by the beginning of the clip's id.
 
-    Empty where the account gives no kinds: then all clips count as training clips.
+    Empty if the account gives no kinds: then all clips count as training clips.
     """
-    rows = (check or {}).get("clips", ())
-    used = (
-        row
-        for row in rows
-        if row.get("used") and row.get("kind") == "regularization" and row.get("id")
-    )
-    return {str(row["id"])[:12]: row for row in used}
+    rows: dict[str, Mapping[str, Any]] = {}
+    for row in (check or {}).get("clips", ()):
+        is_regularization = row.get("used") and row.get("kind") == "regularization"
+        if is_regularization and row.get("id"):
+            rows[str(row["id"])[:CLIP_DIGITS]] = row
+    return rows
 
 
 class Steps:
-    """The steps so far.
-
-    ``at``: their numbers; ``mse``, ``by_noise`` (of nine ninths of the noise levels) and ``norms``: the error and the length
-    of the gradient, where they were finite; ``alone``: steps that showed ``aside`` clips alone, which the errors leave out.
-    ``skipped``: the windows of each step that was not applied. ``windows``: how often each was shown; ``seconds``: of all
-    steps by what was done; ``first`` and ``recent``: lines.
-    """
+    """The steps so far."""
 
     def __init__(self, aside: Collection[str] = ()) -> None:
-        """``aside``: regularization clips, as ``clip_of`` names them."""
+        """Begin without a step.
+
+        Args:
+            aside: regularization clips, as ``clip_of`` names them. Errors leave out steps that show only these.
+        """
         self.aside = frozenset(aside)
         self.at = array("I")
+        """Numbers of all steps."""
         self.alone = array("I")
-        self.mse = _curve()
-        self.norms = _curve()
-        self.by_noise = [_curve() for _ in range(NINTHS)]
+        """Steps that showed only regularization clips."""
+        self.mse = _new_curve()
+        """The error, where it was finite."""
+        self.norms = _new_curve()
+        """The norm of the gradient, where it was finite."""
+        self.by_noise = [_new_curve() for _ in range(NINTHS)]
+        """The error in each ninth of the noise levels."""
         self.skipped: dict[int, tuple[str, ...]] = {}
-        self.windows = Counter[str]()
-        self.seconds = dict[str, float]()
+        """Windows of each step that was not applied."""
+        self.windows: Counter[str] = Counter()
+        """How often each window was shown."""
+        self.seconds: dict[str, float] = {}
+        """Seconds of all steps, by phase."""
         self.first: Mapping[str, Any] | None = None
+        """The first step's line."""
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
+        """The latest steps' lines."""
 
     @property
     def last(self) -> int:
-        """The last step; 0 where there is none."""
+        """The last step, 0 if there is none."""
         return self.at[-1] if self.at else 0
 
     @property
     def clips(self) -> Counter[str]:
         """How often each clip was shown, over all of its windows."""
-        seen = Counter[str]()
-        for window, count in self.windows.items():
-            seen[clip_of(window)] += count
-        return seen
+        views: Counter[str] = Counter()
+        for window_id, count in self.windows.items():
+            views[clip_of(window_id)] += count
+        return views
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take in a step's line of the journal, as ``records.parse_line`` checks it."""
+        """Add a step's line of the journal, as ``schemas.parse_line`` checks it."""
         step = line["step"]
-        windows = line["window_ids"]
-        shown = self.windows
-        seconds = self.seconds
+        window_ids = line["window_ids"]
         self.at.append(step)
-        for name in windows:  # Counter.update asks first what it was given, which takes longer
-            shown[name] = shown.get(name, 0) + 1
-        for name, spent in line["seconds"].items():
-            seconds[name] = seconds.get(name, 0.0) + spent
+        views = self.windows
+        for (
+            window_id
+        ) in window_ids:  # faster than Counter.update, which first asks what it was given
+            views[window_id] = views.get(window_id, 0) + 1
+        for phase, spent in line["seconds"].items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
         if line.get("skipped"):
-            self.skipped[step] = tuple(windows)
-        _put(self.norms, step, line["grad_norm"])
-        if self.aside and windows and all(clip_of(name) in self.aside for name in windows):
+            self.skipped[step] = tuple(window_ids)
+
+        _append(self.norms, step, line["grad_norm"])
+        if self._shows_only_regularization(window_ids):
             self.alone.append(step)
         else:
-            _put(self.mse, step, line["mse"])
-            for place, value in enumerate(line["by_t"][:NINTHS]):
-                if value is not None:
-                    _put(self.by_noise[place], step, value)
+            _append(self.mse, step, line["mse"])
+            for ninth, value in enumerate(line["by_t"][:NINTHS]):
+                _append(self.by_noise[ninth], step, value)
+
         if self.first is None:
             self.first = line
         self.recent.append(line)
 
+    def _shows_only_regularization(self, window_ids: Collection[str]) -> bool:
+        if not self.aside or not window_ids:
+            return False
+        return all(clip_of(window_id) in self.aside for window_id in window_ids)
 
-def _curve() -> Curve:
+
+def _new_curve() -> Curve:
     return array("I"), array("d")
 
 
-def _put(curve: Curve, step: int, value: float | None) -> None:
+def _append(curve: Curve, step: int, value: float | None) -> None:
+    """Append a value if it is finite."""
     if value is not None and -inf < value < inf:
-        curve[0].append(step)
-        curve[1].append(value)
+        steps, values = curve
+        steps.append(step)
+        values.append(value)

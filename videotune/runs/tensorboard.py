@@ -1,7 +1,7 @@
-"""TensorBoard: what the journal says, once more as event files, for those who watch many runs there.
+"""Copy the journal into event files for TensorBoard.
 
-The journal stays what counts: the board follows it line by line and is read by nothing here. A resumed run writes a further
-file whose start tells TensorBoard to drop what came after the step that it goes on from.
+The journal stays the record: nothing here reads the event files. A resumed run writes a further file, which begins by
+telling TensorBoard to drop what came after the step that the run resumes from.
 """
 
 import io
@@ -25,17 +25,23 @@ FOLDER = "tensorboard"
 class TensorBoardWriter:
     """An event file in the run's folder ``tensorboard``.
 
-    What cannot be written, on a full disk, never ends a run: it is missing there, and ``on_error`` is told once.
-    TensorBoard's own writer has a thread, whose errors come later and end it; its records are written here at once.
+    A full disk never ends a run: what cannot be written is missing, and ``on_error`` is called once. TensorBoard's own
+    writer has a thread, whose errors come later and end it, so its records are written here at once.
     """
 
     def __init__(self, run: Path, first: int, on_error: Callable[[str], None]) -> None:
-        """``first``: the first step to come; what earlier files say of it and of later ones is dropped by TensorBoard."""
+        """Open a file.
+
+        Args:
+            run: the run folder.
+            first: the first step to come. TensorBoard drops what earlier files say of it and of later ones.
+            on_error: called with a sentence on the first failure.
+        """
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self._run = run
         self._on_error = on_error
-        self._told = False
+        self._has_reported = False
         self._file: FileIO | None = None
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self._add(
@@ -47,23 +53,24 @@ class TensorBoardWriter:
         )
 
     def _add(self, event: Any) -> None:
-        """Append an event; the first that cannot be is told."""
+        """Append an event. The first failure is reported."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
         try:
-            self._file = self._file or opened(self._run / FOLDER)
+            if self._file is None:
+                self._file = open_event_file(self._run / FOLDER)
             append_whole(self._file, record.getvalue())
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._has_reported:
+                self._has_reported = True
                 self._on_error(
                     f"the curves for TensorBoard have a gap, the journal has none: {error}"
                 )
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Write a line of the journal; kinds that TensorBoard has no place for are left out."""
+        """Write a line of the journal. Kinds that TensorBoard cannot show are left out."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.summary_v2 import text_pb
@@ -72,20 +79,16 @@ class TensorBoardWriter:
             Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(line).items()
         ]
         if line["kind"] == "verdict":
-            values.append(
-                text_pb(
-                    "verdict", f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"
-                ).value[0]
-            )
+            text = f"**{line['verdict'] or 'no verdict'}**: {line['reason']}"
+            values.append(text_pb("verdict", text).value[0])
         if line["kind"] == "sample":
-            values.append(
-                gif_value(f"{line['prompt']} (seed {line['seed']})", self._run / line["path"])
-            )
+            tag = f"{line['prompt']} (seed {line['seed']})"
+            values.append(gif_value(tag, self._run / line["path"]))
+
         if values:
-            when = float(line.get("time", time.time()))
-            self._add(
-                Event(wall_time=when, step=int(line["step"]), summary=Summary(value=values))
-            )
+            wall_time = float(line.get("time", time.time()))
+            summary = Summary(value=values)
+            self._add(Event(wall_time=wall_time, step=int(line["step"]), summary=summary))
 
     def close(self) -> None:
         """Close the file."""
@@ -93,17 +96,17 @@ class TensorBoardWriter:
             self._file.close()
 
 
-def opened(folder: Path) -> FileIO:
-    """A new event file under a name that TensorBoard looks for; it reads them in the order of their names."""
+def open_event_file(folder: Path) -> FileIO:
+    """Create an event file with a name that TensorBoard looks for. It reads them in the order of their names."""
     folder.mkdir(parents=True, exist_ok=True)
-    who = f"{socket.gethostname()}.{os.getpid()}.{len(list(folder.iterdir()))}"
-    return (folder / f"events.out.tfevents.{int(time.time()):010d}.{who}").open(
-        "xb", buffering=0
-    )
+    number = len(list(folder.iterdir()))
+    process = f"{socket.gethostname()}.{os.getpid()}.{number}"
+    path = folder / f"events.out.tfevents.{int(time.time()):010d}.{process}"
+    return path.open("xb", buffering=0)
 
 
 def gif_value(tag: str, path: Path) -> Any:
-    """A video file as an animated GIF, which TensorBoard's image page plays."""
+    """Return a video file as an animated GIF, which TensorBoard's image page plays."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     frames, rate = read_video(path, 1 << 12)

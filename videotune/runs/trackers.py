@@ -1,7 +1,7 @@
-"""Trackers: what the journal says, once more for Weights & Biases, Trackio, MLflow and TensorBoard.
+"""Copy the journal to Weights & Biases, Trackio, MLflow and TensorBoard.
 
-The journal stays what counts: no tracker is read by the training, and one that fails ends no run. Each library finds its
-server and its token in its own environment variables; without them it writes to the disk of this machine.
+The journal stays the record: the training reads no tracker, and a tracker that fails does not end the run. Each library
+finds its server and its token in its own environment variables; without them it writes to the disk of this machine.
 """
 
 import json
@@ -26,26 +26,27 @@ from videotune.runs.scalars import scalars
 from videotune.runs.tensorboard import TensorBoardWriter
 
 PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""The packages that a tracker imports, where they are not its name alone."""
+"""The packages that a tracker imports, if they are more than its name."""
 
 ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 ENVIRONMENT |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
-"""Settings of the libraries, unless the user has set them: a step waits for the answer, and their authors hear nothing."""
+"""Settings of the libraries, unless the user has set them: short waits, because a step waits for the answer, and no
+telemetry."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run at its start.
-
-    ``folder``: absolute; ``id``: the same for each process of the run; ``config``: its settings, without paths; ``first``:
-    the first step to come.
-    """
+    """What a tracker gets of a run at its start."""
 
     folder: Path
+    """The run folder, absolute."""
     id: str
+    """The same for each process of the run."""
     project: str
     config: Mapping[str, Any]
+    """The run's settings, without paths."""
     first: int
+    """The first step to come."""
 
 
 class PreviewVideo(NamedTuple):
@@ -56,17 +57,15 @@ class PreviewVideo(NamedTuple):
 
 
 class TrackerClient:
-    """A program that shows runs, whose library gets numbers, previews and results. Its methods may raise anything, once.
-
-    ``last``: the newest step that it has already, by name.
-    """
+    """Send numbers, previews and results to the library of a program that shows runs. Methods may raise anything, once."""
 
     def __init__(self, run: TrackedRun, last: int = -1) -> None:
         self.run = run
         self.last = defaultdict[str, int](lambda: last)
+        """The newest step that the program has, by name of the value."""
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Write what it shows of a line of the journal; steps that it has from before a resume are left out."""
+        """Send what the program shows of a line of the journal. Steps that it has from before a resume are left out."""
         values: dict[str, float | PreviewVideo] = dict(scalars(line))
         match line["kind"]:
             case "sample":
@@ -81,19 +80,19 @@ class TrackerClient:
                     f"step {line['take']['step']}",
                     line["take"]["why"],
                 )
-        if new := {
-            name: value for name, value in values.items() if line["step"] > self.last[name]
-        }:
-            self.log(line["step"], new)
+        step = line.get("step", 0)
+        new = {name: value for name, value in values.items() if step > self.last[name]}
+        if new:
+            self.log(step, new)
 
     def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
-        """Write numbers and previews of a step."""
+        """Send numbers and previews of a step."""
 
-    def result(self, name: str, word: str, reason: str) -> None:
-        """Write what is known of the run by now, in the place of what was known before."""
+    def result(self, name: str, value: str, reason: str) -> None:
+        """Send a result of the run, in place of the one before."""
 
     def close(self) -> None:
-        """Write what waits, and end the run there."""
+        """Send what waits, and end the run there."""
 
 
 class WandbTracker(TrackerClient):
@@ -103,37 +102,42 @@ class WandbTracker(TrackerClient):
         import wandb
         from requests.utils import get_netrc_auth
 
-        known = get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-        asked = known or {"WANDB_API_KEY", "WANDB_MODE"} & set(os.environ)
-        if not asked:  # the library would ask for a key on the terminal
+        server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+        is_configured = get_netrc_auth(server) or {"WANDB_API_KEY", "WANDB_MODE"} & set(
+            os.environ
+        )
+        if not is_configured:  # the library would ask for a key on the terminal
             echo(
-                f"wandb: no WANDB_API_KEY, so the run is written offline. Send it: wandb sync {run.folder}/wandb/*"
+                "wandb: there is no WANDB_API_KEY, so the run is written offline. "
+                f"Send it with: wandb sync {run.folder}/wandb/*"
             )
         self._run = wandb.init(
             project=run.project, id=run.id, name=run.folder.name, dir=run.folder, config=dict(run.config),
-            mode=None if asked else "offline", resume="allow", reinit="create_new",
+            mode=None if is_configured else "offline", resume="allow", reinit="create_new",
             settings=wandb.Settings(silent=True, console="off", save_code=False, disable_git=True, x_disable_meta=True),
         )  # fmt: skip
         super().__init__(run, self._run.step - 1)
 
     def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
-        """As ``LoadedAdapter.log``; the library takes no earlier step, of which a save in the background is."""
+        """Send values. The library takes no earlier step, as that of a save in the background is."""
         from wandb import Video
 
-        own = {
-            name: Video(str(x.path), x.prompt) if isinstance(x, PreviewVideo) else x
-            for name, x in values.items()
-        }
-        self._run.log(own, step=max(step, self._run.step))
+        converted: dict[str, Any] = {}
+        for name, value in values.items():
+            if isinstance(value, PreviewVideo):
+                converted[name] = Video(str(value.path), value.prompt)
+            else:
+                converted[name] = value
+        self._run.log(converted, step=max(step, self._run.step))
 
-    def result(self, name: str, word: str, reason: str) -> None:
-        """As ``LoadedAdapter.result``; another one than before is an alert too."""
-        if self._run.summary.get(name, word) != word:
-            self._run.alert(name, f"{word}: {reason}")
-        self._run.summary.update({name: word, f"{name}_reason": reason})
+    def result(self, name: str, value: str, reason: str) -> None:
+        """Send a result. If it differs from the one before, send an alert, too."""
+        if self._run.summary.get(name, value) != value:
+            self._run.alert(name, f"{value}: {reason}")
+        self._run.summary.update({name: value, f"{name}_reason": reason})
 
     def close(self) -> None:
-        """As ``LoadedAdapter.close``."""
+        """Send what waits, and end the run there."""
         self._run.finish()
 
 
@@ -151,25 +155,27 @@ class TrackioTracker(TrackerClient):
         super().__init__(run, self._run._next_step - 1)
 
     def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
-        """As ``LoadedAdapter.log``."""
+        """Send values."""
         from trackio import Video
 
         with raising_warnings():
-            own = {
-                name: Video(x.path, x.prompt) if isinstance(x, PreviewVideo) else x
-                for name, x in values.items()
-            }
-            self._run.log(own, step=step)
+            converted: dict[str, Any] = {}
+            for name, value in values.items():
+                if isinstance(value, PreviewVideo):
+                    converted[name] = Video(value.path, value.prompt)
+                else:
+                    converted[name] = value
+            self._run.log(converted, step=step)
 
-    def result(self, name: str, word: str, reason: str) -> None:
-        """As ``LoadedAdapter.result``: an alert."""
+    def result(self, name: str, value: str, reason: str) -> None:
+        """Send a result as an alert."""
         from trackio import AlertLevel
 
         with raising_warnings():
-            self._run.alert(name, f"{word}: {reason}", AlertLevel.INFO)
+            self._run.alert(name, f"{value}: {reason}", AlertLevel.INFO)
 
     def close(self) -> None:
-        """As ``LoadedAdapter.close``."""
+        """Send what waits, and end the run there."""
         import trackio
 
         with raising_warnings():
@@ -184,70 +190,84 @@ class MlflowTracker(TrackerClient):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        for name in (
-            "mlflow",
-            "alembic",
-            "urllib3",
-        ):  # their notes would break the progress bar
+        # Their notes would break the progress bar.
+        for name in ("mlflow", "alembic", "urllib3"):
             logging.getLogger(name).setLevel(logging.ERROR)
+
         database = run.folder / "mlflow.db"
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if not uri:  # the library tries a minute long to open a database that it cannot write
+        artifacts = None
+        if not uri:
+            # The library would try for a minute to open a database that it cannot write.
             database.open("ab").close()
-        self._client = client = MlflowClient(uri or f"sqlite:///{database}")
-        found = client.get_experiment_by_name(run.project)
-        place = None if uri else (run.folder / "mlartifacts").as_uri()
-        experiment = (
-            found.experiment_id if found else client.create_experiment(run.project, place)
+            artifacts = (run.folder / "mlartifacts").as_uri()
+        client = MlflowClient(uri or f"sqlite:///{database}")
+        self._client = client
+
+        experiment = client.get_experiment_by_name(run.project)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = client.create_experiment(run.project, artifacts)
+
+        # 1. Continue a run that an earlier process has begun.
+        earlier_runs = client.search_runs(
+            [experiment_id], f"tags.videotune = '{run.id}'", max_results=1
         )
-        before = client.search_runs([experiment], f"tags.videotune = '{run.id}'", max_results=1)
-        if before:
-            self._id = before[0].info.run_id
+        if earlier_runs:
+            self._id = earlier_runs[0].info.run_id
             client.update_run(self._id, "RUNNING")
-            for name in before[0].data.metrics:
-                self.last[name] = max(
-                    one.step for one in client.get_metric_history(self._id, name)
-                )
+            for name in earlier_runs[0].data.metrics:
+                history = client.get_metric_history(self._id, name)
+                self.last[name] = max(metric.step for metric in history)
             return
-        self._id = client.create_run(
-            experiment, run_name=run.folder.name, tags={"videotune": run.id}
-        ).info.run_id
+
+        # 2. Or begin one, with at most 100 settings at a time.
+        new_run = client.create_run(
+            experiment_id, run_name=run.folder.name, tags={"videotune": run.id}
+        )
+        self._id = new_run.info.run_id
         settings = [Param(key, str(value)[:6000]) for key, value in flatten(run.config).items()]
-        for start in range(0, len(settings), 100):  # the most that it takes at once
+        for start in range(0, len(settings), 100):
             client.log_batch(self._id, params=settings[start : start + 100])
 
     def log(self, step: int, values: Mapping[str, float | PreviewVideo]) -> None:
-        """As ``LoadedAdapter.log``."""
+        """Send values."""
         from mlflow.entities import Metric
 
         now = round(time() * 1000)
-        numbers = [(name, x) for name, x in values.items() if isinstance(x, float)]
-        self._client.log_batch(
-            self._id, [Metric(name, value, now, step) for name, value in numbers]
-        )
-        for preview in (x for x in values.values() if isinstance(x, PreviewVideo)):
-            self._client.log_artifact(self._id, str(preview.path), f"samples/step-{step}")
+        metrics = []
+        videos = []
+        for name, value in values.items():
+            if isinstance(value, PreviewVideo):
+                videos.append(value)
+            else:
+                metrics.append(Metric(name, value, now, step))
+        self._client.log_batch(self._id, metrics)
+        for video in videos:
+            self._client.log_artifact(self._id, str(video.path), f"samples/step-{step}")
 
-    def result(self, name: str, word: str, reason: str) -> None:
-        """As ``LoadedAdapter.result``."""
-        self._client.set_tag(self._id, name, f"{word}: {reason}")
+    def result(self, name: str, value: str, reason: str) -> None:
+        """Send a result as a tag."""
+        self._client.set_tag(self._id, name, f"{value}: {reason}")
 
     def close(self) -> None:
-        """As ``LoadedAdapter.close``."""
+        """Send what waits, and end the run there."""
         self._client.set_terminated(self._id)
 
 
 @contextmanager
 def raising_warnings() -> Iterator[None]:
-    """What Trackio prints is not shown, and what it warns of is raised: it reports no failure otherwise."""
-    with warnings.catch_warnings(record=True) as seen, redirect_stdout(StringIO()):
+    """Hide what Trackio prints and raise what it warns of, because it reports failures in no other way."""
+    with warnings.catch_warnings(record=True) as caught, redirect_stdout(StringIO()):
         warnings.simplefilter("always", UserWarning)
         yield
-    if failed := [str(one.message) for one in seen if "trackio" in str(one.message)]:
-        raise OSError(failed[0])
+    for warning in caught:
+        if "trackio" in str(warning.message):
+            raise OSError(str(warning.message))
 
 
-ADAPTERS: Mapping[str, Any] = {
+CLIENTS: Mapping[str, Any] = {
     "wandb": WandbTracker,
     "trackio": TrackioTracker,
     "mlflow": MlflowTracker,
@@ -255,19 +275,19 @@ ADAPTERS: Mapping[str, Any] = {
 
 
 class Trackers:
-    """The trackers of a run, as one. The first failure of each is a warning, and ends it alone."""
+    """The trackers of a run, as one. The first failure of a tracker is a warning, and ends only that tracker."""
 
     def __init__(
         self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]
     ) -> None:
-        """``warn`` is told in a sentence of what failed."""
+        """Open the trackers. ``warn`` is called with a sentence on each failure."""
         os.environ.update(
             {key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()}
         )
         self._warn = warn
         self._open = dict[str, TrackerClient | TensorBoardWriter]()
         makers = {
-            **ADAPTERS,
+            **CLIENTS,
             "tensorboard": lambda run: TensorBoardWriter(run.folder, run.first, warn),
         }
         for name in dict.fromkeys(names):
@@ -276,42 +296,43 @@ class Trackers:
 
     @contextmanager
     def _dropping(self, name: str) -> Iterator[None]:
-        """A failure in this block ends a tracker."""
+        """End a tracker if the block fails."""
         try:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            why = without_secrets(str(error).strip() or type(error).__name__).splitlines()[0][
-                :300
-            ]
+            message = str(error).strip() or type(error).__name__
+            reason = without_secrets(message).splitlines()[0][:300]
             self._warn(
-                f"{name} takes no more of this run, which goes on; the journal has all of it: {why}"
+                f"{name} gets nothing more of this run, which continues; the journal has all of it: {reason}"
             )
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """Hand a line of the journal to each."""
+        """Send a line of the journal to each."""
         for name, tracker in list(self._open.items()):
             with self._dropping(name):
                 tracker.line(line)
 
     def close(self) -> None:
-        """Close each; a second time there is none."""
+        """Close each, once."""
         for name in list(self._open):
             with self._dropping(name):
                 self._open.pop(name).close()
 
 
 def refuse_missing(names: Sequence[str]) -> None:
-    """Raise VideotuneError where a package of a tracker is not installed."""
-    if missing := [
-        name for name in names if not all(map(find_spec, PACKAGES.get(name, (name,))))
-    ]:
-        remedy = f'pip install "videotune[{missing[0]}]", or leave {missing[0]} out'
-        raise VideotuneError(f"trackers: {missing[0]} is not installed: {remedy}")
+    """Raise VideotuneError if a package of a tracker is not installed."""
+    for name in names:
+        packages = PACKAGES.get(name, (name,))
+        if not all(find_spec(package) for package in packages):
+            raise VideotuneError(
+                f"trackers: {name} is not installed. Install it from a checkout with "
+                f'`pip install -e ".[{name}]"`, or leave {name} out'
+            )
 
 
 def without_secrets(text: str) -> str:
-    """A library's message without the values of keys and tokens of the environment, and without those in addresses."""
+    """Remove the values of keys and tokens of the environment, and those in addresses, from a library's message."""
     for name, value in os.environ.items():
         if re.search("(KEY|TOKEN|PASSWORD|SECRET)$", name) and len(value) > 3:
             text = text.replace(value, f"({name})")
@@ -319,5 +340,5 @@ def without_secrets(text: str) -> str:
 
 
 def without_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings in which of each path that is not relative to the working folder the last part is left."""
+    """Return settings in which only the last part is left of each path that leads out of the working folder."""
     return json.loads(re.sub(r'"(?:/|~/|\.\./)(?:[^"]*/)?(?=[^"])', '"', json.dumps(settings)))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import variants, with_trigger
+from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, read_json, read_lines, write_json, write_text
 from videotune.queue.jobs import all_jobs, start
@@ -45,7 +45,7 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
     todo = []
     for path, text in texts.items():
         row = clips.found(rows, path)
-        after = "\n".join(variants(text.replace("\0", "")))
+        after = "\n".join(split_variants(text.replace("\0", "")))
         if row["fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
         if (before := clips.caption_of(row["clip"])) != after or undoes:
@@ -58,7 +58,7 @@ def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = ""
         undoes,
     )
     for row, _, after in todo:
-        place = row["clip"].caption or row["clip"].expected
+        place = row["clip"].caption_file or row["clip"].expected_caption
         if after:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_text(place, f"{after}\n", durable=len(todo) == 1)

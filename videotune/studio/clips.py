@@ -11,9 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from videotune.data.captions import lint, read_caption
+from videotune.data.captions import lint_caption, read_caption
+from videotune.data.clip_file import ClipFile
 from videotune.data.file_checks import ClipProblem
-from videotune.data.layouts import ClipFile, read_folder
+from videotune.data.layouts import read_folder
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
@@ -194,7 +195,7 @@ def found(rows: Mapping[str, ClipRow], path: str) -> ClipRow:
 def _row(
     project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
 ) -> ClipRow:
-    changed = _changed(clip.path, clip.caption)
+    changed = _changed(clip.path, clip.caption_file)
     caption = caption_of(clip)
     row = _of_account(str(clip.path), checked) if checked else UNKNOWN
     if checked and changed / 1e9 > since:
@@ -209,16 +210,18 @@ def _row(
         "tokens": round(
             max((len(line.split()) for line in caption.split("\n")), default=0) * 1.3
         ),
-        "hints": lint(caption, clip.path.stem) if caption else [],
-        "fixed": f"its caption stands in {clip.listed}: change it there" if clip.listed else "",
+        "hints": lint_caption(caption, clip.path.stem) if caption else [],
+        "fixed": f"its caption stands in {clip.metadata_row}: change it there"
+        if clip.metadata_row
+        else "",
     }
 
 
 def caption_of(clip: ClipFile) -> str:
     """A clip's caption as it is on the disk now, a variant a line."""
-    if clip.listed or clip.caption is None:
-        return "\n".join(clip.text or ())
-    return _caption(clip.caption, _changed(clip.caption))
+    if clip.metadata_row or clip.caption_file is None:
+        return "\n".join(clip.metadata_captions or ())
+    return _caption(clip.caption_file, _changed(clip.caption_file))
 
 
 @lru_cache(maxsize=20_000)
@@ -277,7 +280,10 @@ def move(project: Project, paths: Sequence[str], to: str) -> None:
         )
     files = list(
         dict.fromkeys(
-            path for row in rows for path in (row["clip"].path, row["clip"].caption) if path
+            path
+            for row in rows
+            for path in (row["clip"].path, row["clip"].caption_file)
+            if path
         )
     )
     if to == trash.BIN:

@@ -8,8 +8,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.concurrency import run_in_threadpool
 
+from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
-from videotune.data.layouts import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.queue import jobs
 from videotune.reporter.read import mapping

@@ -12,7 +12,7 @@ from videotune.config.load import check_keys, flatten, merge, read_preset, unfla
 from videotune.config.resolve import parse
 from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
-from videotune.data.captions import variants
+from videotune.data.captions import split_variants
 from videotune.errors import VideotuneError
 from videotune.studio.projects import ELSEWHERE
 
@@ -132,7 +132,7 @@ def _loose(field: Field, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        lines = variants(text)
+        lines = split_variants(text)
         return list(lines) if len(lines) > 1 or field.key == "samples" else text
 
 

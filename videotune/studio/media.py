@@ -14,7 +14,7 @@ from PIL import Image
 
 from videotune.data.file_checks import ClipProblem
 from videotune.data.images import IMAGE_SUFFIXES, is_animated, read_image
-from videotune.data.media_info import OPEN_OPTIONS, limit_pixels, video_stream
+from videotune.data.probe import OPEN_OPTIONS, limit_pixels, video_stream
 from videotune.files import write_bytes
 from videotune.lazy import av
 

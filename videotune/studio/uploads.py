@@ -14,8 +14,8 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
 from videotune.data.archives import unpack
+from videotune.data.clip_file import CLIP_SUFFIXES
 from videotune.data.file_checks import ARCHIVES, type_of_file
-from videotune.data.layouts import CLIP_SUFFIXES
 from videotune.errors import VideotuneError
 from videotune.files import hash_file
 from videotune.studio.projects import CLIPS, Project, inside

@@ -1,1 +1,1 @@
-"""The toy: a generator of clips of one moving shape, and the detector that says what a clip shows."""
+"""The toy: draw clips of one moving shape, and detect what such a clip shows."""

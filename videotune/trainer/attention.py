@@ -1,4 +1,4 @@
-"""The fastest function that computes attention: ``attention: auto``."""
+"""Choose the fastest attention backend: ``attention: auto``."""
 
 import time
 
@@ -11,67 +11,68 @@ from videotune.memory.attention import set_attention, switchable
 from videotune.trainer.step import Clock, StepSettings, accumulate_gradients
 from videotune.trainer.trainer import Trainer
 
-TRIED = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")
-"""What ``auto`` measures, as far as it is installed; the sparse and the rounding ones compute something else."""
+CANDIDATES = ("native", "_native_cudnn", "_native_flash", "flash", "_flash_3")
+"""What ``auto`` measures, as far as it is installed. Sparse and low-precision backends compute something else."""
 
-SHORT = 200
-"""Steps of a run that is too short for a measurement, which takes up to ten passes."""
+MIN_STEPS = 200
+"""Steps from which a run is long enough for a measurement, which takes up to ten passes."""
 
 
 def choose_attention(trainer: Trainer, settings: StepSettings) -> None:
-    """On a GPU ``attention: auto`` becomes the fastest one at the next step's batch, told in a line; nothing is learnt."""
-    config = trainer.job.config
+    """On a GPU, set ``attention: auto`` to the fastest backend for the next step's batch, and print it.
+
+    Nothing is learnt while it is measured.
+    """
+    if not _can_measure(trainer):
+        return
+
     net = trainer.net
     trainable = trainer.pool.trainable
-    left = trainer.job.steps - trainer.first + 1
-    if (
-        config.attention != "auto"
-        or not overlaps(local_device())
-        or left < SHORT
-        or not switchable(net)
-    ):
-        return
-    # all processes need the same one, and where updates come with gradients a backward pass would be one
-    if (
-        trainer.dist.size > 1
-        or config.deterministic
-        or trainable.backward_optimizer is not None
-    ):
-        return
-    found: dict[str, float] = {}
-    for name in TRIED:
+    seconds: dict[str, float] = {}
+    for name in CANDIDATES:
         try:
             set_attention(net, name)
-            found[name] = min(
-                _seconds(trainer, settings) for _ in range(2)
-            )  # the first one may set kernels up
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # not installed, or it has no kernel for this model's masks
-            echo(f"attention: {name} is not taken: {str(error).splitlines()[0][:100]}")
+            # The first pass may set kernels up.
+            seconds[name] = min(_seconds(trainer, settings) for _ in range(2))
+        except (RuntimeError, ValueError) as error:
+            # It is not installed, or has no kernel for this model's masks.
+            echo(f"attention: {name} is skipped: {str(error).splitlines()[0][:100]}")
         finally:
             trainable.optimizer.zero_grad(set_to_none=True)
-    best = min(found, key=lambda name: found[name]) if found else "native"
-    echo(
-        f"attention: {best} ({', '.join(f'{name} {seconds:.3g} s' for name, seconds in found.items())} a step)"
-    )
+
+    best = min(seconds, key=lambda name: seconds[name]) if seconds else "native"
+    measured = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
+    echo(f"attention: {best} ({measured} a step)")
     trainer.pool.attention = best
     set_attention(net, best)
 
 
+def _can_measure(trainer: Trainer) -> bool:
+    """Return whether the backends can be measured, and the run is long enough for it."""
+    config = trainer.job.config
+    steps_left = trainer.job.steps - trainer.first + 1
+    if config.attention != "auto" or steps_left < MIN_STEPS:
+        return False
+    if not overlaps(local_device()) or not switchable(trainer.net):
+        return False
+
+    # All processes need the same backend, and with updates during backward a measurement would be an update.
+    updates_in_backward = trainer.pool.trainable.backward_optimizer is not None
+    return trainer.dist.size == 1 and not config.deterministic and not updates_in_backward
+
+
 def _seconds(trainer: Trainer, settings: StepSettings) -> float:
-    """Seconds of the next step's passes; their gradients are left."""
+    """Return the seconds of the next step's passes. Their gradients stay."""
     prepared = prepare(trainer.source, trainer.first)
     net = trainer.net
     device = next(net.parameters()).device
     net.train()
     values = torch.zeros(2 + len(prepared.window_ids), device=device)
+
     torch.accelerator.synchronize()
     begun = time.perf_counter()
-    with torch.compiler.set_stance(
-        "force_eager"
-    ):  # none but the one that is taken is worth compiling
+    # Only the backend that is chosen is worth compiling.
+    with torch.compiler.set_stance("force_eager"):
         accumulate_gradients(
             settings, net, trainer.pool.trainable, prepared, Clock(device), values
         )

@@ -1,4 +1,4 @@
-"""A job with its models: the family on its device, the cache filled, and where batches come from."""
+"""Build the parts of a run from its config: the models on their device, the loss, and where batches come from."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,92 +23,122 @@ from videotune.memory.accelerator import has_bf16, local_device, overlaps
 from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
-from videotune.types import BasePlace, Batch, ModelSpec, WeightDtypes, Window
+from videotune.types import (
+    BasePlace,
+    Batch,
+    LatentDistribution,
+    ModelSpec,
+    WeightDtypes,
+    Window,
+)
 
 DTYPES = {"FLOAT_32": torch.float32, "BFLOAT_16": torch.bfloat16, "FLOAT_16": torch.float16}
 
+NOT_ON_MPS = frozenset({"FLOAT_8", "NFLOAT_4"})
+"""Weight dtypes that MPS does not have."""
+
 
 def dtype_name(config: Config) -> str:
-    """The train dtype as the config says, or what suits the device."""
-    return config.train_dtype or ("BFLOAT_16" if has_bf16(local_device()) else "FLOAT_32")
+    """Return the train dtype that the config names, or the one that suits the device."""
+    if config.train_dtype:
+        return config.train_dtype
+    return "BFLOAT_16" if has_bf16(local_device()) else "FLOAT_32"
 
 
 def weights_of(config: Config, dtype: str) -> WeightDtypes:
-    """How the frozen weights of each part are kept where the run is in ``dtype``."""
+    """Return how the frozen weights of each part are stored in a run that computes in ``dtype``."""
 
-    def kept(own: str) -> str | None:
-        asked = config.weight_dtype if own == "auto" else own
-        return None if asked in ("auto", dtype) else asked
+    def stored_dtype(part_dtype: str) -> str | None:
+        weight_dtype = config.weight_dtype if part_dtype == "auto" else part_dtype
+        return None if weight_dtype in ("auto", dtype) else weight_dtype
 
     return WeightDtypes(
-        kept(config.transformer.weight_dtype), kept(config.text_encoder.weight_dtype)
+        transformer=stored_dtype(config.transformer.weight_dtype),
+        text_encoder=stored_dtype(config.text_encoder.weight_dtype),
     )
 
 
 def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> DiffusersModel:
-    """The family over its base model.
+    """Open the base model.
 
-    Raises VideotuneError where no base model is named.
+    Raises VideotuneError if the config names no base model, or one that the device cannot hold as asked.
     """
     if base is None:
         raise VideotuneError(
-            f"base_model_name: which {spec.title}? Give a folder in diffusers layout or a Hub id."
+            f"base_model_name: no {spec.title} is given. Set a folder in diffusers layout or a Hub id."
         )
-    folder = place(config.base_parts or base.name, files=own_files(config, spec)).folder
+    parts_of = config.base_parts or base.name
+    folder = place(parts_of, files=own_files(config, spec)).folder
+
     device = local_device()
     dtype = dtype_name(config)
-    weights = weights_of(config, dtype_name(config))
-    if device.type == "mps" and {"FLOAT_8", "NFLOAT_4"} & {
-        weights.transformer,
-        weights.text_encoder,
-    }:
-        raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4: set INT_8")
+    weights = weights_of(config, dtype)
+    if device.type == "mps" and NOT_ON_MPS & {weights.transformer, weights.text_encoder}:
+        raise VideotuneError("weight_dtype: MPS has neither FLOAT_8 nor NFLOAT_4. Set INT_8")
     return find(spec.name)(folder, device, DTYPES[dtype], weights)
 
 
 def make_objective(spec: ModelSpec, config: Config) -> Objective:
-    """The loss that the config and the family name."""
-    weighting = (
+    """Return the loss that the config and the family name."""
+    flow_or_v = objective(
+        spec.path,
+        spec.path_constants,
+        make_timesteps(spec, config),
         config.loss_weighting,
         config.video_config.temporal_consistency_weight,
         config.loss_weighting_gamma,
     )
-    made = objective(spec.path, spec.path_constants, make_timesteps(spec, config), *weighting)
-    return replace(made, loss=config.loss, delta=config.loss_delta)
+    return replace(flow_or_v, loss=config.loss, delta=config.loss_delta)
 
 
 def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
-    """The noise levels that the config and the family name.
+    """Return the noise levels that the config and the family name.
 
-    Of a shift by resolution it is the family's fixed one, which validation keeps to: see ``BatchSource.timesteps_of``.
+    A shift by resolution is left at the family's fixed one here, which validation keeps to; steps replace it in
+    ``BatchSource.timesteps_of``.
     """
-    asked = config.timestep_shift
-    fixed = spec.timestep_shift if asked is None or isinstance(asked, str) else asked
-    name = config.timestep_distribution or spec.timestep_distribution
-    levels = TimestepSampler(name, fixed, config.timestep_min, config.timestep_max)
-    given = {
+    shift = config.timestep_shift
+    if shift is None or isinstance(shift, str):
+        shift = spec.timestep_shift
+    distribution = config.timestep_distribution or spec.timestep_distribution
+    timesteps = TimestepSampler(distribution, shift, config.timestep_min, config.timestep_max)
+
+    scale_name = "mode_scale" if timesteps.distribution == "MODE" else "scale"
+    parameters = {
         "mean": config.timestep_mean,
         "std": config.timestep_std,
         "alpha": config.timestep_alpha,
         "beta": config.timestep_beta,
-        "mode_scale" if levels.distribution == "MODE" else "scale": config.timestep_scale,
+        scale_name: config.timestep_scale,
     }
-    numbers: dict[str, Any] = {
-        name: value for name, value in given.items() if value is not None
+    set_parameters: dict[str, Any] = {
+        name: value for name, value in parameters.items() if value is not None
     }
-    return replace(levels, **numbers)
+    return replace(timesteps, **set_parameters)
 
 
 def make_source(
     job: Job,
     family: DiffusersModel,
     store: LatentCache,
-    loss: Objective,
+    objective: Objective,
     expert_schedule: ExpertSchedule | None = None,
 ) -> BatchSource:
-    """Where the run's batches come from."""
+    """Return where the run's batches come from.
+
+    Args:
+        job: what is to be done.
+        family: the base model.
+        store: the filled cache.
+        objective: the loss, with its noise levels.
+        expert_schedule: which expert trains at which step. None: noise levels are not limited to an expert's.
+    """
     library = job.library
     keys = CacheKeys.of(family, job.config.seed)
+
+    def encode(window: Window, variant: int) -> LatentDistribution:
+        return encode_sample(family, keys, keys.sample(window, variant), library.media)
+
     source = BatchSource(
         config=job.config,
         spec=job.spec,
@@ -119,31 +149,29 @@ def make_source(
         sizes={name: (media.width, media.height) for name, media in library.media.items()},
         buckets=job.buckets,
         schedule=job.schedule,
-        objective=loss,
-        encode=lambda window, variant: encode_sample(
-            family, keys, keys.sample(window, variant), library.media
-        ),
+        objective=objective,
+        encode=encode,
         expert_schedule=expert_schedule,
         pin=overlaps(local_device()),
     )
-    _ = source.names  # made now, not in the first step
+    _ = source.names  # computed now rather than in the first step
     return source
 
 
 def plain_batch(source: BatchSource, window: Window) -> Batch:
-    """A window alone with its first caption, nothing drawn or dropped: what validation reads."""
+    """Return a batch of one window with its first caption, nothing drawn or dropped, as validation reads it."""
     caption = source.clips[window.clip_id].captions[0]
-    return assemble(
-        source, [window], [caption], [source.plain(window)], [source.conditions_on_first_frame]
-    )
+    latents = source.plain(window)
+    return assemble(source, [window], [caption], [latents], [source.conditions_on_first_frame])
 
 
 def what_trains(net: nn.Module, spec: ModelSpec, config: Config) -> Mapping[str, nn.Parameter]:
-    """What would train of a skeleton, by name, without memory; an adapter is put into it.
+    """Return what would train of a network on the meta device, by name. An adapter is injected into it.
 
-    Raises VideotuneError where the config names nothing, or an adapter that does not fit.
+    Raises VideotuneError if the config names nothing that exists, or an adapter that does not fit.
     """
     if config.training_method == "FINE_TUNE":
         return add_full(net, config.transformer.layers)
-    with torch.device("meta"):  # PEFT itself says how much there is, without a number drawn
+    # PEFT itself counts the parameters; on the meta device no number is drawn.
+    with torch.device("meta"):
         return inject(net, spec, config.lora)

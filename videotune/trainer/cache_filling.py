@@ -1,10 +1,9 @@
-"""Filling the cache with what a run reads; several processes share the work out."""
+"""Fill the cache with what a run reads. Several processes share the work."""
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from videotune.console import bar, clock, echo
@@ -14,6 +13,7 @@ from videotune.errors import DoesNotFit, VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.encode import (
     CacheItems,
+    ProgressFn,
     cut_captions,
     fill,
     fits_of,
@@ -27,38 +27,43 @@ from videotune.models.base import DiffusersModel
 from videotune.trainer.text_encoders import live_text
 from videotune.types import DETERMINISTIC_VARIANT, Window
 
-ProgressFn = Callable[[str, int, int], None]
-"""Called with what is encoded, how many are done, and how many there are."""
+SLOW_DECODING_SECONDS = 5
+SLOW_DECODING_SHARE = 0.2
+"""From this time on, and this share of it spent waiting for frames, a hint on threads is printed."""
 
 
 def reads_of(
     job: Job, prompts: Sequence[str] = (), windows: Sequence[Window] = ()
 ) -> CacheItems:
-    """What a run reads from the cache: its training windows and captions, and what its callbacks ask for beside them.
+    """Return what a run reads from the cache.
 
-    A training window that varies has as many variants as ``variants`` says (none for 0: then each sample is encoded anew);
-    ``windows`` are read with nothing drawn. Where text is encoded in the step no caption is read.
+    A training window that varies has ``variants`` variants; with 0 none is cached, because each sample is encoded
+    in its step. If text is encoded in the step, no caption is cached.
+
+    Args:
+        job: what is to be done.
+        prompts: texts that callbacks read.
+        windows: windows that callbacks read, with nothing drawn.
     """
-    variants = job.config.video_config.variants
-    samples = []
+    cached_variants = range(job.config.video_config.variants)
+    samples: list[tuple[Window, int]] = []
     for window in job.library.windows:
         varies = window.varies or job.spec.image_noise
-        samples += [(window, variant) for variant in (range(variants) if varies else (0,))]
-    samples += [(window, DETERMINISTIC_VARIANT) for window in windows]
-    return CacheItems(() if job.config.text_in_step else texts_of(job, prompts), tuple(samples))
+        for variant in cached_variants if varies else (0,):
+            samples.append((window, variant))
+    for window in windows:
+        samples.append((window, DETERMINISTIC_VARIANT))
+
+    captions = () if job.config.text_in_step else texts_of(job, prompts)
+    return CacheItems(captions, tuple(samples))
 
 
 def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
-    """Every text that the text encoder reads in a run."""
-    return tuple(
-        dict.fromkeys(
-            [
-                *(caption for clip in job.library.clips for caption in clip.captions),
-                "",
-                *prompts,
-            ]
-        )
-    )
+    """Return every text that the text encoder reads in a run, each once, captions first."""
+    texts: list[str] = []
+    for clip in job.library.clips:
+        texts += clip.captions
+    return tuple(dict.fromkeys([*texts, "", *prompts]))
 
 
 def fill_distributed(
@@ -69,31 +74,48 @@ def fill_distributed(
     keep_bytes: int = 0,
     tell: ProgressFn | None = None,
 ) -> LatentCache:
-    """The cache, with all that the run reads from it; processes that see the same folder share out what it lacks.
+    """Return the cache with everything that the run reads.
 
-    One of them holds the folder's lock, so that no other run writes there. Machines with caches of their own each fill
-    theirs.
+    Processes that see the same folder share what is missing in it, and one of them holds the folder's lock, so that
+    no other run writes there. Machines with caches of their own each fill theirs.
+
+    Args:
+        job: what is to be done.
+        family: the base model.
+        reads: what the run reads.
+        dist: this process among those of the run.
+        keep_bytes: how much of the cache stays in memory.
+        tell: called with the progress of the encoding.
     """
     store = LatentCache(job.cache, keep_bytes)
-    work = partial(fill_cache, job, family, reads=reads, tell=tell)
-    todo = missing_entries(job, family, store, reads) if dist.size > 1 else None
-    if todo is None or not dist.all_agree(bool(todo))[0]:
+    todo = CacheItems((), ())
+    if dist.size > 1:
+        todo = missing_entries(job, family, store, reads)
+
+    anything_missing = dist.all_agree(bool(todo))[0]
+    if dist.size == 1 or not anything_missing:
         if dist.is_main:
-            work(store)  # it prints what there is to say
+            fill_cache(job, family, store, reads, tell=tell)  # prints what there is to say
         return store
+
     begun = time.monotonic()
-    members = neighbours(job.cache, dist)
-    own = shard_work(todo, members.index(dist.rank), len(members))
+    members = processes_sharing(job.cache, dist)
     leads = dist.rank == members[0]
+    own_share = shard_work(todo, members.index(dist.rank), len(members))
     with store.filling() if leads else nullcontext():
         dist.barrier()
-        work(store, own=own)
+        fill_cache(job, family, store, reads, share=own_share, tell=tell)
         dist.barrier()
+
+    # What the others have written is read from the disk.
     if leads:
         store = LatentCache(job.cache, keep_bytes)
-        what = f"{len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache}"
-        echo(f"encoded {what} by {len(members)} processes in {clock(time.monotonic() - begun)}")
-        work(store)
+        took = clock(time.monotonic() - begun)
+        echo(
+            f"encoded {len(todo.captions)} captions and {len(todo.samples)} windows into {job.cache} "
+            f"with {len(members)} processes in {took}"
+        )
+        fill_cache(job, family, store, reads, tell=tell)
     dist.barrier()
     return store if leads else LatentCache(job.cache, keep_bytes)
 
@@ -103,128 +125,192 @@ def fill_cache(
     family: DiffusersModel,
     store: LatentCache,
     reads: CacheItems,
-    own: CacheItems | None = None,
+    share: CacheItems | None = None,
     tell: ProgressFn | None = None,
 ) -> None:
-    """Encode what the cache lacks; of several processes its ``own`` part of that, under a lock that another one holds.
+    """Encode what is missing in the cache.
 
-    Where the device has no room for the text encoder, once more with its blocks streamed from the host. Raises DoesNotFit
-    where there is none then either, or none for the autoencoder.
+    If the device has no room for the text encoder, its blocks are streamed from the host in a second try.
+
+    Args:
+        job: what is to be done.
+        family: the base model.
+        store: the cache.
+        reads: what the run reads.
+        share: this process's share of what is missing, while another process holds the lock. None: all of it.
+        tell: called with the progress.
+
+    Raises:
+        DoesNotFit: if the second try has no room either, or there is none for the VAE.
     """
-
-    def fill_once() -> None:
-        seed = job.config.seed
-        threads = job.config.dataloader_threads
-        begun = time.monotonic()
-        todo = missing_entries(job, family, store, reads) if own is None else own
-        if todo:
-
-            def report_progress(what: str, done: int, total: int) -> None:
-                progress.update(done, total, what)
-                if tell is not None:
-                    tell(what, done, total)
-
-            with (
-                bar("encoding") as progress,
-                Workers(threads) if threads else nullcontext() as workers,
-            ):
-                waited = fill(
-                    family,
-                    store,
-                    todo,
-                    job.library.media,
-                    seed,
-                    workers,
-                    report_progress,
-                    own is not None,
-                )
-            if own is None:
-                what = f"{len(todo.captions)} captions and {len(todo.samples)} windows"
-                took = time.monotonic() - begun
-                wait = f"; {waited / took:.0%} of it waiting for frames: more dataloader_threads would help"
-                slow = took > 5 and waited > 0.2 * took
-                echo(
-                    f"encoded {what} into {store.folder} in {clock(took)}{wait if slow else ''}"
-                )
-        if own is None:
-            for note in store.notes:
-                echo(f"note: {note}")
-            texts = [text for text in reads.captions if text]
-            echo_truncated(job, cut_captions(store, CacheKeys.of(family, seed), texts))
-
     try:
-        fill_once()
+        _fill_once(job, family, store, reads, share, tell)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         echo(
-            "note: the device has no room for an encoder; the blocks of the text encoder now come from host memory"
+            "note: the device has no room for an encoder; "
+            "the blocks of the text encoder are now streamed from host memory"
         )
         family.free("text_encoder")
         family.free("vae")
-        family.stream_text = echo
-        try:
-            fill_once()
-        except (MemoryError, RuntimeError) as again:
-            if not is_out_of_memory(again):
-                raise
-            raise DoesNotFit(
-                f"the device has no room to encode {job.shapes[0]} pixels: fewer frames (video_config.frames) or a lower "
-                "resolution would help, or a larger card for this part alone (videotune cache)"
-            ) from again
-        finally:
-            family.stream_text = None
+        _fill_with_streamed_text(job, family, store, reads, share, tell)
+
+
+def _fill_with_streamed_text(
+    job: Job,
+    family: DiffusersModel,
+    store: LatentCache,
+    reads: CacheItems,
+    share: CacheItems | None,
+    tell: ProgressFn | None,
+) -> None:
+    """Encode with the blocks of the text encoder on the host. Raises DoesNotFit if that needs too much memory."""
+    family.stream_text = echo
+    try:
+        _fill_once(job, family, store, reads, share, tell)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DoesNotFit(
+            f"the device has no room to encode {job.shapes[0]} pixels. Use fewer frames (video_config.frames) or a lower "
+            "resolution, or encode on a larger GPU (videotune cache)"
+        ) from error
+    finally:
+        family.stream_text = None
+
+
+def _fill_once(
+    job: Job,
+    family: DiffusersModel,
+    store: LatentCache,
+    reads: CacheItems,
+    share: CacheItems | None,
+    tell: ProgressFn | None,
+) -> None:
+    """Encode what is missing, show the progress, and print what there is to say about the cache."""
+    begun = time.monotonic()
+    todo = missing_entries(job, family, store, reads) if share is None else share
+    if todo:
+        waited = _fill_with_progress(job, family, store, todo, tell, helps=share is not None)
+        if share is None:
+            _print_encoded(store, todo, seconds=time.monotonic() - begun, waited=waited)
+
+    # Of several processes, the one that holds the lock prints the notes at the end.
+    if share is None:
+        for note in store.notes:
+            echo(f"note: {note}")
+        captions = [caption for caption in reads.captions if caption]
+        keys = CacheKeys.of(family, job.config.seed)
+        echo_truncated(job, cut_captions(store, keys, captions))
+
+
+def _fill_with_progress(
+    job: Job,
+    family: DiffusersModel,
+    store: LatentCache,
+    todo: CacheItems,
+    tell: ProgressFn | None,
+    *,
+    helps: bool,
+) -> float:
+    """Encode with a progress bar and decoding workers, and return the seconds waited for frames."""
+    threads = job.config.dataloader_threads
+    with (
+        bar("encoding") as progress,
+        Workers(threads) if threads else nullcontext() as workers,
+    ):
+
+        def report(subject: str, done: int, total: int) -> None:
+            progress.update(done, total, subject)
+            if tell is not None:
+                tell(subject, done, total)
+
+        return fill(
+            family,
+            store,
+            todo,
+            job.library.media,
+            seed=job.config.seed,
+            workers=workers,
+            progress=report,
+            helps=helps,
+        )
+
+
+def _print_encoded(
+    store: LatentCache, todo: CacheItems, *, seconds: float, waited: float
+) -> None:
+    message = (
+        f"encoded {len(todo.captions)} captions and {len(todo.samples)} windows "
+        f"into {store.folder} in {clock(seconds)}"
+    )
+    share_waited = waited / seconds
+    if seconds > SLOW_DECODING_SECONDS and share_waited > SLOW_DECODING_SHARE:
+        message += (
+            f"; {share_waited:.0%} of it waiting for frames: more dataloader_threads would help"
+        )
+    echo(message)
 
 
 def missing_entries(
     job: Job, family: DiffusersModel, store: LatentCache, reads: CacheItems
 ) -> CacheItems:
-    """What the cache does not have of what a run reads."""
-    return missing(
-        store, CacheKeys.of(family, job.config.seed), reads, fits_of(family, job.shapes[0])
-    )
+    """Return what a run reads and the cache does not have."""
+    keys = CacheKeys.of(family, job.config.seed)
+    return missing(store, keys, reads, fits_of(family, job.shapes[0]))
 
 
 def echo_truncated(job: Job, cut: Sequence[str]) -> None:
-    """Say which texts are longer than the model reads."""
-    if cut:
-        reads = f"the {job.spec.text_tokens} tokens that {job.spec.title} reads"
-        echo(f"warning: {len(cut)} captions are longer than {reads} and are cut,")
-        echo(f"  the first begins {cut[0][:60]!r}")
+    """Print which captions are longer than the model reads."""
+    if not cut:
+        return
+    echo(
+        f"warning: {len(cut)} captions are longer than the {job.spec.text_tokens} tokens "
+        f"that {job.spec.title} reads and are cut;"
+    )
+    echo(f"  the first begins {cut[0][:60]!r}")
 
 
 def echo_truncated_live(job: Job, family: DiffusersModel, prompts: Sequence[str]) -> None:
-    """The same where text is encoded in the step and none is in the cache."""
-    if live := live_text(job.config):
-        lengths = {
-            text: family.text_length(live.spell(text)) for text in texts_of(job, prompts)
-        }
-        echo_truncated(
-            job, [text for text, length in lengths.items() if length > job.spec.text_tokens]
-        )
+    """Print which captions are cut if text is encoded in the step and none is cached."""
+    text = live_text(job.config)
+    if text is None:
+        return
+    cut = []
+    for caption in texts_of(job, prompts):
+        if family.text_length(text.spell(caption)) > job.spec.text_tokens:
+            cut.append(caption)
+    echo_truncated(job, cut)
 
 
-def neighbours(folder: Path, dist: DistributedContext) -> list[int]:
-    """The processes that see the same folder as this one, itself among them: those whose sign is there."""
-    word = dist.broadcast(uuid.uuid4().hex)
+def processes_sharing(folder: Path, dist: DistributedContext) -> list[int]:
+    """Return the ranks of the processes that see the same folder as this one, itself included.
+
+    Each process leaves a file in the folder and looks for those of the others.
+
+    Raises:
+        VideotuneError: if the folder cannot be written, or if not all of them see each other's files.
+    """
+    run_id = dist.broadcast(uuid.uuid4().hex)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sign = folder / f".here-{word}-{dist.rank}"
-        sign.touch()
+        own_sign = folder / f".here-{run_id}-{dist.rank}"
+        own_sign.touch()
         dist.barrier()
-        seen = sorted(
-            int(path.name.rpartition("-")[2]) for path in folder.glob(f".here-{word}-*")
-        )
+        signs = folder.glob(f".here-{run_id}-*")
+        visible = sorted(int(sign.name.rpartition("-")[2]) for sign in signs)
         dist.barrier()
-        sign.unlink()
+        own_sign.unlink()
     except OSError as error:
         raise VideotuneError(
-            f"the cache {folder} cannot be written: {error}. Set cache_dir elsewhere."
+            f"the cache {folder} cannot be written: {error}. Set cache_dir to another folder."
         ) from error
-    everyone = dist.all_gather(seen)
-    if any(everyone[other] != seen for other in seen):
+
+    visible_to = dist.all_gather(visible)
+    if any(visible_to[rank] != visible for rank in visible):
         raise VideotuneError(
-            f"some processes see files of others in {folder}, and these do not see theirs: the folder is shared by halves. "
-            "Set cache_dir to a folder that all machines share, or that each has for itself"
+            f"the cache {folder}: only some processes see the files that others write there. "
+            "Set cache_dir to a folder that all machines share, or to one that each machine has for itself"
         )
-    return seen
+    return visible

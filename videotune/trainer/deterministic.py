@@ -1,4 +1,4 @@
-"""Kernels that give the same bits from the same numbers, each time they run: ``deterministic``."""
+"""Use only kernels that give the same bits from the same numbers each time: ``deterministic``."""
 
 import os
 from collections.abc import Iterator
@@ -12,29 +12,30 @@ from videotune.errors import VideotuneError
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
-    """Within, torch takes deterministic kernels alone, of attention's backward pass too. Not ``wanted``: as it was.
+    """Within the block torch uses only deterministic kernels, also for attention's backward pass, if ``wanted``.
 
-    Raises VideotuneError where an operation has none.
+    Raises VideotuneError if an operation has none.
     """
     if not wanted:
         yield
         return
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # read when the first product of matrices runs
-    memory: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+
+    # cuBLAS reads it when the first product of matrices runs.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings: Any = torch.utils.deterministic
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    filled_memory = settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    memory.fill_uninitialized_memory = False  # writes NaN into new memory, which costs time
+    settings.fill_uninitialized_memory = False  # writing NaN into new memory costs time
     try:
         yield
     except RuntimeError as error:
         if "deterministic implementation" not in str(error):
             raise
+        reason = str(error).splitlines()[0][:200]
         raise VideotuneError(
-            f"deterministic: an operation of this model cannot promise the same bits ({str(error).splitlines()[0][:200]}): "
-            "set it to false"
+            f"deterministic: an operation of this model has no deterministic kernel ({reason}). Set it to false"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        memory.fill_uninitialized_memory = before[1]
+        torch.use_deterministic_algorithms(was_deterministic)
+        settings.fill_uninitialized_memory = filled_memory

@@ -1,4 +1,4 @@
-"""Exporting a run: its formats, a file for each expert, what stands in their headers, and the list of them."""
+"""Export a run: a file for each format and expert, the metadata in their headers, and the list of the files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,78 +36,130 @@ def export_run(
     tell: Callable[[str], None] = echo,
     merge: bool = False,
 ) -> list[Exported]:
-    """Write each format, a file for each expert that was trained, and the list of them into ``exports.json``.
+    """Write each format, one file per expert that was trained, and the list of the files in ``exports.json``.
 
-    An expert that has had no step, in a run so short that all of them fell to the other, has no file; ``tell`` hears of it.
-    What trained of the text encoders alone has one, whatever the experts are. ``merge``: instead of all that, the base model
-    with the adapters of all experts in its weights.
+    What trains only in text encoders has one file, however many experts there are.
+
+    Args:
+        run: the run folder.
+        family: the base model.
+        state: what trained, by the names of checkpoints.
+        step: the step of the state.
+        resolved: the run's config.
+        formats: the formats to write. Empty: those that the config names.
+        out: the folder to write to. None: as the config says.
+        tell: prints a sentence, for example on an expert that has had no step and therefore has no file.
+        merge: instead, write the base model with the adapters of all experts merged into its weights.
     """
     config = resolved.config
     spec = family.spec
     if config.lora.modules:
-        state = {
-            f"{begin}{key}": value
-            for begin in {prefix(spec, expert) for expert in trained(spec, config)}
-            for key, value in in_one_scale(of_expert(state, begin), config.lora).items()
-        }
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
-    begin = (
-        out or Path(config.output_model_destination or run / "export")
-    ) / f"{name}-step-{step}"
+        state = _in_one_scale(state, spec, config)
+
+    run_name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run.resolve().name)
+    folder = out or Path(config.output_model_destination or run / "export")
+    path = folder / f"{run_name}-step-{step}"
     facts = _facts(run, step, resolved)
-    done = []
+
+    exported: list[Exported] = []
     if merge:
-        adapters = {
-            expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
-        }
-        facts |= {"expert": list(adapters)} if len(spec.experts) > 1 else {}
-        facts |= {"merged": config.lora.variant, "use": _whole(family)}
-        path = begin.with_name(f"{begin.name}-merged")
-        done = [
-            export_merged(family, adapters, config.lora.scale, _base(config, spec), path, facts)
-        ]
+        exported.append(_export_merged(family, config, state, path, facts))
+    else:
+        experts = experts_of(family, config, state, tell)
+        for format in formats or named_formats(config):
+            ending = "" if format == "diffusers" else f"-{format}"
+            format_path = path.with_name(path.name + ending)
+            if config.training_method == "EMBEDDING":
+                exported += _export_embedding(family, config, state, format, format_path, facts)
+                continue
+            for expert in experts:
+                exported.append(
+                    _export_expert(family, config, state, format, expert, format_path, facts)
+                )
+    _add_to_list(run, exported)
+    return exported
+
+
+def _in_one_scale(
+    state: Mapping[str, Tensor], spec: ModelSpec, config: Config
+) -> dict[str, Tensor]:
+    """Return the adapter with one scale for all modules, where ``lora.modules`` gives them their own."""
+    rescaled: dict[str, Tensor] = {}
+    for name_prefix in {prefix(spec, expert) for expert in trained(spec, config)}:
+        tensors = in_one_scale(of_expert(state, name_prefix), config.lora)
+        rescaled.update((name_prefix + key, value) for key, value in tensors.items())
+    return rescaled
+
+
+def _export_merged(
+    family: DiffusersModel,
+    config: Config,
+    state: Mapping[str, Tensor],
+    path: Path,
+    facts: Mapping[str, Any],
+) -> Exported:
+    """Write the base model with the adapters of all experts in its weights."""
+    spec = family.spec
+    adapters = {
+        expert: of_expert(state, prefix(spec, expert)) for expert in trained(spec, config)
+    }
+    metadata = dict(facts)
+    if len(spec.experts) > 1:
+        metadata["expert"] = list(adapters)
+    metadata |= {"merged": config.lora.variant, "use": _use_of_whole_model(family)}
+    return export_merged(
+        family,
+        adapters,
+        config.lora.scale,
+        _base(config, spec),
+        path.with_name(f"{path.name}-merged"),
+        metadata,
+    )
+
+
+def _export_embedding(
+    family: DiffusersModel,
+    config: Config,
+    state: Mapping[str, Tensor],
+    format: str,
+    path: Path,
+    facts: Mapping[str, Any],
+) -> list[Exported]:
+    metadata = {**facts, **_use(family, config, None, format, _base_name(facts))}
+    rows = of_expert(state, ROWS)
+    return export_embedding(family, format, rows, config.embedding.token, path, metadata)
+
+
+def _export_expert(
+    family: DiffusersModel,
+    config: Config,
+    state: Mapping[str, Tensor],
+    format: str,
+    expert: str | None,
+    path: Path,
+    facts: Mapping[str, Any],
+) -> Exported:
+    """Write the file of an expert; None: of what trained only in text encoders."""
+    metadata = dict(facts)
+    tensors = of_expert(state, "")
+    if expert:
+        tensors = of_expert(state, prefix(family.spec, expert))
+        path = path.with_name(path.name + family.spec.export_suffix(expert))
+        if len(family.spec.experts) > 1:
+            metadata["expert"] = expert
+    metadata |= _use(family, config, expert, format, _base_name(facts))
     dtype = DTYPES[config.output_dtype] if config.output_dtype else None
-    experts = () if merge else experts_of(family, config, state, tell)
-    for format in () if merge else formats or named_formats(config):
-        ending = "" if format == "diffusers" else f"-{format}"
-        if config.training_method == "EMBEDDING":
-            path = begin.with_name(begin.name + ending)
-            own = of_expert(state, ROWS)
-            told = facts | _use(
-                family, config, None, format, facts["base"].get("parts", facts["base"]["name"])
-            )
-            done += export_embedding(family, format, own, config.embedding.token, path, told)
-            continue
-        for expert in experts:
-            own = of_expert(state, prefix(spec, expert) if expert else "")
-            path = begin.with_name(
-                begin.name + ending + (family.spec.export_suffix(expert) if expert else "")
-            )
-            told = facts | ({"expert": expert} if expert and len(spec.experts) > 1 else {})
-            told |= _use(
-                family,
-                config,
-                expert,
-                format,
-                facts["base"].get("parts", facts["base"]["name"]),
-            )
-            if config.training_method == "FINE_TUNE":
-                net, text = by_part(family, own)
-                network = expert or spec.experts[0].name
-                done.append(
-                    export_full(
-                        family, network, net, _base(config, spec), path, told, text, dtype
-                    )
-                )
-            else:
-                path = path.with_name(f"{path.name}.safetensors")
-                done.append(
-                    export_lora(
-                        family, format, own, config.lora.scale, path, told, expert, dtype
-                    )
-                )
-    _list(run, done)
-    return done
+
+    if config.training_method == "FINE_TUNE":
+        denoiser, text = by_part(family, tensors)
+        network = expert or family.spec.experts[0].name
+        base = _base(config, family.spec)
+        return export_full(family, network, denoiser, base, path, metadata, text, dtype)
+
+    path = path.with_name(f"{path.name}.safetensors")
+    return export_lora(
+        family, format, tensors, config.lora.scale, path, metadata, expert, dtype
+    )
 
 
 def experts_of(
@@ -116,52 +168,61 @@ def experts_of(
     state: Mapping[str, Tensor],
     tell: Callable[[str], None],
 ) -> tuple[str | None, ...]:
-    """The experts that get a file each; None where what trained is no expert's."""
+    """Return the experts that get a file each; None stands for what belongs to no expert."""
     if not config.transformer.train:
         return (None,)
     names = trained(family.spec, config)
     if config.training_method != "LORA" or len(names) == 1:
         return names
-    idle = [
-        name for name in names if changes_nothing(of_expert(state, prefix(family.spec, name)))
-    ]
-    if not idle or len(idle) == len(
-        names
-    ):  # where all are, the export says that there is nothing to write
+
+    untrained = []
+    for name in names:
+        if changes_nothing(of_expert(state, prefix(family.spec, name))):
+            untrained.append(name)
+    # If no expert has changed, the export itself says that there is nothing to write.
+    if not untrained or len(untrained) == len(names):
         return names
+
     tell(
-        f"the expert {idle[0]} has had no step, so no file is written for it: more steps, or a shorter expert_period"
+        f"the expert {untrained[0]} has had no step, so no file is written for it: "
+        "use more steps, or a shorter expert_period"
     )
-    return tuple(name for name in names if name not in idle)
+    return tuple(name for name in names if name not in untrained)
 
 
-def _list(run: Path, done: Sequence[Exported]) -> None:
-    """Put what was written into exports.json, in the place of what lay there before."""
-    listed = run / "exports.json"
-    before = read_record(listed) if listed.is_file() else []
-    new = [exported.to_json(run) | {"hash": hash_path(exported.path)} for exported in done]
-    paths = {line["path"] for line in new}
-    write_json(listed, [line for line in before if line["path"] not in paths] + new)
+def _add_to_list(run: Path, exported: Sequence[Exported]) -> None:
+    """Add files to exports.json, in place of older entries with the same path."""
+    list_file = run / "exports.json"
+    entries = read_record(list_file) if list_file.is_file() else []
+    new = [file.to_json(run) | {"hash": hash_path(file.path)} for file in exported]
+    new_paths = {entry["path"] for entry in new}
+    others = [entry for entry in entries if entry["path"] not in new_paths]
+    write_json(list_file, others + new)
 
 
 def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
-    """What the file says of itself, so that it can be used years later."""
+    """Return the metadata of a file, by which it can be used years later."""
     config = resolved.config
-    kept = read_run_config(run)
+    run_config = read_run_config(run)
     plan = read_record(run / "plan.json")
-    file = config.transformer.file
-    name = kept["base"]["name"]
-    parts = config.base_parts
-    files = [Path(one).name for one in ([file] if isinstance(file, str) else file or []) if one]
-    return {
-        "videotune": __version__,
-        # of a local folder the last part alone: the file is made to be shared
-        "base": {**kept["base"], "name": shared_name(name)}
-        | ({"parts": shared_name(parts)} if parts else {}),
-        **({"transformer_file": files} if files else {}),
-        "data": kept["data"],
+
+    # The file is made to be shared, so of a local folder only the last part is named.
+    base = {**run_config["base"], "name": shared_name(run_config["base"]["name"])}
+    if config.base_parts:
+        base["parts"] = shared_name(config.base_parts)
+    facts: dict[str, Any] = {"videotune": __version__, "base": base}
+
+    files = config.transformer.file or []
+    if isinstance(files, str):
+        files = [files]
+    file_names = [Path(file).name for file in files if file]
+    if file_names:
+        facts["transformer_file"] = file_names
+
+    facts |= {
+        "data": run_config["data"],
         "step": step,
-        "steps": kept["steps"],
+        "steps": run_config["steps"],
         "effective_batch": plan["effective_batch"],
         "views_by_the_end": plan["views"]["per_window"],
         "triggers": [dataset.trigger for dataset in config.datasets if dataset.trigger],
@@ -169,59 +230,71 @@ def _facts(run: Path, step: int, resolved: Resolved) -> dict[str, Any]:
         "buckets": [bucket["shape"] for bucket in plan["buckets"]],
         "ema": config.ema.decay,
     }
+    return facts
 
 
 def _base(config: Config, spec: ModelSpec) -> Path:
-    """Where the base model lies, with the weights that it was trained from."""
-    return place(
-        str(config.base_parts or config.base_model_name), files=own_files(config, spec)
-    ).folder
+    """Return the folder of the base model, with the weights that were trained from."""
+    name = str(config.base_parts or config.base_model_name)
+    return place(name, files=own_files(config, spec)).folder
+
+
+def _base_name(facts: Mapping[str, Any]) -> str:
+    """Return the name of the folder or repository that pipelines load."""
+    name: str = facts["base"].get("parts", facts["base"]["name"])
+    return name
 
 
 def shared_name(name: str) -> str:
-    """A base model's name as a file that is made to be shared says it."""
+    """Return a base model's name as a file that is made to be shared names it."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _whole(family: DiffusersModel) -> str:
-    """How a folder of a whole model is used, in code."""
+def _use_of_whole_model(family: DiffusersModel) -> str:
+    """Return the code that loads the folder of a whole model."""
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
 def _use(
     family: DiffusersModel, config: Config, expert: str | None, format: str, base: str
 ) -> dict[str, Any]:
-    """How the file is used, in code, and what of it a reader might ask; ``base``: the base model's name."""
-    pipeline = family.pipeline_class().__name__
-    kind = config.lora.variant
+    """Return the code that loads a file, and what else a reader might ask.
+
+    Args:
+        family: the base model.
+        config: the run's settings.
+        expert: of the file.
+        format: of the file.
+        base: name of the base model.
+    """
     if config.training_method == "FINE_TUNE":
-        return {"use": _whole(family)}
+        return {"use": _use_of_whole_model(family)}
+
+    pipeline = family.pipeline_class().__name__
     if config.training_method == "EMBEDDING":
         use = (
             f"class Pipeline({pipeline}, TextualInversionLoaderMixin): pass; pipe = Pipeline.from_pretrained({base!r}); "
             "pipe.load_textual_inversion(THIS_FILE); prompt = pipe.maybe_convert_prompt(prompt, pipe.tokenizer)"
         )
         return {"vectors": config.embedding.vectors, "use": use}
-    begin = f"pipe = {pipeline}.from_pretrained({base!r}); "
-    alpha = (
-        "baked into lora_B"
-        if kind in ("LORA", "DORA")
-        else "none"
-        if kind == "OFT"
-        else "baked into the weights"
-    )
-    if kind in ("LORA", "DORA"):
-        second = (
-            ", load_into_transformer_2=True" if expert != family.spec.experts[0].name else ""
-        )
-        use = f"{begin}pipe.load_lora_weights(THIS_FILE{second})"
+
+    variant = config.lora.variant
+    load_base = f"pipe = {pipeline}.from_pretrained({base!r}); "
+    alpha = "baked into the weights"
+    if variant in ("LORA", "DORA"):
+        alpha = "baked into lora_B"
+        is_second = expert != family.spec.experts[0].name
+        option = ", load_into_transformer_2=True" if is_second else ""
+        use = f"{load_base}pipe.load_lora_weights(THIS_FILE{option})"
     elif format == "comfyui":
         use = "a LoRA loader of ComfyUI, for the model alone"
     else:
         net = f"pipe.{family.spec.part_of(expert)}"
         use = (
-            f"import json, peft, safetensors.torch; {begin}head = safetensors.safe_open(THIS_FILE, 'pt').metadata(); "
+            f"import json, peft, safetensors.torch; {load_base}head = safetensors.safe_open(THIS_FILE, 'pt').metadata(); "
             f"{net}.add_adapter(peft.get_peft_config(json.loads(head['{CONFIG}']))); "
             f"peft.set_peft_model_state_dict({net}, safetensors.torch.load_file(THIS_FILE))"
         )
-    return {"variant": kind, "rank": config.lora.rank, "alpha": alpha, "use": use}
+    if variant == "OFT":
+        alpha = "none"
+    return {"variant": variant, "rank": config.lora.rank, "alpha": alpha, "use": use}

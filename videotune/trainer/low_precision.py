@@ -1,10 +1,11 @@
-"""How updates reach weights in bf16, by float32 masters or rounded by chance, and updates during backward.
+"""Update weights in bf16, with float32 masters or stochastic rounding, and update weights during backward.
 
-The optimizer updates float32 copies, and the network holds them rounded (Micikevicius et al. 2018, arXiv 1710.03740).
+With masters, the optimizer updates float32 copies, and the network holds them rounded (Micikevicius et al. 2018, arXiv
+1710.03740).
 
-Without copies, rounding to nearest loses every update below half of bf16's step, 1/256 of a weight; by chance such an update
-moves the weight rarely and then a whole step, and the mean is right (Gupta et al. 2015, arXiv 1502.02551; Zamirai et al.
-2020, arXiv 2010.06192). The price is noise of that size in the weights.
+Without masters, rounding to nearest loses every update below half of bf16's step, 1/256 of a weight. Rounded
+stochastically, such an update moves the weight rarely but by a whole step, and the mean is right (Gupta et al. 2015,
+arXiv 1502.02551; Zamirai et al. 2020, arXiv 2010.06192). The price is noise of that size in the weights.
 """
 
 from __future__ import annotations
@@ -28,20 +29,19 @@ from videotune.trainer.optimizers import (
 
 
 class MasterWeights:
-    """``parameters`` are what the optimizer updates, by name: a float32 copy, or the network's own where it is float32."""
+    """Float32 copies of a network's parameters for the optimizer."""
 
-    def __init__(self, held: Parameters) -> None:
-        self.parameters = {
-            name: parameter
-            if parameter.dtype == torch.float32
-            else nn.Parameter(parameter.detach().float())
-            for name, parameter in held.items()
-        }
-        self._pairs = [
-            (held[name], master)
-            for name, master in self.parameters.items()
-            if master is not held[name]
-        ]
+    def __init__(self, module_params: Parameters) -> None:
+        self.parameters: dict[str, nn.Parameter] = {}
+        """What the optimizer updates, by name: a copy, or the network's own parameter if it is float32."""
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+        for name, parameter in module_params.items():
+            if parameter.dtype == torch.float32:
+                self.parameters[name] = parameter
+                continue
+            master = nn.Parameter(parameter.detach().float())
+            self.parameters[name] = master
+            self._pairs.append((parameter, master))
 
     @property
     def apart(self) -> bool:
@@ -49,156 +49,172 @@ class MasterWeights:
         return bool(self._pairs)
 
     def grads_to_masters(self) -> None:
-        """The network's gradients go to their masters; each is freed as it goes."""
-        for held, master in self._pairs:
-            if held.grad is not None:
-                master.grad = held.grad.float()
-                held.grad = None
+        """Move the network's gradients to their masters; each is freed as it goes."""
+        for parameter, master in self._pairs:
+            if parameter.grad is not None:
+                master.grad = parameter.grad.float()
+                parameter.grad = None
 
     @torch.no_grad()
     def masters_to_model(self) -> None:
-        """The network holds its masters again, rounded to nearest."""
-        for held, master in self._pairs:
-            held.copy_(master)
+        """Copy the masters to the network, rounded to nearest."""
+        for parameter, master in self._pairs:
+            parameter.copy_(master)
 
 
-DROPPED = 16
-"""Bits of a float32 that a bf16 has not."""
+TRUNCATED_BITS = 16
+"""Bits of a float32 that a bf16 does not have."""
 
 
 def stochastic_round(x: Tensor, seed: int, *name: str | int) -> Tensor:
-    """bf16 neighbours of float32 numbers, the nearer the likelier: the mean is x; what bf16 holds exactly stays.
+    """Round float32 to bf16 neighbours, the nearer the likelier. The mean is x, and what bf16 can hold exactly stays.
 
-    The draw belongs to (seed, name) on one kind of device: a number below 2^16 is added to the bits of each float32, and
-    the lower half of them is cut off.
+    A number below 2^16 is added to the bits of each float32, and their lower half is cut off. On one kind of device
+    the draw belongs to (seed, name).
     """
-    random = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
-    chance = torch.randint(
-        0, 1 << DROPPED, x.shape, generator=random, device=x.device, dtype=torch.int32
+    generator = torch.Generator(x.device).manual_seed(seed32(seed, "rounding", *name))
+    addend = torch.randint(
+        0,
+        1 << TRUNCATED_BITS,
+        x.shape,
+        generator=generator,
+        device=x.device,
+        dtype=torch.int32,
     )
-    bits = (
-        (x.view(torch.int32) + chance).bitwise_right_shift(DROPPED).bitwise_left_shift(DROPPED)
-    )
+    bits = x.view(torch.int32) + addend
+    bits = bits.bitwise_right_shift(TRUNCATED_BITS).bitwise_left_shift(TRUNCATED_BITS)
     return torch.where(x.isfinite(), bits.view(torch.float32), x).bfloat16()
 
 
 @torch.no_grad()
 def update_rounded(
-    part: AnyOptimizer, parameter: nn.Parameter, good: Tensor, seed: int, step: int, name: str
+    optimizer: AnyOptimizer,
+    parameter: nn.Parameter,
+    grads_finite: Tensor,
+    seed: int,
+    step: int,
+    name: str,
 ) -> None:
-    """One parameter's update where it is held in bf16: float32 while it lasts, then rounded by chance; its gradient goes.
-
-    A parameter of another dtype is updated as it is.
-    """
+    """Update one parameter and free its gradient. In bf16 it is float32 during the update, then rounded stochastically."""
     if parameter.grad is None:
         return
     if parameter.dtype != torch.bfloat16:
-        step_if_finite(part, good)
+        step_if_finite(optimizer, grads_finite)
         parameter.grad = None
         return
-    held = parameter.data
+
+    weight = parameter.data
     gradient = parameter.grad
     parameter.grad = None
     try:
-        parameter.data = held.float()
+        parameter.data = weight.float()
         parameter.grad = gradient.float()
-        step_if_finite(part, good)
-        held.copy_(stochastic_round(parameter.data, seed, step, name))
+        step_if_finite(optimizer, grads_finite)
+        weight.copy_(stochastic_round(parameter.data, seed, step, name))
     finally:
         parameter.grad = None
-        parameter.data = held
+        parameter.data = weight
 
 
 def update_each_rounded(
     optimizer: AnyOptimizer,
     parameters: Parameters,
-    good: Tensor,
+    grads_finite: Tensor,
     seed: int,
     step: int,
     first_rows: Mapping[str, int],
 ) -> None:
-    """``update_rounded`` of one parameter after the other, so that one tensor at a time is float32.
+    """Apply ``update_rounded`` to one parameter after the other, so that one tensor at a time is float32.
 
-    ``first_rows``: the row with which this process's shard begins, so that no two processes draw the same.
+    Args:
+        optimizer: an ``OptimizerList`` with one optimizer a parameter.
+        parameters: by name.
+        grads_finite: () whether the step is applied.
+        seed: of the rounding.
+        step: the step.
+        first_rows: the first row of this process's shard of a parameter, so that no two processes draw the same.
     """
     owners = owners_of(optimizer)
     for name, parameter in parameters.items():
-        first = first_rows.get(name)
-        update_rounded(
-            owners[id(parameter)],
-            parameter,
-            good,
-            seed,
-            step,
-            f"{name}[{first}:]" if first else name,
-        )
+        first_row = first_rows.get(name)
+        draw_name = f"{name}[{first_row}:]" if first_row else name
+        update_rounded(owners[id(parameter)], parameter, grads_finite, seed, step, draw_name)
 
 
 def owners_of(optimizer: AnyOptimizer) -> dict[int, torch.optim.Optimizer]:
-    """Each parameter's optimizer, by the parameter's id, where each has one of its own."""
+    """Return each parameter's optimizer, by the parameter's id, where each has its own."""
     assert isinstance(optimizer, OptimizerList), (
-        "one optimizer for all parameters cannot update one alone"
+        "one optimizer for all parameters cannot update one of them"
     )
-    return {
-        id(group["params"][0]): part
-        for part in parts_of(optimizer)
-        for group in part.param_groups
-    }
+    owners = {}
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            owners[id(group["params"][0])] = part
+    return owners
 
 
 @dataclass
 class BackwardOptimizer:
-    """Updates each parameter as soon as its gradient is whole, and drops that, so that gradients never all live at once.
+    """Update each parameter as soon as its gradient is complete, and free the gradient.
 
-    So nothing that needs them all is possible: each tensor's gradient is clipped by its own norm, and where one is not
-    finite the others are updated all the same. A loss that is not finite updates none: it is known before backward.
+    Gradients never all exist at the same time, so nothing that needs them all is possible: each tensor's gradient is
+    clipped by its own norm, and if one is not finite the others are still applied. If the loss is not finite, which is
+    known before backward, no parameter is updated.
     """
 
-    most: float
-    rounding: int | None = None
+    max_grad_norm: float
+    rounding_seed: int | None = None
+    """Seed of stochastic rounding. None: updates are not rounded."""
     masters: MasterWeights | None = None
     _norms: list[Tensor] = field(default_factory=list)
-    _good: Tensor | None = None
+    _loss_finite: Tensor | None = None
     _step: int = 0
 
-    def attach(self, held: Parameters, optimizer: AnyOptimizer) -> BackwardOptimizer:
-        """Watch the parameters that the network holds; the optimizer has one of its own for each of them, or its master."""
+    def attach(self, module_params: Parameters, optimizer: AnyOptimizer) -> BackwardOptimizer:
+        """Watch the network's parameters. The optimizer has one of its own for each of them, or for its master."""
         owners = owners_of(optimizer)
-        for name, parameter in held.items():
+        for name, parameter in module_params.items():
             master = parameter if self.masters is None else self.masters.parameters[name]
             parameter.register_post_accumulate_grad_hook(
-                partial(self._ready, name, owners[id(master)], master)
+                partial(self._apply, name, owners[id(master)], master)
             )
         return self
 
     def begin(self, step: int) -> None:
-        """What comes next is the backward pass of a step."""
+        """Begin a step, before its backward pass."""
         self._norms = []
-        self._good = None
+        self._loss_finite = None
         self._step = step
 
     def loss(self, loss: Tensor) -> None:
-        """The loss () whose backward comes next."""
-        self._good = torch.isfinite(loss.detach())
+        """Take the loss () whose backward pass comes next."""
+        self._loss_finite = torch.isfinite(loss.detach())
 
     def norm(self) -> Tensor:
-        """The norm () of the whole gradient."""
+        """Return the norm () of the whole gradient."""
         return torch.stack(self._norms).norm()
 
     @torch.no_grad()
-    def _ready(self, name: str, part: AnyOptimizer, master: nn.Parameter, held: Tensor) -> None:
-        assert self._good is not None, "a gradient came outside of a step"
-        if master is not held:
-            assert held.grad is not None
-            master.grad = held.grad.float()
-            held.grad = None
-        norm = clip_grad_norm([master], self.most)
+    def _apply(
+        self, name: str, optimizer: AnyOptimizer, master: nn.Parameter, parameter: Tensor
+    ) -> None:
+        """Clip the gradient of a parameter, update the parameter, and free the gradient."""
+        assert self._loss_finite is not None, "a gradient came outside of a step"
+        if master is not parameter:
+            assert parameter.grad is not None
+            master.grad = parameter.grad.float()
+            parameter.grad = None
+
+        norm = clip_grad_norm([master], self.max_grad_norm)
         self._norms.append(norm)
-        good = self._good & torch.isfinite(norm)
-        if self.rounding is not None:
-            update_rounded(part, master, good, self.rounding, self._step, name)
+        grads_finite = self._loss_finite & torch.isfinite(norm)
+
+        if self.rounding_seed is None:
+            step_if_finite(optimizer, grads_finite)
         else:
-            step_if_finite(part, good)
+            update_rounded(
+                optimizer, master, grads_finite, self.rounding_seed, self._step, name
+            )
         master.grad = None
-        if master is not held:
-            held.copy_(master)
+        if master is not parameter:
+            parameter.copy_(master)

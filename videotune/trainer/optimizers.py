@@ -15,48 +15,54 @@ from videotune.config.optimizers import OPTIMIZERS, Optimizer
 
 @dataclass(frozen=True)
 class LRSchedule:
-    """The peak rate, what it does after the warm-up, all of it down to 0 but CONSTANT, and the run's length in steps.
-
-    COSINE_RESTARTS goes down ``cycles`` times; POLYNOMIAL as the power ``power`` of the share of the steps that is left.
-    """
+    """A learning rate over the steps: a linear warm-up, then what the scheduler says."""
 
     learning_rate: float
+    """The peak."""
     scheduler: str
+    """CONSTANT stays; all others end at 0."""
     warmup_steps: int
     steps: int
+    """Steps of the run."""
     cycles: int = 1
+    """How often COSINE_RESTARTS goes down."""
     power: float = 1.0
+    """POLYNOMIAL is the share of the steps that is left, to this power."""
 
 
-def lr_at(settings: LRSchedule, step: int) -> float:
-    """The learning rate of step ``step`` (from 1): linear warm-up, then as the scheduler says."""
+def lr_at(schedule: LRSchedule, step: int) -> float:
+    """Return the learning rate of a step, counted from 1."""
     done = step - 1
-    if done < settings.warmup_steps:
-        return settings.learning_rate * (done + 1) / (settings.warmup_steps + 1)
-    share = (done - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    if done < schedule.warmup_steps:
+        return schedule.learning_rate * (done + 1) / (schedule.warmup_steps + 1)
+
+    share = (done - schedule.warmup_steps) / max(1, schedule.steps - schedule.warmup_steps)
     factors = {
         "CONSTANT": 1.0,
         "LINEAR": 1 - share,
         "COSINE": 0.5 * (1 + math.cos(math.pi * share)),
-        "COSINE_RESTARTS": 0.5 * (1 + math.cos(math.pi * (share * settings.cycles % 1.0))),
-        "POLYNOMIAL": max(0.0, 1 - share) ** settings.power,
+        "COSINE_RESTARTS": 0.5 * (1 + math.cos(math.pi * (share * schedule.cycles % 1.0))),
+        "POLYNOMIAL": max(0.0, 1 - share) ** schedule.power,
     }
-    return settings.learning_rate * factors[settings.scheduler]
+    return schedule.learning_rate * factors[schedule.scheduler]
 
 
 class OptimizerList:
-    """Optimizers that step as one; each parameter belongs to one of them."""
+    """Optimizers that step as one. Each parameter belongs to one of them."""
 
     def __init__(self, parts: Iterable[torch.optim.Optimizer]) -> None:
         self.parts = tuple(parts)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all parts; a rate that is set in one is the part's own."""
-        return [group for part in self.parts for group in part.param_groups]
+        """The groups of all parts. They are the parts' own, so a rate that is set in one takes effect."""
+        groups = []
+        for part in self.parts:
+            groups += part.param_groups
+        return groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients."""
+        """Free the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
@@ -65,75 +71,102 @@ AnyOptimizer = torch.optim.Optimizer | OptimizerList
 
 
 def parts_of(optimizer: AnyOptimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """The library's own optimizers that an optimizer is made of."""
+    """Return the library's own optimizers that an optimizer consists of."""
     return optimizer.parts if isinstance(optimizer, OptimizerList) else (optimizer,)
 
 
 def make_optimizer(
     groups: Mapping[str, Sequence[nn.Parameter]], settings: Optimizer, *, apart: bool = False
 ) -> AnyOptimizer:
-    """One parameter group a name, for the optimizer that the settings name (``config/optimizers.py``).
+    """Build the optimizer that the settings name (``config/optimizers.py``).
 
-    ``apart``: every parameter gets an optimizer of its own, so that it can be updated alone. Raises VideotuneError where the
-    device is not for this optimizer.
+    Args:
+        groups: parameters by group; each becomes a parameter group with that name.
+        settings: the optimizer's settings.
+        apart: give each parameter an optimizer of its own, so that it can be updated separately.
+
+    Raises:
+        VideotuneError: if the optimizer does not support the device.
     """
     build = OPTIMIZERS[settings.name].build
-    rows: list[dict[str, Any]] = [
+    param_groups: list[dict[str, Any]] = [
         {"params": list(parameters), "name": name} for name, parameters in groups.items()
     ]
-    if apart:
-        return OptimizerList(
-            p
-            for row in rows
-            for one in row["params"]
-            for p in build([row | {"params": [one]}], settings)
-        )
-    parts = build(rows, settings)
-    return parts[0] if len(parts) == 1 else OptimizerList(parts)
+    if not apart:
+        parts = build(param_groups, settings)
+        return parts[0] if len(parts) == 1 else OptimizerList(parts)
+
+    single_parts: list[torch.optim.Optimizer] = []
+    for group in param_groups:
+        for parameter in group["params"]:
+            single_parts += build([group | {"params": [parameter]}], settings)
+    return OptimizerList(single_parts)
 
 
-def step_if_finite(optimizer: AnyOptimizer, good: Tensor) -> None:
-    """Take the step where ``good`` () is true; where not, weights and moments stay as they are.
+def step_if_finite(optimizer: AnyOptimizer, grads_finite: Tensor) -> None:
+    """Take the step if ``grads_finite`` () is true; if not, weights and moments stay as they are.
 
-    A fused kernel looks on the device (that of MPS does not). For the others, and for parameters on the host beside a
-    device, the host has to wait for the answer, once a step.
+    A fused kernel looks on the device (that of MPS does not). For others, and for parameters on the host beside a
+    device, the host waits for the answer once a step.
     """
-    waiting = []
+    unfused = []
     for part in parts_of(optimizer):
-        apart = any(
-            p.device != good.device for group in part.param_groups for p in group["params"]
-        )
-        if part.defaults.get("fused") and not apart and good.device.type != "mps":
-            part.found_inf = (~good).float()  # type: ignore[attr-defined]
+        is_fused = part.defaults.get("fused") and grads_finite.device.type != "mps"
+        if is_fused and _is_on(grads_finite.device, part):
+            part.found_inf = (~grads_finite).float()  # type: ignore[attr-defined]
             part.step()
         else:
-            waiting.append(part)
-    for part in waiting if waiting and bool(good) else ():
-        part.step()
+            unfused.append(part)
+
+    if unfused and bool(grads_finite):
+        for part in unfused:
+            part.step()
+
+
+def _is_on(device: torch.device, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether all parameters of an optimizer are on a device."""
+    for group in optimizer.param_groups:
+        if any(parameter.device != device for parameter in group["params"]):
+            return False
+    return True
 
 
 def clip_grad_norm(
-    parameters: Sequence[nn.Parameter], most: float, norm: Tensor | None = None
+    parameters: Sequence[nn.Parameter], max_norm: float, norm: Tensor | None = None
 ) -> Tensor:
-    """The gradient's norm (), float32, with the gradient scaled down to ``most`` where it is longer.
+    """Scale the gradient down to ``max_norm`` if it is longer, and return its norm () before that, float32.
 
-    On a CPU a gradient that is short enough is not touched; on a device the host does not look, and it is scaled by 1.
+    On a CPU a gradient that is short enough is not touched. On a device the host does not look, so it is scaled by 1.
+
+    Args:
+        parameters: whose gradients are clipped together.
+        max_norm: the norm to clip to.
+        norm: the norm of the gradient, if it is known.
     """
-    norm = norm_of(parameters) if norm is None else norm
-    if norm.device.type != "cpu" or isinstance(norm, FakeTensor) or norm > most:
-        nn.utils.clip_grads_with_norm_(
-            [p for p in parameters if p.device == norm.device], most, norm
-        )
-        away = [p.grad for p in parameters if p.grad is not None and p.device != norm.device]
-        if away:
-            torch._foreach_mul_(away, (most / (norm + 1e-6)).item())
+    if norm is None:
+        norm = norm_of(parameters)
+    device = norm.device
+    if device.type == "cpu" and not isinstance(norm, FakeTensor):
+        is_too_long = bool(norm > max_norm)  # False if the norm is not a number
+        if not is_too_long:
+            return norm
+
+    on_device = [parameter for parameter in parameters if parameter.device == device]
+    nn.utils.clip_grads_with_norm_(on_device, max_norm, norm)
+    elsewhere = []
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.device != device:
+            elsewhere.append(parameter.grad)
+    if elsewhere:
+        torch._foreach_mul_(elsewhere, (max_norm / (norm + 1e-6)).item())
     return norm
 
 
 def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm () of the gradients that are there, float32: on their device, or on the host where some of them are there.
+    """Return the norm () of the gradients that exist, float32.
 
-    Then the host waits once, for the norm of those that are on the device.
+    It is on their device, or on the host if some of them are there. Then the host waits once, for the norm of those on
+    the device.
     """
     gradients: dict[torch.device, list[Tensor]] = {}
     for parameter in parameters:
@@ -141,49 +174,52 @@ def norm_of(parameters: Sequence[nn.Parameter]) -> Tensor:
             gradients.setdefault(parameter.device, []).append(parameter.grad)
     if not gradients:
         return torch.zeros((), device=parameters[0].device if parameters else None)
-    norms = [_norm(on_one) for on_one in gradients.values()]
-    return norms[0] if len(norms) == 1 else torch.stack([norm.cpu() for norm in norms]).norm()
+
+    norms = [_norm(on_one_device) for on_one_device in gradients.values()]
+    if len(norms) == 1:
+        return norms[0]
+    return torch.stack([norm.cpu() for norm in norms]).norm()
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
     if all(gradient.dtype != torch.bfloat16 for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
-    # a norm that is summed up in bf16 is a few percent off
+    # A norm that is summed in bf16 is a few percent off.
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32)).norm()
 
 
 GROUP = "@"
-"""How the last part of a saved name begins where the value belongs to a parameter group, by its first parameter."""
-
-
-def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
-    """The optimizer's state as flat tensors ``{parameter}.{key}``.
-
-    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those are kept that updates
-    change (``COUNTED``): ``{its first parameter}.@{key}``. Raises ValueError for what is none of these.
-    """
-    out: dict[str, Tensor] = {}
-    known = {id(parameter): name for name, parameter in names.items()}
-    states = {
-        id(parameter): kept
-        for part in parts_of(optimizer)
-        for parameter, kept in part.state.items()
-    }
-    for name, parameter in names.items():
-        for key, value in states.get(id(parameter), {}).items():
-            out |= _flat(f"{name}.{key}", value)
-    for group in optimizer.param_groups:
-        first = known.get(id(group["params"][0]))
-        if first is not None and group.get("k"):  # an update has changed its own numbers
-            for key in sorted(COUNTED & set(group)):
-                out |= _flat(f"{first}.{GROUP}{key}", group[key])
-    return out
-
+"""Prefix of the last part of a saved name if the value belongs to a parameter group, which its first parameter names."""
 
 COUNTED = frozenset(
     ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k", "lr_max", "weight_sum")
 )
-"""What optimizers keep in their groups: Prodigy its estimate of the distance, schedule-free AdamW its weights' sum."""
+"""What optimizers count in their groups: Prodigy its estimate of the distance, schedule-free AdamW its weights' sum."""
+
+
+def optimizer_state(optimizer: AnyOptimizer, names: Parameters) -> dict[str, Tensor]:
+    """Return the optimizer's state as flat tensors ``{parameter}.{key}``.
+
+    An int becomes ``{key}#``, int64, and a float ``{key}~``, float64. Of a group's own numbers those that updates
+    change (``COUNTED``) are kept as ``{its first parameter}.@{key}``. Raises ValueError for any other type.
+    """
+    states: dict[int, dict[str, Any]] = {}
+    for part in parts_of(optimizer):
+        states.update((id(parameter), state) for parameter, state in part.state.items())
+
+    flat: dict[str, Tensor] = {}
+    for name, parameter in names.items():
+        for key, value in states.get(id(parameter), {}).items():
+            flat |= _flat(f"{name}.{key}", value)
+
+    names_by_id = {id(parameter): name for name, parameter in names.items()}
+    for group in optimizer.param_groups:
+        first = names_by_id.get(id(group["params"][0]))
+        has_been_updated = bool(group.get("k"))
+        if first is not None and has_been_updated:
+            for key in sorted(COUNTED & set(group)):
+                flat |= _flat(f"{first}.{GROUP}{key}", group[key])
+    return flat
 
 
 def _flat(name: str, value: Any) -> dict[str, Tensor]:
@@ -194,8 +230,16 @@ def _flat(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, float):
         return {f"{name}~": torch.tensor(value, dtype=torch.float64)}
     raise ValueError(
-        f"optimizer state {name} is a {type(value).__name__}: it cannot be kept exactly"
+        f"optimizer state {name} is a {type(value).__name__}: it cannot be saved exactly"
     )
+
+
+def _unflat(key: str, value: Tensor, device: torch.device) -> int | float | Tensor:
+    if key.endswith("#"):
+        return int(value)
+    if key.endswith("~"):
+        return float(value)
+    return value.to(device)
 
 
 def load_optimizer_state(
@@ -204,46 +248,50 @@ def load_optimizer_state(
     state: Mapping[str, Tensor],
     without: Collection[str] = (),
 ) -> None:
-    """Put flat tensors back, bit for bit, on each parameter's device; the parameters ``without`` had none.
+    """Restore an optimizer's state bit for bit, on each parameter's device.
 
-    Raises ValueError where another parameter has no state, or a state no parameter.
+    Args:
+        optimizer: a new optimizer over the same parameters.
+        names: the parameters by name.
+        state: what ``optimizer_state`` returned.
+        without: the parameters that had no state.
+
+    Raises:
+        ValueError: if another parameter has no state, or a state has no parameter.
     """
-    parts: dict[str, dict[str, Any]] = {name: {} for name in names}
-    groups = {id(group["params"][0]): group for group in optimizer.param_groups}
-    owners = {
-        id(p): part
-        for part in parts_of(optimizer)
-        for group in part.param_groups
-        for p in group["params"]
-    }
-    for key, value in state.items():
-        name, _, last = key.rpartition(".")
-        if name not in parts:
-            raise ValueError(f"optimizer state of no parameter: {key}")
-        number = (
-            int(value) if last.endswith("#") else float(value) if last.endswith("~") else None
-        )
-        exact = value.to(names[name].device) if number is None else number
-        if last.startswith(GROUP):
-            groups[id(names[name])][last.strip(f"{GROUP}#~")] = exact
+    groups: dict[int, dict[str, Any]] = {}
+    owners: dict[int, torch.optim.Optimizer] = {}
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            groups[id(group["params"][0])] = group
+            owners.update((id(parameter), part) for parameter in group["params"])
+
+    state_of: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for full_key, tensor in state.items():
+        name, _, key = full_key.rpartition(".")
+        if name not in state_of:
+            raise ValueError(f"optimizer state of no parameter: {full_key}")
+        value = _unflat(key, tensor, names[name].device)
+        if key.startswith(GROUP):
+            groups[id(names[name])][key.strip(f"{GROUP}#~")] = value
         else:
-            parts[name][last.rstrip("#~")] = exact
+            state_of[name][key.rstrip("#~")] = value
+
     for name, parameter in names.items():
-        if bool(parts[name]) == (name in without):
-            raise ValueError(
-                f"no optimizer state for {name}"
-                if name not in without
-                else f"a state too many: {name}"
-            )
-        if parts[name]:
+        if not state_of[name] and name not in without:
+            raise ValueError(f"no optimizer state for {name}")
+        if state_of[name] and name in without:
+            raise ValueError(f"optimizer state for {name}, which had none")
+        if state_of[name]:
             owner = owners[id(parameter)]
-            owner.state[parameter] = _paged(owner, parameter, parts[name])
+            owner.state[parameter] = _paged(owner, parameter, state_of[name])
 
 
-def _paged(owner: Any, parameter: nn.Parameter, kept: dict[str, Any]) -> dict[str, Any]:
-    """The same state, with what a paging optimizer pages in its unified memory again."""
+def _paged(owner: Any, parameter: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the same state, with what a paging optimizer pages in its unified memory again."""
     if not getattr(owner, "is_paged", False):
-        return kept
-    for key in {"state1", "state2"} & set(kept):
-        kept[key] = owner.get_state_buffer(parameter, dtype=kept[key].dtype).copy_(kept[key])
-    return kept
+        return state
+    for key in {"state1", "state2"} & set(state):
+        buffer = owner.get_state_buffer(parameter, dtype=state[key].dtype)
+        state[key] = buffer.copy_(state[key])
+    return state

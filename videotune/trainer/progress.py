@@ -1,4 +1,4 @@
-"""What a run writes into the journal and the progress bar: its beginning, each step with its clips, the time left."""
+"""Write a run into the journal and the progress bar: its beginning, each step with its clips, the time left."""
 
 from collections.abc import Mapping
 from math import isfinite, prod
@@ -19,168 +19,227 @@ from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer
 
 WAITS = "the steps wait for data"
-"""How the warning of that begins; it comes once a process."""
+"""Begin of a warning that comes once a process."""
 
 STATUS = {
-    "measuring": "measuring the loss", "sampling": "drawing previews", "probing": "measuring samples",
-    "saving": "saving", "paused": "waiting for room on the disk",
-}  # fmt: skip
-"""What the bar says, in the place of the time left, of the heartbeat's states."""
+    "measuring": "measuring the loss",
+    "sampling": "drawing previews",
+    "probing": "measuring samples",
+    "saving": "saving",
+    "paused": "waiting for room on the disk",
+}
+"""What the bar shows in place of the time left, by state of the heartbeat."""
 
 
 def announce(trainer: Trainer, changes: list[str] | None) -> None:
-    """Write the first line of this process into the journal and print the run in a sentence.
+    """Write the first line of this process into the journal, open the trackers, and print the run in a sentence.
 
-    ``changes``: what a resume changes; None: this is no resume.
+    Args:
+        trainer: the run.
+        changes: what a resume changes. None: this is not a resume.
     """
     job = trainer.job
-    rows = trainer.rows
-    count = sum(p.numel() for name, p in trainer.parameters.items() if name not in rows)
-    count += sum(prod(own.whole) for own in rows.values())
+    parameters = _count_parameters(trainer)
     if changes is not None:
-        more: dict[str, Any] = {"changes": changes} if changes else {}
-        more |= {"processes": trainer.dist.size} if trainer.dist.size > 1 else {}
-        trainer.journal.event(
-            "resume", from_step=trainer.first - 1, versions=versions(), **more
-        )
+        _write_resume(trainer, changes)
     if not trainer.journal.history.of_kind("start"):
-        trainer.journal.event(
-            "start",
-            steps=job.steps,
-            effective_batch=job.effective_batch,
-            device=str(next(trainer.net.parameters()).device),
-            versions=versions(),
-            clips=totals(job.library),
-            windows=len(job.library.windows),
-            buckets=[
-                {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
-                for shape, bucket in zip(job.shapes, job.buckets, strict=True)
-            ],
-            trainable_parameters=count,
-            notes=list(job.notes),
-        )
+        _write_start(trainer, parameters)
     track(trainer)
-    if len(trainer.pool.expert_schedule.names) > 1:
-        dealt = ", ".join(
-            f"{name} {share:.0%}"
-            for name, share in shares(trainer.pool.expert_schedule).items()
+
+    expert_schedule = trainer.pool.expert_schedule
+    if len(expert_schedule.names) > 1:
+        steps_by_expert = ", ".join(
+            f"{name} {share:.0%}" for name, share in shares(expert_schedule).items()
         )
-        echo(f"experts: {dealt} of the steps, {trainer.pool.expert_schedule.period} in a row")
+        echo(f"experts: {steps_by_expert} of the steps, {expert_schedule.period} in a row")
     if trainer.first > job.steps:
         echo(f"all {job.steps} steps are done already: exporting again")
         return
+
     if job.config.deterministic:
         echo(
-            "deterministic: kernels that give the same bits every time; the journal has what a step takes with them"
+            "deterministic: kernels that give the same bits every time are used; the journal shows what a step takes "
+            "with them"
         )
-    device = next(trainer.net.parameters()).device
-    several = trainer.dist.size
-    where = f"{device}" if several == 1 else f"{several} processes, this one on {device}"
-    where += ", which share its weights out" if trainer.weights_sharded else ""
-    modules = {
-        (parse_param_name(name) or (name.rpartition(".")[0],))[0]
-        for name in {*trainer.parameters, *rows}
-    }
     echo(
-        f"training {count:,} parameters in {len(modules)} modules on {where}, into {trainer.run}"
+        f"training {parameters:,} parameters in {_count_modules(trainer)} modules on {_describe_devices(trainer)}, "
+        f"into {trainer.run}"
+    )
+
+
+def _count_parameters(trainer: Trainer) -> int:
+    """Count what trains, of a sharded network all processes' rows."""
+    replicated = [p for name, p in trainer.parameters.items() if name not in trainer.rows]
+    count = sum(parameter.numel() for parameter in replicated)
+    return count + sum(prod(shard.whole) for shard in trainer.rows.values())
+
+
+def _count_modules(trainer: Trainer) -> int:
+    modules = set()
+    for name in {*trainer.parameters, *trainer.rows}:
+        parsed = parse_param_name(name)
+        modules.add(parsed[0] if parsed else name.rpartition(".")[0])
+    return len(modules)
+
+
+def _describe_devices(trainer: Trainer) -> str:
+    device = next(trainer.net.parameters()).device
+    if trainer.dist.size == 1:
+        return f"{device}"
+    devices = f"{trainer.dist.size} processes, this one on {device}"
+    if trainer.weights_sharded:
+        devices += ", which share its weights"
+    return devices
+
+
+def _write_resume(trainer: Trainer, changes: list[str]) -> None:
+    details: dict[str, Any] = {}
+    if changes:
+        details["changes"] = changes
+    if trainer.dist.size > 1:
+        details["processes"] = trainer.dist.size
+    trainer.journal.event("resume", from_step=trainer.first - 1, versions=versions(), **details)
+
+
+def _write_start(trainer: Trainer, parameters: int) -> None:
+    job = trainer.job
+    buckets = []
+    for shape, bucket in zip(job.shapes, job.buckets, strict=True):
+        buckets.append(
+            {"shape": str(shape), "windows": len(bucket), "tokens": job.spec.tokens(shape)}
+        )
+    trainer.journal.event(
+        "start",
+        steps=job.steps,
+        effective_batch=job.effective_batch,
+        device=str(next(trainer.net.parameters()).device),
+        versions=versions(),
+        clips=totals(job.library),
+        windows=len(job.library.windows),
+        buckets=buckets,
+        trainable_parameters=parameters,
+        notes=list(job.notes),
     )
 
 
 def track(trainer: Trainer) -> None:
-    """Open the trackers that the config names; they follow the journal."""
+    """Open the trackers that the config names. They follow the journal."""
     config = trainer.job.config
-    (start, *_) = trainer.journal.history.of_kind("start")
-    if config.trackers:
-        settings = without_paths(read_run_config(trainer.run)["settings"])
-        run = TrackedRun(
-            trainer.run.resolve(),
-            digest(start)[:16],
-            config.tracker_project,
-            settings,
-            trainer.first,
-        )
-        trainer.trackers = Trackers(
-            config.trackers, run, lambda why: trainer.journal.warn(trainer.heartbeat.step, why)
-        )
-        trainer.journal.followers.append(trainer.trackers.line)
+    start = trainer.journal.history.of_kind("start")[0]
+    if not config.trackers:
+        return
+
+    settings = without_paths(read_run_config(trainer.run)["settings"])
+    tracked_run = TrackedRun(
+        trainer.run.resolve(),
+        digest(start)[:16],
+        config.tracker_project,
+        settings,
+        trainer.first,
+    )
+    trainer.trackers = Trackers(
+        config.trackers,
+        tracked_run,
+        lambda reason: trainer.journal.warn(trainer.heartbeat.step, reason),
+    )
+    trainer.journal.followers.append(trainer.trackers.line)
 
 
 def write_step(trainer: Trainer, record: StepRecord, progress: Any) -> None:
-    """A step's line into the journal and the bar; of a step that was not applied the clips are named."""
+    """Write a step's line into the journal and update the bar. Warn of a step that was not applied, with its clips."""
     line = record.read() | {"captions": caption_numbers(trainer, record)}
     trainer.journal.write(line)
     if line.get("skipped"):
         trainer.skipped_in_a_row += 1
-        parts = trainer.job.config.optimizer.step_in_backward and isfinite(
-            record.values[0].item()
-        )
-        what = "but for the tensors whose gradient was finite " if parts else ""
-        text = f"loss or gradient not finite, step not applied: {what}{clips_of(trainer, record.broken())}"
-        trainer.journal.event("warning", step=record.step, text=text)
+        _warn_of_skipped_step(trainer, record)
     else:
         trainer.skipped_in_a_row = 0
     if trainer.journal.waiting:
         flush_or_wait(trainer, record.step)
-    if (
-        waits := trainer.throughput.add(
-            bucket_of(trainer.job.schedule, record.step), line["seconds"]
+
+    bucket = bucket_of(trainer.job.schedule, record.step)
+    share_waited = trainer.throughput.add(bucket, line["seconds"])
+    if share_waited is not None:
+        trainer.journal.warn(
+            record.step,
+            f"{WAITS}: {share_waited:.0%} of their time; a faster disk, or more dataloader_threads, would help",
         )
-    ) is not None:
-        text = f"{WAITS}: {waits:.0%} of their time; a faster disk, or more dataloader_threads, would help"
-        trainer.journal.warn(record.step, text)
-    if trainer.dist.is_main:  # the others may not see the run directory
-        shown = progress_parts(trainer, record.step, line)
-        progress.update(
-            record.step, trainer.job.steps, shown, seconds_left(trainer, record.step)
-        )
+
+    if trainer.dist.is_main:  # the others may not see the run folder
+        fields = progress_parts(trainer, record.step, line)
+        remaining = seconds_left(trainer, record.step)
+        progress.update(record.step, trainer.job.steps, fields, remaining)
+
+
+def _warn_of_skipped_step(trainer: Trainer, record: StepRecord) -> None:
+    # With updates during backward, a finite loss means that some tensors were updated.
+    applied_in_part = trainer.job.config.optimizer.step_in_backward and isfinite(
+        record.values[0].item()
+    )
+    exception = "but for the tensors whose gradient was finite " if applied_in_part else ""
+    clips = clips_of(trainer, record.broken())
+    trainer.journal.event(
+        "warning",
+        step=record.step,
+        text=f"loss or gradient not finite, step not applied: {exception}{clips}",
+    )
 
 
 def progress_parts(trainer: Trainer, step: int, line: Mapping[str, Any]) -> list[str]:
-    """What stands beside the bar, the most important first; what does not fit is left out from the end."""
+    """Return the fields of the progress bar, the most important first. What does not fit is left out from the end."""
     parts = [f"loss {line['loss']:.4f}", f"{trainer.throughput.seconds_a_step:.3g} s a step"]
-    if waits := trainer.throughput.waiting():
-        parts.append(f"waiting for data {waits:.0%}")
-    parts += [status for one in trainer.callbacks if (status := one.status())]
-    return [*parts, f"{trainer.job.views_at(step):.1f} views a window, {trainer.band_at(step)}"]
+    share_waited = trainer.throughput.waiting()
+    if share_waited:
+        parts.append(f"waiting for data {share_waited:.0%}")
+    for callback in trainer.callbacks:
+        status = callback.status()
+        if status:
+            parts.append(status)
+    views = trainer.job.views_at(step)
+    parts.append(f"each window seen {views:.1f} times, {trainer.band_at(step)}")
+    return parts
 
 
 def clips_of(trainer: Trainer, window_ids: tuple[str, ...]) -> str:
-    """The clips of windows by their paths, with the window of each."""
-    paths = {
-        window.id: trainer.source.clips[window.clip_id].path
-        for window in trainer.job.library.windows
-    }
-    return ", ".join(f"{paths.get(name, '?')} ({name})" for name in window_ids)
+    """Return the paths of the clips of windows, each with the window."""
+    paths = {}
+    for window in trainer.job.library.windows:
+        paths[window.id] = trainer.source.clips[window.clip_id].path
+    return ", ".join(f"{paths.get(window_id, '?')} ({window_id})" for window_id in window_ids)
 
 
 def caption_numbers(trainer: Trainer, record: StepRecord) -> list[int | None]:
-    """Which of its clip's captions each sample had, in the order of check.json; None: the empty one, by dropout."""
-    texts = [trainer.job.captions[name] for name in record.window_ids]
-    return [
-        own.index(text) if text in own else None
-        for own, text in zip(texts, record.captions, strict=True)
-    ]
+    """Return which of its clip's captions each sample had, in the order of check.json. None: the empty one, by dropout."""
+    numbers: list[int | None] = []
+    for window_id, caption in zip(record.window_ids, record.captions, strict=True):
+        captions = trainer.job.captions[window_id]
+        numbers.append(captions.index(caption) if caption in captions else None)
+    return numbers
 
 
 def seconds_left(trainer: Trainer, step: int) -> float | None:
-    """Seconds to the end when ``step`` is done, by the steps of each bucket and the callbacks still to come."""
+    """Estimate the seconds to the end once ``step`` is done: the steps of each bucket and the callbacks to come."""
     job = trainer.job
-    speed = trainer.throughput
-    steps = time_left(speed.by_bucket, steps_left(job, step), tokens_of_buckets(job))
-    if steps is None:
+    throughput = trainer.throughput
+    seconds = time_left(throughput.by_bucket, steps_left(job, step), tokens_of_buckets(job))
+    if seconds is None:
         return None
-    own = ((one, speed.took.get(one, 0.0)) for one in trainer.callbacks)
-    return steps + sum(one.seconds_left(trainer, step - 1, took) for one, took in own)
+    for callback in trainer.callbacks:
+        took = throughput.took.get(callback, 0.0)
+        seconds += callback.seconds_left(trainer, step - 1, took)
+    return seconds
 
 
 def steps_left(job: Job, step: int) -> dict[int, int]:
-    """How many steps of each bucket come after a step, exactly."""
+    """Return how many steps of each bucket come after a step."""
     done = steps_per_bucket(job.schedule, step)
-    whole = steps_per_bucket(job.schedule, job.steps)
-    return {bucket: whole[bucket] - done[bucket] for bucket in range(len(job.buckets))}
+    total = steps_per_bucket(job.schedule, job.steps)
+    return {bucket: total[bucket] - done[bucket] for bucket in range(len(job.buckets))}
 
 
 def tokens_of_buckets(job: Job) -> list[float]:
-    """Tokens of a step of each bucket."""
-    pairs = zip(job.shapes, job.schedule.batches, strict=True)
-    return [float(batch * job.spec.tokens(shape)) for shape, batch in pairs]
+    """Return the tokens of a step of each bucket."""
+    return [
+        float(batch * job.spec.tokens(shape))
+        for shape, batch in zip(job.shapes, job.schedule.batches, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""Resuming a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
+"""Resume a run: what may differ, from which checkpoint, and restoring its state bit for bit."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,267 +35,325 @@ from videotune.trainer.optimizers import load_optimizer_state
 from videotune.trainer.saving import rescue_message, write_saved
 from videotune.trainer.trainer import Trainer
 
+FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
+"""Chooses memory settings: (job, whether to choose again) -> the job with its settings, and what changed, in words."""
+
 
 @dataclass(frozen=True)
 class Resume:
-    """How to go on: the checkpoint's step (None: the newest), and what the person allows to differ.
-
-    ``replan``: what was chosen of memory at the start is chosen anew.
-    """
+    """How to resume, and what the user allows to differ."""
 
     step: int | None = None
+    """Step of the checkpoint. None: the newest."""
     override: bool = False
+    """Settings may change what the run learns."""
     data_change: bool = False
+    """The data may have changed."""
     replan: bool = False
+    """Choose memory settings again."""
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run to train: its job; on a resume also its checkpoint (None: nothing was saved yet) and what differs, in words.
-
-    ``history``: what its journal says.
-    """
+    """A run to train."""
 
     job: Job
     checkpoint: Checkpoint | None = None
+    """Where to resume from. None: a new run, or one that has saved nothing yet."""
     changes: tuple[str, ...] = ()
+    """What differs from before, in words."""
     history: History | None = None
-
-
-FitFn = Callable[[Job, bool], tuple[Job, Sequence[str]]]
-"""(job, whether memory settings are chosen anew) -> the job with its memory settings chosen, and what changed, in words."""
+    """What the journal says so far."""
 
 
 def open_run(
-    words: Overrides, run: Path, resume: Resume | None, fit: FitFn, processes: int = 1
+    overrides: Overrides, run: Path, resume: Resume | None, fit: FitFn, processes: int = 1
 ) -> OpenedRun:
-    """The job, from the overrides, or on a resume from the run's own config with the overrides on top.
+    """Open a run.
 
-    Raises VideotuneError where a resume would silently be another run.
+    Args:
+        overrides: what the command is called with. On a resume they lie on top of the run's own config.
+        run: the run folder.
+        resume: how to resume. None: begin a new run.
+        fit: chooses memory settings.
+        processes: how many processes train.
+
+    Raises:
+        VideotuneError: if a resume would silently be another run.
     """
     if resume is None:
         run_dir.refuse_run(run)
-        resolved, spec, base = resolve_config(words)
+        resolved, spec, base = resolve_config(overrides)
         run_dir.refuse_out_in_data(run, [dataset.path for dataset in resolved.config.datasets])
-        return OpenedRun(fit(open_job(resolved, spec, base, processes=processes), False)[0])
-    run_dir.read_run_config(run)  # a sentence where the folder holds no run
+        job, _ = fit(open_job(resolved, spec, base, processes=processes), False)
+        return OpenedRun(job)
+
+    # 1. The run as it was.
+    run_dir.read_run_config(run)  # raises a clear error if the folder holds no run
     history = History(run)
     checkpoint = checkpoint_of(run, resume.step, history)
     step = checkpoint.step if checkpoint else 0
     facts = facts_at(run, resume.step)
-    kept = read_facts(run, facts)
-    resolved, spec, base, changes = with_overrides(words, kept)
-    check_changes(changes, run, resume.override)
-    other = changed_around(run, kept, base, resume.override)
-    for change in (*changes, *other):
+    run_config = read_facts(run, facts)
+
+    # 2. What differs in the settings and around them.
+    resolved, spec, base, setting_changes = with_overrides(overrides, run_config)
+    check_changes(setting_changes, run, resume.override)
+    other_changes = changed_around(run, run_config, base, resume.override)
+    changes = [*map(str, setting_changes), *other_changes]
+    for change in changes:
         echo(f"changed: {change}")
-    if checkpoint is not None and "init_from" in user_keys(words):
+    if checkpoint is not None and "init_from" in user_keys(overrides):
         echo(f"init_from is not read again: the weights are those of step {step}")
-    job = open_job(resolved, spec, base, processes=kept.get("processes", 1))
+
+    # 3. The job from here on.
+    job = open_job(resolved, spec, base, processes=run_config.get("processes", 1))
     refuse_fewer_steps(job, run, step)
-    refuse_other_batches(job, kept["settings"], changes, run)
-    job = replace(job, past=ViewHistory(**kept.get("past", {})))
-    told = [*map(str, changes), *other]
-    job, replanned = fit(job, resume.replan)
-    told += replanned
-    if kept["data"] != job.data_digest():
+    refuse_other_batches(job, run_config["settings"], setting_changes, run)
+    job = replace(job, past=ViewHistory(**run_config.get("past", {})))
+    job, memory_changes = fit(job, resume.replan)
+    changes += memory_changes
+
+    if run_config["data"] != job.data_digest():
+        data_change = describe_change(facts["check"], job)
         if not resume.data_change:
             raise VideotuneError(
-                f"the data of {run} has changed since it started: {describe_change(facts['check'], job)}. "
-                "Put it back as it was, start a new run, or continue with the changed data: --allow-data-change"
+                f"the data of {run} has changed since it started: {data_change}. "
+                "Restore it, start a new run, or continue with the changed data: --allow-data-change"
             )
-        what = describe_change(facts["check"], job)
-        views = Counter(
-            name for line in history.read_steps(step) for name in line["window_ids"]
-        )
-        job = replace(job, past=ViewHistory(step, dict(views)))
-        told.append(f"data: {what}")
+        job = replace(job, past=ViewHistory(step, count_views(history, step)))
+        changes.append(f"data: {data_change}")
         echo(
-            f"the data has changed: {what}. From step {step + 1} on the new data is shown, in an order of its own"
+            f"the data has changed: {data_change}. From step {step + 1} on the new data is shown, in an order of its own"
         )
-    return OpenedRun(job, checkpoint, tuple(told), history)
+    return OpenedRun(job, checkpoint, tuple(changes), history)
+
+
+def count_views(history: History, step: int) -> dict[str, int]:
+    """Count the views of each window in the journal's steps until ``step``."""
+    views: Counter[str] = Counter()
+    for line in history.read_steps(step):
+        views.update(line["window_ids"])
+    return dict(views)
 
 
 def refuse_fewer_steps(job: Job, run: Path, step: int) -> None:
-    """Raise VideotuneError where the run would end before the checkpoint from which it is to go on."""
+    """Raise VideotuneError if the run would end before the checkpoint that it resumes from."""
     if step > job.steps:
         raise VideotuneError(
-            f"steps: {run} continues from step {step} and cannot end at step {job.steps}; "
-            f"give more steps, or go back first with --from: {listed(run)}"
+            f"steps: {run} resumes from step {step} and cannot end at step {job.steps}. "
+            f"Set more steps, or go back first with --from: {listed(run)}"
         )
 
 
 def refuse_other_batches(
     job: Job, settings: Mapping[str, Any], changes: Sequence[Change], run: Path
 ) -> None:
-    """Raise VideotuneError where another split of a step changes its samples: that of videos among images does."""
+    """Raise VideotuneError if another batch size would change the samples of a step, as it does where images are mixed in."""
     if not any(change.key == "batch_size" for change in changes):
         return
-    old, _ = make_schedule(parse(settings), buckets(job.library), job.library, job.processes)
-    if old.batches != job.schedule.batches:
+    old_schedule, _ = make_schedule(
+        parse(settings), buckets(job.library), job.library, job.processes
+    )
+    if old_schedule.batches != job.schedule.batches:
         raise VideotuneError(
             f"batch_size: images and videos are mixed in {run}, and with video_config.video_batch_size_multiplier a step "
-            f"of each bucket would have {job.schedule.batches} samples instead of {old.batches}. Leave it as it was"
+            f"of each bucket would have {job.schedule.batches} samples instead of {old_schedule.batches}. "
+            "Leave it as it was"
         )
 
 
 def with_overrides(
-    words: Overrides, kept: Mapping[str, Any]
+    overrides: Overrides, run_config: Mapping[str, Any]
 ) -> tuple[Resolved, Any, Any, list[Change]]:
-    """The run's config (``kept``: as it once was) with the person's words on top, and what differs from what it was.
+    """Put the user's overrides on top of the run's config.
 
-    Words that say what the run was begun with are no change, so its first command goes on with --resume added.
+    Overrides that repeat what the run was begun with are not a change, so its first command resumes it with --resume
+    added.
+
+    Args:
+        overrides: what the command is called with.
+        run_config: content of config.json.
+
+    Returns:
+        The config, the model, its place, and what differs from before.
     """
-    own = user_keys(words)
-    preset = preset_keys(words)
-    user = merge(preset, own)
-    for name, other in (("epochs", "steps"), ("steps", "epochs")):
-        if name in user and other not in user:
-            user = {**user, other: None}
-    user = {
-        key: value for key, value in user.items() if f"{key}_epochs" not in user
-    }  # it stands instead of the steps
-    settings = merge(kept["settings"], user)
+    old_settings = run_config["settings"]
+    own_keys = user_keys(overrides)
+    preset = preset_keys(overrides)
+    user = _without_rivals(merge(preset, own_keys))
+    settings = merge(old_settings, user)
     base = place_of(settings)
     spec = spec_for(settings["family"], base)
-    asked = {key: value for key, value in kept.get("asked", {}).items() if key in user}
-    said = resolve(own, merge({**kept["settings"], **asked}, preset), spec).to_json()[
-        "settings"
-    ]
-    if all(
-        said[key] == value for key, value in asked.items()
-    ):  # then they stay what they were frozen to
-        settings |= {key: kept["settings"][key] for key in asked}
+
+    # Settings such as "auto" were replaced at the start by what was chosen. If the user still asks for the same,
+    # what was chosen stays.
+    asked_at_start = {
+        key: value for key, value in run_config.get("asked", {}).items() if key in user
+    }
+    as_at_start = resolve(own_keys, merge({**old_settings, **asked_at_start}, preset), spec)
+    asked_now = as_at_start.to_json()["settings"]
+    if all(asked_now[key] == value for key, value in asked_at_start.items()):
+        settings |= {key: old_settings[key] for key in asked_at_start}
+
     resolved = resolve(settings, {}, spec)
-    origins = {key: kept["origins"].get(key, "default") for key in resolved.origins}
-    old = resolve(
-        kept["settings"], {}, spec
-    )  # keys that are new since the run began have their defaults on both sides
-    changes = drift(old.config.model_dump(mode="json"), resolved.config.model_dump(mode="json"))
+    # Keys that are new since the run began have their defaults on both sides.
+    old_resolved = resolve(old_settings, {}, spec)
+    changes = drift(
+        old_resolved.config.model_dump(mode="json"), resolved.config.model_dump(mode="json")
+    )
+    origins = {key: run_config["origins"].get(key, "default") for key in resolved.origins}
     origins |= {change.key: "user" for change in changes}
     return replace(resolved, origins=origins), spec, base, changes
 
 
+def _without_rivals(user: dict[str, Any]) -> dict[str, Any]:
+    """Let a length or interval in the user's keys replace the run's in the other unit."""
+    if "epochs" in user and "steps" not in user:
+        user = {**user, "steps": None}
+    elif "steps" in user and "epochs" not in user:
+        user = {**user, "epochs": None}
+    return {key: value for key, value in user.items() if f"{key}_epochs" not in user}
+
+
 def check_changes(changes: Sequence[Change], run: Path, override: bool) -> None:
-    """Raise VideotuneError for changes under which the saved state means nothing, or which must be allowed."""
+    """Raise VideotuneError for changes that make the saved state meaningless, or that must be allowed."""
     fatal = of_class(changes, "fatal")
     if fatal:
         lines = "".join(f"\n  {change}" for change in fatal)
         raise VideotuneError(
             f"{run} cannot be resumed with another{lines}\n"
-            "Leave it as it was, or start a new run; --init-from takes weights over"
+            "Leave it as it was, or start a new run; --init-from starts from these weights"
         )
-    asked = of_class(changes, "override")
-    if asked and not override:
-        lines = "".join(f"\n  {change}" for change in asked)
+    must_allow = of_class(changes, "override")
+    if must_allow and not override:
+        lines = "".join(f"\n  {change}" for change in must_allow)
         raise VideotuneError(
-            f"this changes what {run} learns from here on:{lines}\nIf that is meant, add --override"
+            f"this changes what {run} learns from here on:{lines}\nIf you mean that, add --override"
         )
 
 
 def read_facts(run: Path, facts: Mapping[str, Path]) -> dict[str, Any]:
-    """The run's config.json; every file that is needed on the way is read, since a damaged one is to be told now."""
+    """Return the run's config.json. Read every other file that the run needs, so that a damaged one is reported now."""
     for name, path in facts.items():
         read_record(path, name)
-    if (run / "exports.json").is_file():
-        read_record(run / "exports.json")
+    exports = run / "exports.json"
+    if exports.is_file():
+        read_record(exports)
     return read_record(facts["config"], "config")
 
 
-def changed_around(run: Path, kept: Mapping[str, Any], base: Any, override: bool) -> list[str]:
-    """What is not as it was and no setting says: config.json itself, the base's scheduler, versions of libraries.
+def changed_around(
+    run: Path, run_config: Mapping[str, Any], base: Any, override: bool
+) -> list[str]:
+    """Return what has changed outside of the settings: config.json itself, the base's scheduler, library versions.
 
     Raises VideotuneError for the first two without ``override``.
     """
-    found = []
-    if kept["digest"] != digest(
-        {name: value for name, value in kept.items() if name != "digest"}
-    ):
-        found.append("config.json was edited by hand: it is not what the run wrote")
-    if base is not None and kept["base"].get("scheduler") != run_dir.scheduler_hash(base):
-        found.append(
-            f"the base model's {run_dir.SCHEDULER} is not the one that the run began with"
-        )
-    if found and not override:
+    changes = []
+    content = {name: value for name, value in run_config.items() if name != "digest"}
+    if run_config["digest"] != digest(content):
+        changes.append("config.json was edited by hand: it is not what the run wrote")
+    if base is not None:
+        scheduler = run_dir.scheduler_hash(base)
+        if run_config["base"].get("scheduler") != scheduler:
+            changes.append(
+                f"the base model's {run_dir.SCHEDULER} is not the one that the run began with"
+            )
+    if changes and not override:
         raise VideotuneError(
-            f"{run}: {'; '.join(found)}. Undo that, and change settings with --set KEY=VALUE --override; "
+            f"{run}: {'; '.join(changes)}. Undo that, and change settings with --set KEY=VALUE --override; "
             "or continue with them as they are: --override"
         )
-    now = run_dir.versions()
-    was = kept.get("versions", {})
-    return found + [
-        f"versions.{name}: {was[name]} -> {new}"
-        for name, new in now.items()
-        if was.get(name, new) != new
-    ]
+
+    old_versions = run_config.get("versions", {})
+    for name, version in run_dir.versions().items():
+        old_version = old_versions.get(name, version)
+        if old_version != version:
+            changes.append(f"versions.{name}: {old_version} -> {version}")
+    return changes
 
 
 def checkpoint_of(run: Path, step: int | None, history: History) -> Checkpoint | None:
-    """The checkpoint to go on from; None where the run has not saved anything yet.
+    """Return the checkpoint to resume from, or None if the run has not saved anything yet.
 
-    Raises VideotuneError that lists the complete ones where the one asked for, or the newest that was ever saved, is missing
-    or incomplete: going back further would lose steps in silence; and where the journal does not reach it.
+    Args:
+        run: the run folder.
+        step: of the checkpoint. None: the newest.
+        history: what the journal says.
+
+    Raises:
+        VideotuneError: if the checkpoint, or the newest that was ever saved, is missing or incomplete, because going
+            back further would silently lose steps; it lists the complete ones. And if the journal does not reach it.
     """
     if step is None:
-        found = newest_checkpoint(
-            run, (line["step"] for line in history.of_kind("save")), "--from"
-        )
+        saved_steps = (line["step"] for line in history.of_kind("save"))
+        checkpoint = newest_checkpoint(run, saved_steps, "--from")
     else:
-        found = pick(run, step) if step else None
-    if found is not None and history.newest < found.step:
+        checkpoint = pick(run, step) if step else None
+
+    if checkpoint is not None and history.newest < checkpoint.step:
         raise VideotuneError(
-            f"{run / 'journal.jsonl'} says nothing of the steps from {history.newest + 1} to {found.step}, which are saved. "
+            f"{run / 'journal.jsonl'} lacks the steps from {history.newest + 1} to {checkpoint.step}, which are saved. "
             f"Restore a copy of it, or continue without them: videotune doctor {run} --repair-journal"
         )
-    return found
+    return checkpoint
 
 
 def describe_change(account: Path, job: Job) -> str:
-    """What has changed in the data since an account of it (a check.json) was written, in words."""
-    was = {
-        clip["id"]: clip
-        for clip in read_record(account, "check")["clips"]
-        if clip["used"] or clip["held_out"]
+    """Describe what has changed in the data since a check.json was written."""
+    old_clips = {}
+    for clip_account in read_record(account, "check")["clips"]:
+        if clip_account["used"] or clip_account["held_out"]:
+            old_clips[clip_account["id"]] = clip_account
+    clips = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
+
+    added = [clip.path for clip in clips.values() if clip.id not in old_clips]
+    removed = sorted(old["path"] for clip_id, old in old_clips.items() if clip_id not in clips)
+    old_paths = {old["path"] for old in old_clips.values()}
+    changes: dict[str, list[str]] = {
+        "added": [path for path in added if path not in old_paths],
+        "removed": [path for path in removed if path not in added],
+        "with other bytes under the same name": [path for path in added if path in old_paths],
+        "renamed": [],
+        "with another caption": [],
+        "trained on before, now held out: the validation loss is no longer blind to them": [],
+        "no longer held out": [],
     }
-    now = {clip.id: clip for clip in sorted(job.library.clips, key=lambda clip: clip.path)}
-    both = [(clip, was[name]) for name, clip in now.items() if name in was]
-    added = [clip.path for name, clip in now.items() if name not in was]
-    places = {old["path"] for old in was.values()}
-    gone = sorted(clip["path"] for name, clip in was.items() if name not in now)
-    changes = {
-        "added": [path for path in added if path not in places],
-        "removed": [path for path in gone if path not in added],
-        "with other bytes under the same name": [path for path in added if path in places],
-        "renamed": [
-            clip.path for clip, old in both if Path(clip.path).name != Path(old["path"]).name
-        ],
-        "with another caption": [
-            clip.path for clip, old in both if list(clip.captions) != old.get("captions")
-        ],
-        "trained on before, now held out: the validation loss is no longer blind to them": [
-            clip.path for clip, old in both if clip.held_out and old["used"]
-        ],
-        "no longer held out": [
-            clip.path for clip, old in both if not clip.held_out and old["held_out"]
-        ],
-    }
-    said = []
-    for what, paths in changes.items():
-        names = ", ".join(Path(path).name for path in paths[:3]) + (
-            ", …" if len(paths) > 3 else ""
-        )
-        said += (
-            [f"{'1 clip' if len(paths) == 1 else f'{len(paths)} clips'} {what} ({names})"]
-            if paths
-            else []
-        )
-    return "; ".join(said) or "clips, their windows or how they are shown differ"
+    for clip in clips.values():
+        if clip.id not in old_clips:
+            continue
+        old = old_clips[clip.id]
+        if Path(clip.path).name != Path(old["path"]).name:
+            changes["renamed"].append(clip.path)
+        if list(clip.captions) != old.get("captions"):
+            changes["with another caption"].append(clip.path)
+        if clip.held_out and old["used"]:
+            key = "trained on before, now held out: the validation loss is no longer blind to them"
+            changes[key].append(clip.path)
+        if not clip.held_out and old["held_out"]:
+            changes["no longer held out"].append(clip.path)
+
+    parts = []
+    for change, paths in changes.items():
+        if paths:
+            names = ", ".join(Path(path).name for path in paths[:3])
+            if len(paths) > 3:
+                names += ", …"
+            count = "1 clip" if len(paths) == 1 else f"{len(paths)} clips"
+            parts.append(f"{count} {change} ({names})")
+    return "; ".join(parts) or "clips, their windows or how they are shown differ"
 
 
 def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
-    """Put the checkpoint back, cut the journal to it, and set the trainer's first step after it.
+    """Restore the checkpoint, cut the journal to it, and let the trainer continue after it.
 
-    A run that was killed before it saved anything begins again at step 0: every draw is counted, so nothing differs.
+    A run that was killed before it saved anything begins again at step 0. Every draw is counted, so nothing differs.
+
+    Args:
+        trainer: the run.
+        opened: what ``open_run`` returned.
+        branch: keep what came after the checkpoint as a branch.
     """
     run = trainer.run
     checkpoint = opened.checkpoint
@@ -305,87 +363,94 @@ def restore(trainer: Trainer, opened: OpenedRun, branch: bool) -> None:
     trainer.first = step + 1
     if not trainer.dist.is_main:
         return
+
     sweep(run)
     if branch:
-        kept = archive_steps(run, step, trainer.journal.history.newest)
-        if kept:
-            echo(f"what came after step {step} is kept in {kept}")
-    done = trainer.journal.history.last
+        archive = archive_steps(run, step, trainer.journal.history.newest)
+        if archive:
+            echo(f"what came after step {step} is kept in {archive}")
+    steps_done = trainer.journal.history.last
     trainer.journal.cut(step)
-    if checkpoint is not None and all(
-        line["step"] != step for line in trainer.journal.history.of_kind("save")
-    ):
-        write_saved(trainer, checkpoint, None)  # a kill came between it and its line
+    if checkpoint is not None:
+        # A kill may have come between the checkpoint and its line.
+        saved_steps = [line["step"] for line in trainer.journal.history.of_kind("save")]
+        if step not in saved_steps:
+            write_saved(trainer, checkpoint, None)
     if opened.changes:
-        _write_anew(trainer)
-    lost = 0 if branch else max(0, done - step)
-    again = (
-        f"; {lost} step{'s' * (lost != 1)} after it, not saved, will be trained again"
-        if lost
-        else ""
-    )
-    echo(
-        f"resuming from step {step}{again}"
-        if checkpoint
-        else "nothing was saved yet: starting from step 0"
-    )
+        _write_changed_config(trainer)
+
+    if checkpoint is None:
+        echo("nothing was saved yet: starting from step 0")
+    else:
+        steps_lost = 0 if branch else max(0, steps_done - step)
+        message = f"resuming from step {step}"
+        if steps_lost:
+            steps = "step" if steps_lost == 1 else "steps"
+            message += f"; {steps_lost} {steps} after it, not saved, will be trained again"
+        echo(message)
     trainer.skipped_in_a_row = trainer.journal.history.skipped_at_the_end
 
 
 def restore_state(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Weights, optimizer and average as they were saved.
+    """Restore weights, optimizer and average.
 
-    Raises VideotuneError where a part is missing, damaged or does not fit.
+    Raises VideotuneError if a part is missing, damaged or does not fit.
     """
-    where = str(checkpoint.folder)
+    folder = str(checkpoint.folder)
     rows = trainer.rows
     share = (trainer.dist.rank, trainer.dist.size)
     weights = checkpoint.load("weights", rows, share)
-    moments = checkpoint.load("optimizer", rows, share)
-    without = checkpoint.state().get("without_state", ())
+    optimizer_tensors = checkpoint.load("optimizer", rows, share)
+    without_state = checkpoint.state().get("without_state", ())
     averages = checkpoint.load("ema", rows, share) if checkpoint.has_ema else weights
+
     try:
-        for name, trainable in trainer.pool.trainables.items():
-            begin = trainer.prefix(name)
-            load_weights(trainable.parameters, of_expert(weights, begin), where)
+        for expert, trainable in trainer.pool.trainables.items():
+            prefix = trainer.prefix(expert)
+            load_weights(trainable.parameters, of_expert(weights, prefix), folder)
             if trainable.masters:
                 trainable.masters.masters_to_model()
-            none = [key for key in trainable.parameters if f"{begin}{key}" in without]
+
+            without = [key for key in trainable.parameters if f"{prefix}{key}" in without_state]
             load_optimizer_state(
-                trainable.optimizer, trainable.parameters, of_expert(moments, begin), none
+                trainable.optimizer,
+                trainable.parameters,
+                of_expert(optimizer_tensors, prefix),
+                without,
             )
             if trainable.ema:
-                trainable.ema.load(of_expert(averages, begin))
+                trainable.ema.load(of_expert(averages, prefix))
     except VideotuneError:
         raise
     except ValueError as error:
         raise VideotuneError(
-            f"checkpoint {where} is not whole, and a run cannot continue without its optimizer state: {error}\n"
+            f"checkpoint {folder} is not complete, and a run cannot continue without its optimizer state: {error}\n"
             f"{rescue_message(trainer.run)}{why_not(trainer.run)}"
         ) from error
 
 
-def _write_anew(trainer: Trainer) -> None:
-    """config.json, check.json and plan.json say what the run is from now on; the old ones stay beside them."""
+def _write_changed_config(trainer: Trainer) -> None:
+    """Write config.json, check.json and plan.json of the run from now on, and keep the old ones beside them."""
     run = trainer.run
     job = trainer.job
-    kept: Mapping[str, Any] = run_dir.read_run_config(run)
+    old: Mapping[str, Any] = run_dir.read_run_config(run)
     step = trainer.first - 1
-    if step not in changed_after(
-        run, step - 1
-    ):  # what is kept of that step is true: nothing after it stayed
-        for name in reversed(FACTS):  # the config last: it says that the three are there
+
+    # What is kept of this step already is true, for nothing after it stayed.
+    if step not in changed_after(run, step - 1):
+        for name in reversed(FACTS):  # the config last: it says that all three are there
             write_bytes(kept_before(run, name, step), (run / f"{name}.json").read_bytes())
+
     account = with_views(job, to_json(job.library), job.steps)
     write_json(run / "check.json", account)
     trainer.journal.history.steps.aside = frozenset(regularization(account))
     write_json(run / "plan.json", trainer.plan)
-    asked = kept.get("asked", {})
+
     settings = job.resolved.to_json()["settings"]
-    asked = {
-        key: value if settings[key] == kept["settings"][key] else settings[key]
-        for key, value in asked.items()
-    }
+    asked = {}
+    for key, value in old.get("asked", {}).items():
+        is_unchanged = settings[key] == old["settings"][key]
+        asked[key] = value if is_unchanged else settings[key]
     run_dir.write_config(
-        run, job, kept["base"]["fingerprints"], kept["settings"]["train_dtype"], asked
+        run, job, old["base"]["fingerprints"], old["settings"]["train_dtype"], asked
     )

@@ -1,4 +1,4 @@
-"""Saving: when, what stays, and what happens where the disk has no room."""
+"""Save checkpoints: when, which ones stay, and what happens while the disk is full."""
 
 import errno
 import os
@@ -36,15 +36,18 @@ from videotune.trainer.trainer import Callback, PendingSave, Trainer, times
 
 T = TypeVar("T")
 
+CheckpointParts = Mapping[str, Mapping[str, Tensor]]
+"""Tensors of a checkpoint, by part ("weights", "optimizer", "ema") and by name."""
+
 TRY_AGAIN = 5.0
 """Seconds between two looks at a full disk."""
 
 SPARE = 4 << 20
-"""Bytes that must stay free beside a checkpoint: the journal, the heartbeat and the marker."""
+"""Bytes that must stay free beside a checkpoint: for the journal, the heartbeat and the marker."""
 
 
 class Saving(Callback):
-    """Checkpoints: every ``save_every`` steps, at the end, at a stop and when asked; backups by their own schedule."""
+    """Save every ``save_every`` steps, at the end, on a stop and when asked. Backups have a schedule of their own."""
 
     at_stop = True
     word = "save"
@@ -54,135 +57,164 @@ class Saving(Callback):
         self._kind = "save"
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
-        """As any callback, and by time where the config says so: then it is a backup."""
-        config = trainer.job.config
-        saves = (
+        """Return whether to save after ``step``, as any callback; or a backup, also by time if the config says so."""
+        is_save = (
             step == trainer.job.steps
             or trainer.signals.stop
             or super().due(trainer, step, asked)
         )
-        long_ago = (
-            config.backup_after > 0
-            and time.monotonic() - trainer.saved_at >= 60 * config.backup_after
-        )
-        backup = trainer.dist.is_main and (
-            long_ago or (config.backup_every > 0 and step % config.backup_every == 0)
-        )
-        self._kind = "backup" if backup and not saves else "save"
-        return saves or backup
+        is_backup = trainer.dist.is_main and self._backup_is_due(trainer, step)
+        self._kind = "backup" if is_backup and not is_save else "save"
+        return is_save or is_backup
+
+    def _backup_is_due(self, trainer: Trainer, step: int) -> bool:
+        config = trainer.job.config
+        if config.backup_every > 0 and step % config.backup_every == 0:
+            return True
+        minutes_since_save = (time.monotonic() - trainer.saved_at) / 60
+        return 0 < config.backup_after <= minutes_since_save
 
     def run(self, trainer: Trainer, step: int) -> None:
         """Write the checkpoint that ``due`` asked for."""
-        save(trainer, step, trainer.dist.broadcast(self._kind) if trainer.rows else self._kind)
+        kind = self._kind
+        if trainer.rows:  # all processes write, and the main one knows the kind
+            kind = trainer.dist.broadcast(kind)
+        save(trainer, step, kind)
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """At least the last checkpoint is still to come."""
+        """Estimate the seconds of the saves to come. The last checkpoint always is."""
         last = trainer.job.steps
-        return (times(self.every, last, step) if self.every else int(step < last)) * took
+        saves = times(self.every, last, step) if self.every else int(step < last)
+        return saves * took
 
 
 def parts_of(trainer: Trainer) -> dict[str, Mapping[str, Tensor]]:
-    """What a checkpoint holds of the training, by part."""
-    moments: dict[str, Tensor] = {}
+    """Return what a checkpoint holds of the training, by part."""
+    optimizer_tensors: dict[str, Tensor] = {}
     for expert, trainable in trainer.pool.trainables.items():
-        named = {
-            trainer.prefix(expert) + key: parameter
-            for key, parameter in trainable.parameters.items()
-        }
-        moments |= optimizer_state(trainable.optimizer, named)
+        prefix = trainer.prefix(expert)
+        named = {prefix + key: parameter for key, parameter in trainable.parameters.items()}
+        optimizer_tensors |= optimizer_state(trainable.optimizer, named)
+
     parts: dict[str, Mapping[str, Tensor]] = {
         "weights": trainer.parameters,
-        "optimizer": moments,
+        "optimizer": optimizer_tensors,
     }
-    return parts | ({"ema": trainer.averages} if trainer.averages else {})
+    if trainer.averages:
+        parts["ema"] = trainer.averages
+    return parts
 
 
 def host_copy(
-    parts: Mapping[str, Mapping[str, Tensor]],
+    parts: CheckpointParts,
 ) -> tuple[dict[str, dict[str, Tensor]], torch.Event | None] | None:
-    """The tensors of a checkpoint copied to host memory, and the event behind the copies from a card (None: they are done).
+    """Copy a checkpoint's tensors to host memory. From a GPU they go to pinned memory, without waiting for them.
 
-    From a card to pinned memory, for which the host does not wait. None where half of the free memory has no room for them.
+    Returns:
+        The copies, and an event that comes after those from a GPU (None: they are done). None if they would take more
+        than half of the free host memory.
     """
     if bytes_of(parts) > psutil.virtual_memory().available // 2:
         return None
-    copied = {
-        part: {name: _on_host(value) for name, value in tensors.items()}
-        for part, tensors in parts.items()
-    }
-    on_card = any(
-        value.device.type in OVERLAPPING
-        for tensors in parts.values()
-        for value in tensors.values()
-    )
-    return copied, torch.accelerator.current_stream().record_event() if on_card else None
+
+    copies: dict[str, dict[str, Tensor]] = {}
+    has_gpu_tensors = False
+    for part, tensors in parts.items():
+        copies[part] = {}
+        for name, tensor in tensors.items():
+            copies[part][name] = _on_host(tensor)
+            has_gpu_tensors = has_gpu_tensors or tensor.device.type in OVERLAPPING
+
+    arrived = None
+    if has_gpu_tensors:
+        arrived = torch.accelerator.current_stream().record_event()
+    return copies, arrived
 
 
-def _on_host(value: Tensor) -> Tensor:
-    make = pinned if value.device.type in OVERLAPPING else torch.empty
-    return make(value.shape, dtype=value.dtype).copy_(value.detach(), non_blocking=True)
+def _on_host(tensor: Tensor) -> Tensor:
+    allocate = pinned if tensor.device.type in OVERLAPPING else torch.empty
+    host_tensor = allocate(tensor.shape, dtype=tensor.dtype)
+    return host_tensor.copy_(tensor.detach(), non_blocking=True)
 
 
-def bytes_of(parts: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """Bytes of a checkpoint's tensors."""
-    return sum(value.nbytes for tensors in parts.values() for value in tensors.values())
+def bytes_of(parts: CheckpointParts) -> int:
+    """Return the bytes of a checkpoint's tensors."""
+    total = 0
+    for tensors in parts.values():
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    return total
 
 
 def lora_scale(trainer: Trainer) -> float | dict[str, float] | None:
-    """What an adapter's updates are multiplied by, of each module where ``lora.modules`` may differ; None: no adapter."""
+    """Return the factor of an adapter's updates, by module if ``lora.modules`` may make them differ; None without LoRA."""
     config = trainer.job.config
     if config.training_method != "LORA":
         return None
-    names = (
-        [name for one in trainer.pool.trainables.values() for name in one.parameters]
-        if config.lora.modules
-        else []
-    )
-    places = {place[0] for name in names if (place := parse_param_name(name))}
-    return {
-        path: of_module(config.lora, path).scale for path in sorted(places)
-    } or config.lora.scale
+    if not config.lora.modules:
+        return config.lora.scale
+
+    module_paths: set[str] = set()
+    for trainable in trainer.pool.trainables.values():
+        for name in trainable.parameters:
+            parsed = parse_param_name(name)
+            if parsed:
+                module_paths.add(parsed[0])
+    scales = {path: of_module(config.lora, path).scale for path in sorted(module_paths)}
+    return scales or config.lora.scale
 
 
 def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -> None:
-    """Begin a checkpoint, whose tensors are copied here and written by a thread: ``settle`` ends it.
+    """Begin a checkpoint: copy its tensors and let a thread write them. ``settle`` ends it.
 
-    It is written at once, without ``thread`` and where it has rows of several processes, or the host has no room for a copy.
-    Raises VideotuneError as ``settle`` does.
+    It is written at once if ``thread`` is False, if several processes hold rows of it, or if the host has no room for
+    a copy.
+
+    Args:
+        trainer: the run.
+        step: the step whose state is saved.
+        kind: "save" or "backup".
+        thread: let a thread write.
+
+    Raises:
+        VideotuneError: as ``settle`` does.
     """
     dist = trainer.dist
     rows = trainer.rows
-    if step == 0 or not (dist.is_main or rows):
+    is_sharded = bool(rows)
+    if step == 0 or not (dist.is_main or is_sharded):
         return
+
     settle(trainer)
-    kept = dist.is_main and is_kept(trainer.run, step, kind)
-    if dist.all_agree(kept)[0] if rows else kept:
+    is_saved = dist.is_main and is_kept(trainer.run, step, kind)
+    if is_sharded:
+        is_saved = dist.all_agree(is_saved)[0]
+    if is_saved:
         return
+
     trainer.heartbeat.set("saving", step)
     begun = time.perf_counter()
     parts = parts_of(trainer)
-    reached = {key.rpartition(".")[0] for key in parts["optimizer"]}
-    without = [name for name in trainer.parameters if name not in reached]
-    state = {
-        "seed": trainer.job.config.seed,
-        "effective_batch": trainer.job.effective_batch,
-        "without_state": sorted(
-            {key for own in (dist.all_gather(without) if rows else [without]) for key in own}
-        ),
-        "lora_scale": lora_scale(trainer),
-    }
+    state = _state_of(trainer, parts)
 
-    copied = host_copy(parts) if thread and not rows else None
+    copied = host_copy(parts) if thread and not is_sharded else None
     tensors, arrived = copied or (parts, None)
 
     def write() -> Checkpoint:
         if arrived is not None:
             arrived.synchronize()
-        if not rows:  # of several each finds out by itself, and all hear of it
+        if (
+            not is_sharded
+        ):  # each rank checks its own disk while it writes, and all agree on the result
             refuse_full(trainer.run, tensors)
         trainer.journal.sync()
         return save_checkpoint(
-            trainer.run, step, tensors, state, kind, rows, dist if rows else None
+            trainer.run,
+            step,
+            tensors,
+            state,
+            kind,
+            rows,
+            dist if is_sharded else None,
         )
 
     trainer.saving = PendingSave(step, begun, write)
@@ -190,130 +222,179 @@ def save(trainer: Trainer, step: int, kind: str = "save", thread: bool = True) -
     if copied is None:
         settle(trainer)
         return
+
     pool = single_threaded_pool(1)
     trainer.saving.written = pool.submit(write)
     pool.shutdown(wait=False)
 
 
-def settle(trainer: Trainer, wait: bool = True) -> None:
-    """End the checkpoint that is being written: its line in the journal, and the older ones that make way for it.
+def _state_of(trainer: Trainer, parts: CheckpointParts) -> dict[str, Any]:
+    """Return the content of a checkpoint's state.json."""
+    with_state = {key.rpartition(".")[0] for key in parts["optimizer"]}
+    without_state = [name for name in trainer.parameters if name not in with_state]
+    if trainer.rows:
+        all_names: list[str] = []
+        for names in trainer.dist.all_gather(without_state):
+            all_names += names
+        without_state = all_names
+    return {
+        "seed": trainer.job.config.seed,
+        "effective_batch": trainer.job.effective_batch,
+        "without_state": sorted(set(without_state)),
+        "lora_scale": lora_scale(trainer),
+    }
 
-    Without ``wait`` only where it is written already. Where the disk is full the run waits. Raises VideotuneError where it
-    is broken, or the person ends the waiting, and whatever the thread has met.
+
+def settle(trainer: Trainer, wait: bool = True) -> None:
+    """End the checkpoint that is being written: write its journal line, and remove older ones that make way for it.
+
+    While the disk is full, the run waits.
+
+    Args:
+        trainer: the run.
+        wait: wait for the thread. False: return if it is still writing.
+
+    Raises:
+        VideotuneError: if the disk is broken, or the user ends the waiting; and any error of the thread.
     """
     pending = trainer.saving
-    if pending is None or not (wait or pending.written is None or pending.written.done()):
+    if pending is None:
+        return
+    written = pending.written
+    if not wait and written is not None and not written.done():
         return
     trainer.saving = None
-    written = pending.written
-    again = written is None or isinstance(
-        written.exception(), OSError
-    )  # the disk may have room since
-    saved = with_disk_retry(
-        trainer, pending.step, pending.write if written is None or again else written.result
-    )
+
+    # After an error of the disk there may be room now, so the checkpoint is written again here.
+    if written is None or isinstance(written.exception(), OSError):
+        finish = pending.write
+    else:
+        finish = written.result
+    saved = with_disk_retry(trainer, pending.step, finish)
+
     if trainer.dist.is_main:
-        write_saved(trainer, saved, seconds=round(time.perf_counter() - pending.begun, 3))
+        seconds = round(time.perf_counter() - pending.begun, 3)
+        write_saved(trainer, saved, seconds=seconds)
         retire(trainer)
 
 
 def write_saved(trainer: Trainer, saved: Checkpoint, seconds: float | None) -> None:
-    """A checkpoint's line in the journal; ``seconds`` that it took (None: another process has written it)."""
-    place = saved.folder.relative_to(trainer.run).as_posix()
+    """Write a checkpoint's line into the journal.
+
+    Args:
+        trainer: the run.
+        saved: the checkpoint.
+        seconds: how long saving took. None: another process has saved it.
+    """
+    path = saved.folder.relative_to(trainer.run).as_posix()
     backup = {"backup": True} if saved.kind == "backup" else {}
-    trainer.journal.event("save", step=saved.step, path=place, **backup, seconds=seconds)
+    trainer.journal.event("save", step=saved.step, path=path, **backup, seconds=seconds)
     trainer.write_exposure(saved.step)
 
 
 def is_kept(run: Path, step: int, kind: str) -> bool:
-    """Whether a step's checkpoint is there already, and to stay at least as long."""
-    return any(
-        one.step == step and kind in ("backup", one.kind) for one in complete_checkpoints(run)
-    )
+    """Return whether a step has a checkpoint that stays at least as long as one of this kind."""
+    for checkpoint in complete_checkpoints(run):
+        if checkpoint.step == step and kind in ("backup", checkpoint.kind):
+            return True
+    return False
 
 
 def retire(trainer: Trainer) -> None:
-    """Remove the checkpoints that the config lets go; the best one by the validation loss and the last one stay."""
+    """Remove the checkpoints that the config lets go. The last one and the best one by validation loss stay."""
     config = trainer.job.config
-    found = complete_checkpoints(trainer.run)
-    best = best_step(trainer.journal.history.events, {checkpoint.step for checkpoint in found})
-    for old in superfluous(found, config.backup_keep, config.save_keep, best):
+    checkpoints = complete_checkpoints(trainer.run)
+    steps = {checkpoint.step for checkpoint in checkpoints}
+    best = best_step(trainer.journal.history.events, steps)
+
+    for outdated in superfluous(checkpoints, config.backup_keep, config.save_keep, best):
         try:
-            remove(old.folder)
-        except OSError as error:  # somebody has a file of it open, say: no reason to end a run whose state is saved
-            text = f"the old checkpoint {old.folder.name} cannot be taken away: {error}"
-            trainer.journal.warn(found[-1].step, text)
+            remove(outdated.folder)
+        except OSError as error:
+            # Another program may have a file of it open. The state is saved, so the run goes on.
+            trainer.journal.warn(
+                checkpoints[-1].step,
+                f"the old checkpoint {outdated.folder.name} cannot be removed: {error}",
+            )
 
 
 def best_step(lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> int | None:
-    """Of ``steps`` the one with the lowest normalised reading over held-out clips; None where none was read.
+    """Return which of ``steps`` has the lowest normalised loss over held-out clips, or None if none was measured.
 
-    Only validations of the latest set compare. Where no clip is held out nothing can be called best.
+    Only validations of the latest set compare. Without held-out clips no step can be called best.
     """
-    held_out = {
-        line["step"]: (line.get("held_out") or {}).get("normalised")
-        for line in readings_of(lines)
-    }
-    found = {
-        step: value for step, value in held_out.items() if value is not None and step in steps
-    }
-    return min(found, key=lambda step: (found[step], step), default=None)
+    loss_by_step: dict[int, float] = {}
+    for line in readings_of(lines):
+        loss = (line.get("held_out") or {}).get("normalised")
+        if line["step"] not in steps:
+            continue
+        if loss is None:
+            loss_by_step.pop(line["step"], None)
+        else:
+            loss_by_step[line["step"]] = loss
+    return min(loss_by_step, key=lambda step: (loss_by_step[step], step), default=None)
 
 
-def refuse_full(run: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise OSError where the disk has no room for a checkpoint, before any of it is written."""
-    need = bytes_of(parts) + SPARE
+def refuse_full(run: Path, parts: CheckpointParts) -> None:
+    """Raise OSError if the disk has no room for a checkpoint, before any of it is written."""
+    needed = bytes_of(parts) + SPARE
     free = shutil.disk_usage(run).free
-    if free < need:
-        what = f"{os.strerror(errno.ENOSPC)}: {size(need)} are needed, {size(free)} free"
-        raise OSError(errno.ENOSPC, what, str(run))
+    if free < needed:
+        reason = f"{os.strerror(errno.ENOSPC)}: {size(needed)} are needed, {size(free)} free"
+        raise OSError(errno.ENOSPC, reason, str(run))
 
 
 def wait_or_raise(trainer: Trainer, step: int, error: OSError) -> None:
-    """Wait while the disk is full, once; raise VideotuneError where it is broken instead, or the person ends the waiting.
+    """Wait once while the disk is full.
 
-    A run that was asked to stop already waits as well, since what it has to write is what the person would lose; a second
-    signal ends it.
+    A run that was already asked to stop waits as well, because what it has to write is what the user would lose. A
+    second signal ends it.
+
+    Raises:
+        VideotuneError: if the disk is broken rather than full, or the user ends the waiting.
     """
     if not is_disk_full(error):
         raise VideotuneError(
             f"step {step} cannot be saved in {trainer.run}: {error}. {rescue_message(trainer.run)}"
         ) from error
+
     sweep(trainer.run)
     if trainer.paused_at is None:
         trainer.paused_at = time.monotonic()
-        text = f"no room for what step {step} has to write ({error.strerror or error}): the run waits until there is"
-        echo(
-            f"paused: {text}. Make room, and it goes on by itself; Ctrl-C ends it. {rescue_message(trainer.run)}"
+        reason = (
+            f"no room to save step {step} ({error.strerror or error}): "
+            "the run waits until there is"
         )
-        trainer.journal.event("warning", step=step, text=text)
+        echo(
+            f"paused: {reason}. Free some space, and the run continues; Ctrl-C ends it. "
+            f"{rescue_message(trainer.run)}"
+        )
+        trainer.journal.event("warning", step=step, text=reason)
     trainer.heartbeat.set("paused", step)
     trainer.heartbeat.beat()
+
     until = time.monotonic() + TRY_AGAIN
     while time.monotonic() < until:
-        asked_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
-        if asked_since or "stop" in poll_control(trainer.run):
-            saved = is_kept(trainer.run, step, "backup")
-            lost = (
-                "all steps are saved"
-                if saved
-                else "the steps since the last checkpoint are lost"
-            )
+        stopped_since = trainer.signals.stop and trainer.signals.at >= trainer.paused_at
+        if stopped_since or "stop" in poll_control(trainer.run):
+            is_saved = is_kept(trainer.run, step, "backup")
+            lost = "the steps since the last checkpoint are lost"
             raise VideotuneError(
-                f"stopped while the disk was full: {lost}. {rescue_message(trainer.run)}"
+                f"stopped while the disk was full: {'all steps are saved' if is_saved else lost}. "
+                f"{rescue_message(trainer.run)}"
             )
         time.sleep(0.2)
 
 
 def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
-    """What ``write`` gives; where the disk is full the run waits, and does it again.
+    """Return what ``write`` returns. While the disk is full, wait and call it again.
 
     Raises VideotuneError as ``wait_or_raise`` does.
     """
-    doing = trainer.heartbeat.state
+    state = trainer.heartbeat.state
     while True:
         try:
-            done = write()
+            result = write()
             break
         except OSError as error:
             if trainer.dist.is_main:
@@ -322,47 +403,56 @@ def with_disk_retry(trainer: Trainer, step: int, write: Callable[[], T]) -> T:
                 raise VideotuneError(
                     f"step {step} cannot be saved in {trainer.run}: {error}"
                 ) from error
+
     if trainer.paused_at is not None:
-        echo("there is room again: going on")
+        echo("there is room again: the run continues")
         trainer.paused_at = None
-        trainer.heartbeat.set(doing)
-    return done
+        trainer.heartbeat.set(state)
+    return result
 
 
 def flush_or_wait(trainer: Trainer, step: int) -> None:
-    """Nothing of the journal waits when this returns; on a full disk the run waits instead."""
+    """Write every journal line that waits. While the disk is full, the run waits."""
     with_disk_retry(trainer, step, trainer.journal.flush)
 
 
 def rescue_message(run: Path) -> str:
-    """Where the run can go on from, in words."""
+    """Return a sentence on where the run can be resumed."""
     if not complete_checkpoints(run):
-        return "Nothing was saved before; a resume begins at step 0."
-    return f"Checkpoints: {listed(run)}; go on with: videotune train --out {run} --resume"
+        return "Nothing has been saved yet; a resume begins at step 0."
+    return f"Checkpoints: {listed(run)}; resume with: videotune train --out {run} --resume"
 
 
 def refuse_small_disk(run: Path, disk: Mapping[str, Any]) -> None:
-    """Before a run: raise DoesNotFit where its disk has no room for two checkpoints; say where not for all of them."""
+    """Check the disk before a run. Warn if it has no room for all checkpoints.
+
+    Raises DoesNotFit if it has no room for two.
+    """
     if "run_bytes" not in disk:
         return
-    place = next(folder for folder in (run, *run.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    least = 2 * disk["checkpoint_bytes"] + SPARE
-    if free < least:
+
+    existing_folder = next(
+        folder for folder in (run, *run.absolute().parents) if folder.exists()
+    )
+    free = shutil.disk_usage(existing_folder).free
+    needed = 2 * disk["checkpoint_bytes"] + SPARE
+    if free < needed:
         raise DoesNotFit(
-            f"{run}: two checkpoints need {size(least)}, and {size(free)} are free. Free some space, or give another --out"
+            f"{run}: two checkpoints need {size(needed)}, and {size(free)} are free. "
+            "Free some space, or choose another --out"
         )
     if free < disk["run_bytes"]:
         echo(
-            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, and {size(free)} "
-            f"are free in {place}: set save_keep, or a larger save_every. On a full disk the run waits."
+            f"warning: {disk['checkpoints']} checkpoints and the export need {size(disk['run_bytes'])}, "
+            f"and {size(free)} are free in {existing_folder}: set save_keep, or a larger save_every. "
+            "While the disk is full, the run waits."
         )
 
 
 def save_what_is_good(trainer: Trainer, step: int) -> str:
-    """Before an error ends the run: keep the state after ``step``, and say where the run can continue."""
+    """Save the state after ``step`` before an error ends the run, and return where it can be resumed."""
     settle(trainer)
-    there = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
-    if step and (trainer.rows or (trainer.dist.is_main and step not in there)):
-        save(trainer, step, thread=False)  # there may be no memory for it
+    saved_steps = [checkpoint.step for checkpoint in complete_checkpoints(trainer.run)]
+    if step and (trainer.rows or (trainer.dist.is_main and step not in saved_steps)):
+        save(trainer, step, thread=False)  # there may be no memory for a copy
     return rescue_message(trainer.run)

@@ -1,4 +1,4 @@
-"""Schedule-free AdamW trains at weights y, and is evaluated at their average x, which follows from y and its state."""
+"""Schedule-free AdamW trains weights y and is evaluated at their average x, which follows from y and its state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class ScheduleFreeWeights:
-    """The weights x at which schedule-free optimizers are evaluated, in the place of an average of the trained y.
+    """The weights x at which schedule-free optimizers are evaluated.
 
-    The library calculates x from y and z, and y from x again, each time to rounding: so y is kept, and put back bit for bit.
-    Source: Defazio et al. 2024, arXiv 2405.15682.
+    The library calculates x from y and z, and y from x again, each time to rounding. So y is kept and restored bit for
+    bit. Source: Defazio et al. 2024, arXiv 2405.15682.
     """
 
     def __init__(
@@ -24,22 +24,18 @@ class ScheduleFreeWeights:
     def values(self) -> dict[str, Tensor]:
         """A copy of x, by the parameters' names."""
         with self.in_place():
-            return {
-                name: parameter.detach().clone() for name, parameter in self._parameters.items()
-            }
+            return self._copy_parameters()
 
     def update(self, step: int, applied: Tensor | None = None) -> None:
-        """Nothing: x follows from the weights and the optimizer's state."""
+        """Do nothing: x follows from the weights and the optimizer's state."""
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Nothing, for the same reason."""
+        """Do nothing, for the same reason."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The network computes with x; after it weights and optimizer are as they were."""
-        kept = {
-            name: parameter.detach().clone() for name, parameter in self._parameters.items()
-        }
+        """Let the network compute with x within the block, and restore weights and optimizer after it."""
+        trained = self._copy_parameters()
         for optimizer in self._optimizers:
             optimizer.eval()
         try:
@@ -48,4 +44,9 @@ class ScheduleFreeWeights:
             for optimizer in self._optimizers:
                 optimizer.train()
             for name, parameter in self._parameters.items():
-                parameter.detach().copy_(kept[name])
+                parameter.detach().copy_(trained[name])
+
+    def _copy_parameters(self) -> dict[str, Tensor]:
+        return {
+            name: parameter.detach().clone() for name, parameter in self._parameters.items()
+        }

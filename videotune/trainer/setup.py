@@ -9,7 +9,9 @@ from videotune.console import echo
 from videotune.distributed import DistributedContext, sharded
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
+from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_memory import keep_freed_memory
+from videotune.models.base import DiffusersModel
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
 from videotune.runs.run_dir import begin, read_run_config
@@ -21,6 +23,7 @@ from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
+from videotune.types import Window
 
 CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
@@ -59,11 +62,8 @@ def prepare(
     _refuse_step_in_backward(config, dist)
     family = open_models(job.spec, job.base, config)
     fingerprints = family.fingerprints()
-    if resume and read_run_config(run)["base"]["fingerprints"] != fingerprints:
-        raise VideotuneError(
-            f"{run}: the base model has changed since the run began, so it cannot be resumed. "
-            "Restore the base model, or start a new run"
-        )
+    if resume:
+        _refuse_other_base(run, fingerprints)
     objective = make_objective(job.spec, config)
     expert_schedule = make_expert_schedule(job.spec, config, objective)
     refuse_missing(config.trackers)
@@ -80,24 +80,14 @@ def prepare(
         callback.check(takes_part=dist.is_main or sharded(config, dist))
 
     # 2. Encode what the run reads.
-    prompts = [prompt for callback in callbacks for prompt in callback.prompts()]
-    windows = [window for callback in callbacks for window in callback.windows()]
-    heartbeat.set("encoding")
-    store = fill_distributed(
-        job,
-        family,
-        reads_of(job, prompts, windows),
-        dist,
-        keep_bytes=CACHE_BYTES_IN_MEMORY,
-        tell=heartbeat.progress,
-    )
+    store = _encode(job, family, callbacks, dist, heartbeat)
 
     # 3. Load the denoisers.
     heartbeat.set("loading")
     dist.barrier()
     pool = open_pool(family, config, expert_schedule, job.steps, first, dist)
     if dist.is_main:
-        echo_truncated_live(job, family, prompts)
+        echo_truncated_live(job, family, _prompts(callbacks))
     if next(pool.net.parameters()).device.type == "cpu":
         keep_freed_memory()  # only now, when the memory of the encoders has been returned
     if initial_weights is not None:
@@ -120,6 +110,44 @@ def prepare(
         dist=dist,
         callbacks=tuple(callbacks),
     )
+
+
+def _prompts(callbacks: Sequence[Callback]) -> list[str]:
+    prompts: list[str] = []
+    for callback in callbacks:
+        prompts += callback.prompts()
+    return prompts
+
+
+def _encode(
+    job: Job,
+    family: DiffusersModel,
+    callbacks: Sequence[Callback],
+    dist: DistributedContext,
+    heartbeat: Heartbeat,
+) -> LatentCache:
+    """Fill the cache with what the run and its callbacks read."""
+    windows: list[Window] = []
+    for callback in callbacks:
+        windows += callback.windows()
+
+    heartbeat.set("encoding")
+    return fill_distributed(
+        job,
+        family,
+        reads_of(job, _prompts(callbacks), windows),
+        dist,
+        keep_bytes=CACHE_BYTES_IN_MEMORY,
+        tell=heartbeat.progress,
+    )
+
+
+def _refuse_other_base(run: Path, fingerprints: Mapping[str, str]) -> None:
+    if read_run_config(run)["base"]["fingerprints"] != fingerprints:
+        raise VideotuneError(
+            f"{run}: the base model has changed since the run began, so it cannot be resumed. "
+            "Restore the base model, or start a new run"
+        )
 
 
 def _refuse_step_in_backward(config: Config, dist: DistributedContext) -> None:

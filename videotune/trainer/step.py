@@ -231,7 +231,6 @@ def train_step(
     Raises:
         OutOfMemory: if the device has no room for the step.
     """
-    optimizer = trainable.optimizer
     backward_optimizer = trainable.backward_optimizer
     step = prepared.step if expert_step is None else expert_step
     samples_in_step = len(prepared.window_ids)
@@ -264,11 +263,21 @@ def train_step(
         if trainable.ema is not None:
             trainable.ema.update(step, grads_finite)
 
-    optimizer.zero_grad(set_to_none=True)
+    trainable.optimizer.zero_grad(set_to_none=True)
     clock.mark("optimizer")
+    return _record(prepared, trainable, values, learning_rates, clock)
 
+
+def _record(
+    prepared: StepBatch,
+    trainable: TrainableState,
+    values: Tensor,
+    learning_rates: dict[str, float],
+    clock: Clock,
+) -> StepRecord:
+    """Return the record of a step, whose values are on their way to the host."""
     arrived = None
-    if device.type in OVERLAPPING:
+    if values.device.type in OVERLAPPING:
         values, arrived = to_host(values)
     return StepRecord(
         step=prepared.step,

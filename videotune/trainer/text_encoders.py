@@ -1,4 +1,4 @@
-"""Text encoders of which something trains: what of the config says so, and how it is put in place."""
+"""Train text encoders: what the config says of them, and how it is put in place."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,37 +12,44 @@ from videotune.memory.checkpointing import checkpoint_text
 from videotune.models.base import DiffusersModel
 
 ROWS = "embedding."
-"""What the names of token rows begin with in a checkpoint; the text encoder's name follows."""
+"""Prefix of token rows in a checkpoint; the text encoder's name follows."""
 
 
 def live_text(config: Config) -> layers.LiveText | None:
-    """How captions are read where text is encoded in the step; None where its states are cached."""
+    """Return how captions are encoded in the step, or None if text states are cached."""
     if not config.text_in_step:
         return None
-    return layers.LiveText(
-        config.embedding.tokens if config.training_method == "EMBEDDING" else ()
-    )
+    is_embedding = config.training_method == "EMBEDDING"
+    return layers.LiveText(config.embedding.tokens if is_embedding else ())
 
 
 def refuse_text(family: DiffusersModel, config: Config) -> None:
-    """Before anything is encoded: VideotuneError for patterns that name no weight, and a token that is none."""
+    """Raise VideotuneError for patterns that match no weight, or an unusable new token, before anything is encoded."""
     if config.text_encoder.train and config.text_encoder.layers is not None:
-        nets = family.text_skeletons().items()
-        named = [f"{part}.{path}" for part, net in nets for path, _ in net.named_parameters()]
-        layers.layers_of(named, config.text_encoder.layers, of_text=True)
+        names = []
+        for part, net in family.text_skeletons().items():
+            names += [f"{part}.{path}" for path, _ in net.named_parameters()]
+        layers.layers_of(names, config.text_encoder.layers, of_text=True)
+
     if config.training_method == "EMBEDDING":
         for tokenizer in family.tokenizers().values():
             layers.add_tokens(tokenizer, config.embedding.tokens)
 
 
 def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
-    """Put into the family's text encoders what trains of them; by the group of its rate, then by the checkpoints' names."""
+    """Make trainable what trains of the family's text encoders.
+
+    Returns:
+        The parameters, by the group of their learning rate and by their names in checkpoints.
+    """
     if not config.text_in_step:
         return {}
+
     parts = family.text_parts()
     encoders = {name: part.encoder for name, part in parts.items()}
     for encoder in encoders.values():
         checkpoint_text(encoder, config.gradient_checkpointing or "ON")
+
     if config.training_method == "EMBEDDING":
         rows = layers.add_rows(parts, config.embedding, config.seed)
         return {"embedding": {ROWS + name: parameter for name, parameter in rows.items()}}
@@ -52,42 +59,61 @@ def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, n
 def by_part(
     family: DiffusersModel, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """What trained of the denoiser, and of each text encoder, all by the names in them."""
+    """Split trained tensors into those of the denoiser and those of each text encoder, by the names in them."""
     text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
-    beside = {f"{part}.{name}" for part, own in text.items() for name in own}
-    return {name: value for name, value in state.items() if name not in beside}, text
+    text_names: set[str] = set()
+    for part, tensors in text.items():
+        text_names.update(f"{part}.{name}" for name in tensors)
+    denoiser = {name: value for name, value in state.items() if name not in text_names}
+    return denoiser, text
 
 
 def put_text(
     family: DiffusersModel, config: Config, state: Mapping[str, Tensor], where: str
 ) -> Callable[[str], str]:
-    """What a checkpoint holds of the text encoders, put into the family's; returns how prompts are to be spelled."""
-    live = live_text(config)
-    if live is None:
+    """Load a checkpoint's tensors into the family's text encoders.
+
+    Args:
+        family: the base model.
+        config: the run's settings.
+        state: tensors of the checkpoint.
+        where: the checkpoint, for messages.
+
+    Returns:
+        A function that spells a prompt as the text encoders read it.
+    """
+    text = live_text(config)
+    if text is None:
         return str
-    held = {
-        name: parameter
-        for group in attach_text(family, config).values()
-        for name, parameter in group.items()
-    }
-    layers.load_weights(
-        held, {name: value for name, value in state.items() if name in held}, where
-    )
-    return live.spell
+
+    parameters: dict[str, nn.Parameter] = {}
+    for group in attach_text(family, config).values():
+        parameters |= group
+    tensors = {name: value for name, value in state.items() if name in parameters}
+    layers.load_weights(parameters, tensors, where)
+    return text.spell
 
 
 def put_files(
-    family: DiffusersModel, found: Sequence[tuple[str, Mapping[str, Tensor]]]
+    family: DiffusersModel, embeddings: Sequence[tuple[str, Mapping[str, Tensor]]]
 ) -> Callable[[str], str]:
-    """The rows of files (token, rows by text encoder) laid over the family's; returns how prompts are to be spelled."""
-    words: dict[str, tuple[str, ...]] = {}
-    for token, rows in found:
-        for name, own in rows.items():
-            words[token] = token_names(token, len(own))
-            layers.lay_rows(family.text_parts()[name], words[token], own)
+    """Add the token rows of embedding files to the family's text encoders.
+
+    Args:
+        family: the base model.
+        embeddings: (token, rows by text encoder) of each file.
+
+    Returns:
+        A function that spells a prompt as the text encoders read it.
+    """
+    tokens_of: dict[str, tuple[str, ...]] = {}
+    for token, rows_by_encoder in embeddings:
+        for encoder, rows in rows_by_encoder.items():
+            tokens_of[token] = token_names(token, len(rows))
+            layers.lay_rows(family.text_parts()[encoder], tokens_of[token], rows)
 
     def spell(prompt: str) -> str:
-        for tokens in words.values():
+        for tokens in tokens_of.values():
             prompt = layers.spelled(prompt, tokens)
         return prompt
 
@@ -95,14 +121,13 @@ def put_files(
 
 
 def text_size(family: DiffusersModel, config: Config) -> tuple[int, int]:
-    """(modules, numbers) of the text encoders that would train."""
+    """Return how many modules and numbers of the text encoders would train."""
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":
         tables: list[Any] = [encoder.get_input_embeddings() for encoder in encoders.values()]  # type: ignore[operator]
-        return len(tables), config.embedding.vectors * sum(
-            table.weight.shape[1] for table in tables
-        )
-    chosen = layers.add_text(encoders, config.text_encoder.layers)
-    return len({name.rpartition(".")[0] for name in chosen}), sum(
-        parameter.numel() for parameter in chosen.values()
-    )
+        width = sum(table.weight.shape[1] for table in tables)
+        return len(tables), config.embedding.vectors * width
+
+    parameters = layers.add_text(encoders, config.text_encoder.layers)
+    modules = {name.rpartition(".")[0] for name in parameters}
+    return len(modules), sum(parameter.numel() for parameter in parameters.values())

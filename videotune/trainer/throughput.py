@@ -1,83 +1,104 @@
-"""Speed: how long the rest takes, by the seconds of each bucket's steps and of what is done between steps; and whether the
-steps wait for data."""
+"""Measure the seconds of steps and callbacks: for the time left, and to see whether the steps wait for data."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 RECENT = 20
-"""So many of the latest steps, of each bucket, say how fast it is."""
+"""Latest steps, of each bucket, whose seconds are averaged."""
 
 WAITING = 0.2
-"""Share of the steps' time above which they are said to wait for data; below it, it is not what costs."""
+"""Share of the steps' time from which they are said to wait for data. Below it, waiting is not what costs."""
 
 
 class Throughput:
-    """The seconds of the latest steps: of each bucket for the time left, of all of them for what is waited for.
-
-    ``took``: seconds of the latest run of each callback.
-    """
+    """Seconds of the latest steps: by bucket for the time left, of all of them for the share of waiting."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, deque[float]] = {}
-        self._phases: deque[tuple[float, float]] = deque(maxlen=RECENT)
-        self._warned = False
+        self._seconds_by_bucket: dict[int, deque[float]] = {}
+        self._waited_and_total: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        self._has_warned = False
         self.took: dict[Any, float] = {}
+        """Seconds of the latest run of each callback."""
 
     def add(self, bucket: int, seconds: Mapping[str, float]) -> float | None:
-        """A step of a bucket took so many seconds, by phase; the share of waiting, the first time that it is too much.
+        """Add a step.
 
-        A process's first step warms everything up and counts alone.
+        A process's first step warms everything up, so the second one replaces it.
+
+        Args:
+            bucket: the step's bucket.
+            seconds: of the step, by phase.
+
+        Returns:
+            The share of the time spent waiting for data, the first time that it is too large; else None.
         """
-        whole = sum(seconds.values())
-        if not self._steps:
-            self._steps[bucket] = deque([whole], maxlen=1)
+        total = sum(seconds.values())
+        if not self._seconds_by_bucket:
+            self._seconds_by_bucket[bucket] = deque([total], maxlen=1)
             return None
-        kept = self._steps.get(bucket)
-        if kept is None or kept.maxlen == 1:
-            kept = self._steps[bucket] = deque(maxlen=RECENT)
-        kept.append(whole)
-        self._phases.append((seconds.get("data", 0.0), whole))
-        if self._warned or (share := self.waiting()) is None:
+
+        latest = self._seconds_by_bucket.get(bucket)
+        if latest is None or latest.maxlen == 1:
+            latest = deque(maxlen=RECENT)
+            self._seconds_by_bucket[bucket] = latest
+        latest.append(total)
+        self._waited_and_total.append((seconds.get("data", 0.0), total))
+
+        if self._has_warned:
             return None
-        self._warned = True
+        share = self.waiting()
+        self._has_warned = share is not None
         return share
 
     @property
     def by_bucket(self) -> dict[int, float]:
-        """The mean seconds of the latest steps of each bucket that was met."""
-        return {bucket: sum(kept) / len(kept) for bucket, kept in self._steps.items()}
+        """Mean seconds of the latest steps of each bucket that has had a step."""
+        return {
+            bucket: sum(latest) / len(latest)
+            for bucket, latest in self._seconds_by_bucket.items()
+        }
 
     @property
     def seconds_a_step(self) -> float:
-        """The mean of the latest steps; 0 before the first."""
-        kept = [whole for _, whole in self._phases] or [
-            whole for each in self._steps.values() for whole in each
-        ]
-        return sum(kept) / len(kept) if kept else 0.0
+        """Mean seconds of the latest steps, 0 before the first."""
+        totals = [total for _, total in self._waited_and_total]
+        if not totals:
+            for latest in self._seconds_by_bucket.values():
+                totals += latest
+        return sum(totals) / len(totals) if totals else 0.0
 
     def waiting(self) -> float | None:
-        """The share of the latest steps' time that went into waiting for data.
+        """Return the share of the latest steps' time spent waiting for data.
 
-        None where it is small, or where the steps are too few to say.
+        None if it is small, or there are too few steps to say.
         """
-        whole = sum(each for _, each in self._phases)
-        if len(self._phases) < RECENT or not whole:
+        total = sum(total for _, total in self._waited_and_total)
+        if len(self._waited_and_total) < RECENT or not total:
             return None
-        share = sum(waited for waited, _ in self._phases) / whole
+        share = sum(waited for waited, _ in self._waited_and_total) / total
         return share if share > WAITING else None
 
 
 def time_left(
-    seconds: Mapping[int, float], left: Mapping[int, int], sizes: Sequence[float]
+    seconds: Mapping[int, float], steps_left: Mapping[int, int], tokens: Sequence[float]
 ) -> float | None:
-    """Seconds that the rest of the steps takes: of each bucket its steps times its seconds. None: nothing is known yet.
+    """Estimate the seconds of the remaining steps.
 
-    A bucket without a step so far is taken to be as dear, for its size, as the others; ``sizes``: tokens of a step.
+    A bucket without a step so far is taken to cost as much for its tokens as the others.
+
+    Args:
+        seconds: of a step, by bucket.
+        steps_left: by bucket.
+        tokens: of a step of each bucket.
+
+    Returns:
+        The seconds, or None if no step has been measured yet.
     """
     if not seconds:
         return None
-    rate = sum(seconds.values()) / sum(sizes[bucket] for bucket in seconds)
+    seconds_per_token = sum(seconds.values()) / sum(tokens[bucket] for bucket in seconds)
     return sum(
-        count * seconds.get(bucket, rate * sizes[bucket]) for bucket, count in left.items()
+        count * seconds.get(bucket, seconds_per_token * tokens[bucket])
+        for bucket, count in steps_left.items()
     )

@@ -1,4 +1,4 @@
-"""The state of a training run that the loop and its callbacks share, and the interface of a callback."""
+"""The state of a training run that the loop and its callbacks share, and the interface of callbacks."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import Checkpoint
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
-from videotune.runs.run_dir import Signals
+from videotune.runs.stop_signals import Signals
 from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
@@ -33,45 +33,48 @@ T = TypeVar("T")
 
 @dataclass
 class PendingSave:
-    """A checkpoint that is being written; ``written``: by a thread, from a copy in host memory (None: by no thread).
-
-    ``write`` does it again, or at all, in the caller's thread.
-    """
+    """A checkpoint that is being written."""
 
     step: int
     begun: float
     write: Callable[[], Checkpoint]
+    """Writes the checkpoint in the caller's thread."""
     written: Future[Checkpoint] | None = None
+    """The result of a thread that writes a copy in host memory. None: no thread writes."""
 
 
 @dataclass
 class Trainer:
-    """Everything the loop holds. ``plan``: plan.json's content; ``first``: the first step to do.
-
-    ``saved_at``: when a checkpoint was last begun, ``saving`` while it is written; ``paused_at``: since when the run waits
-    for room on its disk (None while it does not). ``callbacks`` run between two steps, in their order. ``peaks``: bytes that
-    a device has held at the most within a step, by torch's names ("allocated_bytes", "reserved_bytes").
-    """
+    """Everything that the loop holds."""
 
     run: Path
+    """The run folder."""
     job: Job
     family: DiffusersModel
     pool: ExpertPool
     source: BatchSource
     plan: Mapping[str, Any]
+    """Content of plan.json."""
     journal: Journal
     heartbeat: Heartbeat
     dist: DistributedContext = field(default_factory=DistributedContext)
     callbacks: "Sequence[Callback]" = ()
+    """Run between two steps, in this order."""
     signals: Signals = field(default_factory=Signals)
     first: int = 1
+    """The first step to do."""
     skipped_in_a_row: int = 0
+    """How many of the latest steps were not finite."""
     saved_at: float = field(default_factory=time.monotonic)
+    """When a checkpoint was last begun."""
     saving: PendingSave | None = None
+    """The checkpoint that is being written."""
     paused_at: float | None = None
+    """Since when the run has waited for room on its disk."""
     throughput: Throughput = field(default_factory=Throughput)
     trackers: Trackers | None = None
     peaks: dict[str, int] = field(default_factory=dict)
+    """Bytes that the device held at most within a step, by torch's names ("allocated_bytes", "reserved_bytes")."""
 
     @property
     def net(self) -> nn.Module:
@@ -80,59 +83,55 @@ class Trainer:
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizers hold, by the names of checkpoints."""
-        return self._named(
-            {name: trainable.parameters for name, trainable in self.pool.trainables.items()}
-        )
+        """What the optimizers update, by the names of checkpoints."""
+        trainables = self.pool.trainables.items()
+        return self._named({expert: trainable.parameters for expert, trainable in trainables})
 
     @property
     def averages(self) -> dict[str, Tensor]:
-        """Averages of the weights, where they are kept, by the names of checkpoints."""
-        return self._named(
-            {
-                name: one.ema.values
-                for name, one in self.pool.trainables.items()
-                if one.ema is not None
-            }
-        )
+        """Averages of the weights, if the run has them, by the names of checkpoints."""
+        averages = {}
+        for expert, trainable in self.pool.trainables.items():
+            if trainable.ema is not None:
+                averages[expert] = trainable.ema.values
+        return self._named(averages)
 
     @property
     def result(self) -> Mapping[str, Tensor]:
-        """What is exported, by the names of checkpoints: averages of the weights where they are kept, else the weights."""
+        """What is exported, by the names of checkpoints: averages of the weights if the run has them, else the weights."""
         return self.averages or self.parameters
 
     @property
     def rows(self) -> dict[str, Shard]:
-        """This process's shards of what trains, by the names of checkpoints; empty without sharding."""
-        return self._named({name: shards.rows for name, shards in self.pool.shards.items()})
+        """This process's shards of what trains, by the names of checkpoints. Empty without sharding."""
+        return self._named({expert: shards.rows for expert, shards in self.pool.shards.items()})
 
     def _named(self, by_expert: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-        return {
-            self.prefix(name) + key: value
-            for name, own in by_expert.items()
-            for key, value in own.items()
-        }
+        """Join values of experts under the names of checkpoints."""
+        named: dict[str, T] = {}
+        for expert, values in by_expert.items():
+            prefix = self.prefix(expert)
+            named.update((prefix + key, value) for key, value in values.items())
+        return named
 
     @property
     def text(self) -> LiveText | None:
-        """How captions are read where text is encoded in the step; None where text states are cached."""
+        """How captions are encoded in the step. None: text states are cached."""
         return live_text(self.job.config)
 
     def states(self, prompt: str) -> Mapping[str, Tensor]:
-        """A prompt's text states: the cached ones, or by the text encoder as it is now."""
-        return (
-            self.source.text(prompt)
-            if self.text is None
-            else self.family.encode_text([self.text.spell(prompt)])[0]
-        )
+        """Return a prompt's text states: the cached ones, or those of the text encoder as it is now."""
+        if self.text is None:
+            return self.source.text(prompt)
+        return self.family.encode_text([self.text.spell(prompt)])[0]
 
     def prefix(self, expert: str) -> str:
-        """What the names of an expert's parameters begin with in a checkpoint."""
+        """Return the prefix of an expert's parameters in a checkpoint."""
         return prefix(self.job.spec, expert)
 
     @property
     def weights_sharded(self) -> bool:
-        """Whether all processes must run the network in step, since none has the whole of it."""
+        """Whether no process has the whole network, so that all must run it together."""
         return sharded(self.job.config, self.dist)
 
     @property
@@ -141,16 +140,16 @@ class Trainer:
         return self.dist.is_main or self.weights_sharded
 
     def in_step(self) -> AbstractContextManager[None]:
-        """All processes run this block together where none has the whole network."""
+        """Return a block that all processes run together if the weights are sharded."""
         return self.dist.together() if self.weights_sharded else nullcontext()
 
     def breaking(self) -> AbstractContextManager[None]:
-        """This block raises Interrupted when the user asks to stop; not where other processes would wait for it."""
+        """Return a block that raises Interrupted when the user asks to stop, unless other processes would wait for it."""
         return nullcontext() if self.weights_sharded else self.signals.breaking()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The network computes with the average of its weights, where the run keeps one; restored bit for bit at the end."""
+        """Let the network compute with the average of its weights, if the run has one, and restore it bit for bit."""
         with ExitStack() as stack:
             for trainable in self.pool.trainables.values():
                 if trainable.ema is None:
@@ -163,79 +162,90 @@ class Trainer:
             yield
 
     def band_at(self, step: int) -> str:
-        """The exposure band of the training window that has been shown most."""
-        reached = [
-            int(views)
-            for views, first in self.plan["views"]["steps_for"].items()
-            if first <= step
-        ]
+        """Return the exposure band of the training window that has been shown most."""
+        steps_for_views = self.plan["views"]["steps_for"]
+        reached = [int(views) for views, first in steps_for_views.items() if first <= step]
         return band(max(reached, default=0))
 
     def write_exposure(self, step: int) -> None:
-        """Write how often everything has been shown until ``step``, and by the end, into the journal, once a step."""
-        if any(line["step"] == step for line in self.journal.history.of_kind("views")):
+        """Write how often everything has been shown until ``step``, and will be by the end, into the journal, once a step."""
+        lines = self.journal.history.of_kind("views")
+        if any(line["step"] == step for line in lines):
             return
         planned = self.plan["views"]
-        by_the_end = {"by_the_end": planned["per_window"], "advice": planned["advice"]}
-        self.journal.event("views", step=step, **self.job.exposure(step).so_far(), **by_the_end)
+        self.journal.event(
+            "views",
+            step=step,
+            **self.job.exposure(step).so_far(),
+            by_the_end=planned["per_window"],
+            advice=planned["advice"],
+        )
 
 
 class Callback:
-    """Work between two steps. The loop knows this interface alone.
-
-    ``every``: it runs each so many steps and at the last one (0: never); ``word``: what in control.json asks for it now;
-    ``at_stop``: it saves, so it also runs when the run is asked to stop, and in each process: others only where it
-    ``participates``. ``state``: what heartbeat.json says meanwhile.
-    """
+    """Work between two steps. The loop depends only on this interface."""
 
     every = 0
+    """Steps between two runs; it also runs at the last step. 0: never."""
     word: str | None = None
+    """The key in control.json that asks for it now."""
     at_stop = False
+    """Whether it saves. Then it also runs on a stop, and in each process; others run only where it ``participates``."""
 
     def prompts(self) -> Sequence[str]:
-        """Texts that it reads from the cache beside the clips' captions."""
+        """Return the texts that it reads from the cache beside the clips' captions."""
         return ()
 
     def windows(self) -> Sequence[Window]:
-        """Windows that it reads from the cache with nothing drawn."""
+        """Return the windows that it reads from the cache, with nothing drawn."""
         return ()
 
     def check(self, takes_part: bool) -> None:
-        """Raise VideotuneError for settings that cannot work, before any work; ``takes_part``: this process will run it."""
+        """Raise VideotuneError for settings that cannot work, before any work is done.
+
+        Args:
+            takes_part: whether this process will run it.
+        """
 
     def before(self, trainer: Trainer) -> None:
-        """Work that belongs before the first step, or to the step of a checkpoint that a killed process did not do."""
+        """Do work that belongs before the first step, or to the step of a checkpoint, left by a killed process."""
 
     def due(self, trainer: Trainer, step: int, asked: Collection[str]) -> bool:
-        """Whether it runs after ``step``; ``asked``: the words of control.json. One process's yes counts for all."""
+        """Return whether it runs after ``step``. If one process says yes, all run it.
+
+        Args:
+            trainer: the run.
+            step: the step that is done.
+            asked: the keys of control.json.
+        """
         return due(step, self.every, trainer.job.steps) or self.word in asked
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Do the work of ``step``; nothing of the training moves."""
+        """Do the work of ``step``. It changes nothing of the training."""
 
     def stops(self, trainer: Trainer) -> bool:
-        """Whether the run should end early."""
+        """Return whether the run should end early."""
         return False
 
     def status(self) -> str:
-        """A word for the progress bar."""
+        """Return a few characters for the progress bar."""
         return ""
 
     def seconds_left(self, trainer: Trainer, step: int, took: float) -> float:
-        """Estimated seconds of its runs from ``step`` + 1 on; the latest took ``took``."""
+        """Estimate the seconds of its runs from ``step`` + 1 on; the latest took ``took``."""
         return times(self.every, trainer.job.steps, step) * took
 
     def on_end(self, trainer: Trainer, step: int) -> None:
-        """The last step of this process is done; called on the main process."""
+        """Do work after the last step of this process. Called on the main process."""
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Whether what happens every ``every`` steps (0: never) and at the last one happens at ``step``."""
+    """Return whether work that is due every ``every`` steps (0: never) and at the last one is due at ``step``."""
     return every > 0 and (step % every == 0 or step == last)
 
 
 def times(every: int, last: int, after: int = -1) -> int:
-    """At how many steps from ``after`` + 1 to ``last`` it is due; step 0, where it is one of them, is the base's."""
+    """Return at how many steps from ``after`` + 1 to ``last`` such work is due. Step 0 is the base model's."""
     if every <= 0 or after >= last:
         return 0
     return last // every - after // every + bool(last % every)

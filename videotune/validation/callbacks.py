@@ -10,7 +10,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.encode import CacheItems
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import readings_of
-from videotune.runs.run_dir import Interrupted
+from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.pipeline import file_name
 from videotune.trainer.build import plain_batch
 from videotune.trainer.cache_filling import reads_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from videotune.console import bar, echo
 from videotune.distributed import RankMismatch
 from videotune.memory.out_of_memory import is_out_of_memory
-from videotune.runs.run_dir import Interrupted
+from videotune.runs.stop_signals import Interrupted
 from videotune.sampling.pipeline import SampleSettings, decode, draw
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Window

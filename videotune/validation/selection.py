@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from videotune.config.schema import Config, Prompt
-from videotune.data.buckets import size_rule, suits
-from videotune.data.frame_sampling import frame_rule, snap_frames, valid_at_least
+from videotune.data.buckets import is_valid_size, size_rule
+from videotune.data.frame_counts import frame_rule, snap_frames, valid_at_least
 from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.sampling.pipeline import SampleSettings
@@ -196,7 +196,7 @@ def sample_settings(config: Config, spec: ModelSpec, usual: ClipShape) -> Sample
         raise VideotuneError(
             f"sample.frames: {spec.title} draws {frame_rule(rules)}, not {frames}"
         )
-    if not suits((height, width), rules):
+    if not is_valid_size((height, width), rules):
         raise VideotuneError(
             f"sample.resolution: {spec.title} draws {size_rule(rules)} pixels, not {height}x{width}"
         )

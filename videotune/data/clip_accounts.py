@@ -1,0 +1,373 @@
+"""Accounts: what became of each file of a dataset, and which warnings and notes it has.
+
+A warning asks the user to do something; a note does not.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from videotune.config.data_schema import VideoConfig
+from videotune.data.buckets import upscale_factor, visible_share
+from videotune.data.candidates import Candidate
+from videotune.data.captions import lint_caption, lint_captions
+from videotune.data.content_scan import ContentScan
+from videotune.data.frame_counts import (
+    frame_interval,
+    planned_frames,
+    sample_fps,
+    split_by_frame_count,
+)
+from videotune.data.frame_sampling import FrameSampling
+from videotune.types import Clip, VideoRules
+
+REPEATS_LIMIT = 0.2
+"""Share of repeated frames above which a clip has a warning."""
+
+JITTER_LIMIT = 0.1
+"""Share of uneven frame intervals above which a clip counts as one of variable frame rate."""
+
+CROP_LIMIT = 0.5
+"""Visible share of the picture below which a clip has a warning."""
+
+CROP_NOTE = 0.65
+"""Visible share of the picture below which a clip has a note."""
+
+DISTORTION_LIMIT = 0.9
+"""Share that a crop would show, below which stretching instead counts as distortion."""
+
+UPSCALE_LIMIT = 1.25
+"""Factor of enlargement above which a clip has a warning."""
+
+CUT_LIMIT = 0.25
+"""Share of a clip's time in no window above which it has a warning."""
+
+STILL_LIMIT = 0.5
+"""Share of frozen or black time above which a clip has a warning."""
+
+
+def account_of(candidate: Candidate, clip: Clip | None, rules: VideoRules) -> dict[str, Any]:
+    """Return what became of one file, as ``check --json`` prints it.
+
+    Keys whose names do not say it all:
+
+    - "id": hash of the file's bytes; None if it is skipped.
+    - "used": for training; "held_out": for validation. If neither, "reason" (a code) and
+      "detail" give the cause.
+    - "model_frames": the clip's frames at the rate of training, up to ``max_duration``.
+    - "frames": pixel frames per epoch, in "windows" windows of "shape".
+    - "frames_cut", "seconds_cut": part of the clip that is in no window.
+    - "spans": start and end of each window in seconds.
+    - "repeats_share": share of frames that show the same source frame as the one before.
+    - "speed": how fast motion plays; 1.0 is as filmed.
+    - "views_a_pass": views per epoch, with repeats. The caller sets "views", since it knows the
+      number of steps.
+
+    An image has no rate and no duration.
+
+    Args:
+        candidate: the file.
+        clip: the clip that it became; None if it is skipped.
+        rules: frames and sizes that the model accepts.
+    """
+    warnings: list[str] = []
+    notes: list[str] = []
+    if clip is not None:
+        _add_size_hints(candidate, warnings, notes)
+        _add_time_hints(candidate, rules, warnings, notes)
+        _add_content_hints(candidate, warnings, notes)
+        _add_caption_hints(candidate, warnings)
+
+    sampling = candidate.sampling
+    if clip is None:
+        seconds = candidate.info.seconds if candidate.info else 0.0
+        sampling = FrameSampling(seconds_cut=seconds)
+    spans = [
+        [window.start, end] for window, end in zip(sampling.windows, sampling.ends, strict=True)
+    ]
+    return {
+        "path": candidate.path,
+        **_clip_fields(clip),
+        **_problem_fields(candidate),
+        **_media_fields(candidate),
+        "model_frames": sampling.frames if clip is not None else None,
+        "windows": len(sampling.windows),
+        "spans": spans,
+        "frames": sum(window.shape.frames for window in sampling.windows),
+        "shape": str(sampling.windows[0].shape) if clip is not None else None,
+        "frames_cut": sampling.frames_cut,
+        "seconds_cut": sampling.seconds_cut,
+        "repeats_share": sampling.repeats_share,
+        "speed": sampling.speed,
+        "views_a_pass": _views_per_epoch(clip, sampling),
+        "views": None,
+        "captions": list(clip.captions) if clip is not None else [],
+        "warnings": warnings,
+        "notes": notes,
+    }
+
+
+def _clip_fields(clip: Clip | None) -> dict[str, Any]:
+    return {
+        "id": clip.id if clip is not None else None,
+        "kind": clip.kind if clip is not None else None,
+        "source": clip.source if clip is not None else None,
+        "used": clip is not None and not clip.held_out,
+        "held_out": clip is not None and clip.held_out,
+    }
+
+
+def _problem_fields(candidate: Candidate) -> dict[str, Any]:
+    problem = candidate.problem
+    return {
+        "reason": problem.reason if problem is not None else None,
+        "detail": problem.detail if problem is not None else None,
+    }
+
+
+def _media_fields(candidate: Candidate) -> dict[str, Any]:
+    info = candidate.info
+    video_info = info if info is not None and not info.still else None
+    return {
+        "source_fps": video_info.fps if video_info is not None else None,
+        "source_frames": len(info.ticks) if info is not None else None,
+        "source_seconds": video_info.seconds if video_info is not None else None,
+        "width": info.width if info is not None else None,
+        "height": info.height if info is not None else None,
+    }
+
+
+def _views_per_epoch(clip: Clip | None, sampling: FrameSampling) -> int:
+    if clip is None or clip.held_out:
+        return 0
+    return len(sampling.windows) * clip.repeats
+
+
+def _add_size_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
+    """Add hints on frames that are enlarged, cropped, padded or distorted."""
+    resize = candidate.sampling.windows[0].resize
+    source_width = candidate.media.width
+    source_height = candidate.media.height
+    height, width = candidate.size
+
+    factor = upscale_factor(source_width, source_height, candidate.size, resize)
+    if factor > 1.005:
+        hints = warnings if factor > UPSCALE_LIMIT else notes
+        hints.append(
+            f"upscaled {factor:.2g}x: {source_width}x{source_height} pixels to {width}x{height}"
+        )
+
+    share = visible_share(source_width, source_height, candidate.size)
+    hints = warnings if share < CROP_LIMIT else notes
+    if resize in ("center", "random") and share < CROP_NOTE:
+        hints.append(
+            f"the crop keeps {share:.0%} of the picture: "
+            f"{source_width}x{source_height} becomes {width}x{height}"
+        )
+    if resize == "pad" and share < CROP_NOTE:
+        hints.append(
+            f"black borders fill {1 - share:.0%} of the frame: "
+            f"{source_width}x{source_height} in {width}x{height}"
+        )
+    if resize == "stretch" and share < DISTORTION_LIMIT:
+        warnings.append(f"distorted: {source_width}x{source_height} becomes {width}x{height}")
+
+
+def _add_time_hints(
+    candidate: Candidate, rules: VideoRules, warnings: list[str], notes: list[str]
+) -> None:
+    """Add hints on frames that repeat or are left out, and on motion at another speed."""
+    info = candidate.media
+    sampling = candidate.sampling
+    fps = sample_fps(candidate.video, rules)
+    first_window = sampling.windows[0]
+
+    if sampling.repeats_share > REPEATS_LIMIT:
+        cause = f"{info.fps:.4g} fps is slower than the {fps:.4g} fps of training"
+        if first_window.sampling == "hold":
+            cause = "the clip is shorter than a window"
+        warnings.append(
+            f"{sampling.repeats_share:.0%} of the frames repeat the one before: {cause}"
+        )
+
+    # In single frames nothing plays too fast.
+    if info.fps > 3 * fps and first_window.shape.frames > 1:
+        warnings.append(
+            f"{info.fps:.4g} fps is far above the {fps:.4g} fps of training: "
+            "most frames are left out"
+        )
+    if abs(sampling.speed - 1) > 0.005:
+        notes.append(f"stretch: motion plays {sampling.speed:.2g}x as fast as filmed")
+
+    max_duration = candidate.video.max_duration
+    seconds_beyond = max(0.0, info.seconds - max_duration)
+    if seconds_beyond > 0:
+        notes.append(
+            f"{seconds_beyond:.2f} of {info.seconds:.2f} s are beyond "
+            f"max_duration {max_duration:g}"
+        )
+
+    seconds_cut = sampling.seconds_cut - seconds_beyond
+    if seconds_cut > CUT_LIMIT * (info.seconds - seconds_beyond):
+        warnings.append(
+            f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window; "
+            "fewer frames or windows=slide show more"
+        )
+    elif seconds_cut * fps > 1 + 1e-6:
+        notes.append(f"{seconds_cut:.2f} of {info.seconds:.2f} s are in no window")
+
+    if info.unusable:
+        notes.append(
+            f"{info.unusable} frames before the first keyframe cannot be decoded "
+            "and are left out"
+        )
+
+
+def _add_content_hints(candidate: Candidate, warnings: list[str], notes: list[str]) -> None:
+    """Add hints on interlaced, transparent, frozen, black, repeated or damaged pictures."""
+    info = candidate.media
+    scan = candidate.scan
+
+    if info.interlaced:
+        warnings.append(
+            "interlaced: each frame shows two moments, and moving edges look like combs; "
+            "deinterlace it first"
+        )
+    if info.hdr is not None:
+        notes.append(f"high dynamic range ({info.hdr}), tone-mapped to SDR (BT.709)")
+    if info.transparent:
+        warnings.append("transparency is ignored: hidden pixels become visible")
+    if candidate.duplicate is not None:
+        warnings.append(f"looks nearly the same as {candidate.duplicate}")
+    if scan is None or info.still:
+        return
+
+    if scan.black > STILL_LIMIT:
+        warnings.append(f"{scan.black:.0%} of it is black or one flat colour")
+    elif scan.frozen > STILL_LIMIT:
+        warnings.append(f"{scan.frozen:.0%} of it is frozen: the picture does not change")
+
+    cuts_inside = _cuts_inside_windows(scan, candidate.sampling)
+    if cuts_inside:
+        seconds = ", ".join(f"{cut:.2f}" for cut in cuts_inside[:4])
+        if len(cuts_inside) > 4:
+            seconds += ", …"
+        count = "1 cut" if len(cuts_inside) == 1 else f"{len(cuts_inside)} cuts"
+        warnings.append(
+            f"{count} inside the windows (at {seconds} s): "
+            "`videotune dataset split` makes a clip of each scene"
+        )
+
+    if scan.jitter > JITTER_LIMIT:
+        notes.append(
+            f"variable frame rate: {scan.jitter:.0%} of the frame intervals are uneven; "
+            "frames are chosen by their timestamps"
+        )
+    if scan.damaged_at is not None:
+        warnings.append(
+            f"the frames are damaged from {scan.damaged_at:.2f} s on; no window reaches them"
+        )
+
+
+def _cuts_inside_windows(scan: ContentScan, sampling: FrameSampling) -> list[float]:
+    """Return the seconds of the cuts that at least one window crosses."""
+    spans = list(zip(sampling.windows, sampling.ends, strict=True))
+    cuts = []
+    for cut in scan.cuts:
+        if any(window.start < cut < end for window, end in spans):
+            cuts.append(cut)
+    return cuts
+
+
+def _add_caption_hints(candidate: Candidate, warnings: list[str]) -> None:
+    name = Path(candidate.path).stem
+    hints: list[str] = []
+    for caption in candidate.captions:
+        hints += lint_caption(caption, name)
+    warnings += dict.fromkeys(hints)
+
+
+def notes_on_clips(
+    candidates: Sequence[Candidate], video: VideoConfig, rules: VideoRules
+) -> list[str]:
+    """Return notes on the dataset as a whole.
+
+    They are on repeats by folder names, changed frame counts, windows that no clip fills,
+    frame rates, and captions that do not differ.
+
+    Args:
+        candidates: all usable files.
+        video: the config's settings.
+        rules: frames and sizes that the model accepts.
+    """
+    videos = [candidate for candidate in candidates if not candidate.media.still]
+    captions = {candidate.path: candidate.captions for candidate in candidates}
+    return [
+        *_repeats_notes(candidates),
+        *_frame_count_notes(videos, video, rules),
+        *_frame_rate_notes(videos, sample_fps(video, rules)),
+        *lint_captions(captions),
+    ]
+
+
+def _repeats_notes(candidates: Sequence[Candidate]) -> list[str]:
+    repeats = {candidate.repeats for candidate in candidates if candidate.repeats[0]}
+    if not repeats:
+        return []
+
+    count_by_folder = dict(sorted(repeats))
+    folders = [f"{name} {count}" for name, count in list(count_by_folder.items())[:5]]
+    if len(count_by_folder) > 5:
+        folders.append("…")
+    return [f"repeats by folder names: {', '.join(folders)}"]
+
+
+def _frame_count_notes(
+    videos: Sequence[Candidate], video: VideoConfig, rules: VideoRules
+) -> list[str]:
+    """Return notes on frame counts that the model changes, or that no clip has."""
+    plans = [planned_frames(settings, rules) for settings in split_by_frame_count(video)]
+    largest_count = plans[0][0]
+
+    notes = []
+    # A default that the model changes needs no note.
+    is_configured = (
+        video.frames is not None
+        or video.max_frames != VideoConfig().max_frames
+        or frame_interval(video, rules) > 1
+    )
+    if is_configured and videos:
+        notes += [note for _, note in plans if note]
+
+    frames: list[int] = []
+    for candidate in videos:
+        frames += [window.shape.frames for window in candidate.sampling.windows]
+    longest_window = max(frames, default=largest_count)
+    if longest_window < largest_count:
+        notes.append(
+            f"no clip is long enough for {largest_count} frames: the longest window has "
+            f"{longest_window} (pad_short freeze repeats the last frame instead)"
+        )
+    return notes
+
+
+def _frame_rate_notes(videos: Sequence[Candidate], fps: float) -> list[str]:
+    """Return notes on mixed frame rates, and on rates below the ``fps`` of samples."""
+    notes = []
+    rates = Counter(round(candidate.media.fps, 2) for candidate in videos)
+    if len(rates) > 1:
+        counts = ", ".join(f"{rate:g} fps ({count})" for rate, count in rates.most_common(5))
+        if len(rates) > 5:
+            counts += f" and {len(rates) - 5} more"
+        notes.append(
+            f"{len(rates)} frame rates are mixed: {counts}; "
+            f"all are sampled at {fps:g} fps, at their true speed"
+        )
+
+    if rates and median(candidate.media.fps for candidate in videos) < 0.8 * fps:
+        notes.append(
+            f"most clips are slower than the {fps:g} fps of training: frames are repeated"
+        )
+    return notes

@@ -1,0 +1,69 @@
+"""Clip files: a clip on disk with its caption, as a dataset layout finds it."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.probe import VIDEO_SUFFIXES
+
+CLIP_SUFFIXES = (*VIDEO_SUFFIXES, *IMAGE_SUFFIXES)
+"""Suffixes of clips in a dataset, in lower case."""
+
+MAX_REPEATS = 1000
+"""A larger number at the beginning of a folder's name is a year, or the like."""
+
+
+@dataclass(frozen=True)
+class ClipFile:
+    """A clip of a dataset and its caption."""
+
+    path: Path
+
+    caption_file: Path | None
+    """Text file of the caption, or None."""
+
+    expected_caption: Path
+    """Path at which the layout expects the text file."""
+
+    metadata_captions: tuple[str, ...] | None = None
+    """Variants by a metadata file, which alone count then; empty if its row has no text."""
+
+    metadata_row: str | None = None
+    """Row of the metadata file that lists the clip, such as "metadata.csv:3"."""
+
+    exists: bool = True
+    """Whether the file is on disk. A metadata file may list one that is not."""
+
+    missing_detail: str = ""
+    """What is missing, the file or the caption; "" if nothing is."""
+
+
+def repeats_of(root: Path, path: Path) -> tuple[str, int]:
+    """Return how often a clip is shown per epoch by its folder's name, as kohya's scripts do.
+
+    "10_ohwx_horse" sets 10 repeats. The folder is the one in ``root``, or ``root`` itself for
+    clips directly in it. Numbers that begin with 0 or exceed 1000 mean something else, such as
+    an order or a year.
+
+    Returns:
+        Name of the folder and number of repeats; ("", 1) if the name sets none.
+    """
+    parts = path.relative_to(root).parts
+    folder = parts[0] if len(parts) > 1 else root.absolute().name
+
+    match = re.fullmatch(r"([1-9][0-9]{0,3})_.+", folder)
+    if match is None or int(match[1]) > MAX_REPEATS:
+        return "", 1
+    return folder, int(match[1])
+
+
+def text_files_by_name(files: Collection[str]) -> dict[str, str]:
+    """Return text files by their path with the suffix in lower case.
+
+    NAME.TXT is a caption too; if there is NAME.txt as well, that one is used.
+    """
+    text_files = sorted(path for path in files if path.lower().endswith(".txt"))
+    lower_case_last = sorted(text_files, key=lambda path: path.endswith(".txt"))
+    return {path[:-4] + ".txt": path for path in lower_case_last}

@@ -1,0 +1,173 @@
+"""Notes on a dataset folder: files that the user may have meant otherwise."""
+
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from videotune.data.archives import ARCHIVE_SUFFIXES
+from videotune.data.clip_file import ClipFile, text_files_by_name
+from videotune.data.images import IMAGE_SUFFIXES
+from videotune.data.metadata_files import MetadataRow
+from videotune.data.probe import VIDEO_SUFFIXES
+from videotune.files import read_json
+
+UNREAD_SUFFIXES = tuple(read_json(Path(__file__).with_name("unread.json")))
+"""Suffixes of pictures and videos that are not clips; a note reports them as ignored."""
+
+
+@dataclass(frozen=True)
+class LayoutNotes:
+    """Notes on the clips and other files of one dataset folder."""
+
+    clips: Sequence[ClipFile]
+
+    files: Mapping[str, bool]
+    """Files of the folder; the values are not used."""
+
+    rows: Mapping[str, MetadataRow]
+    """Row of a metadata file by the path of the clip that it lists."""
+
+    prefix: str
+    """Beginning of all paths, which notes leave out."""
+
+    def all(self) -> list[str]:
+        """Return the notes in their usual order."""
+        return [
+            *self._double_caption_notes(),
+            *self._thumbnail_notes(),
+            *self._misspelling_notes(),
+            *self._unread_notes(),
+            *self._orphan_caption_notes(),
+            *self._archive_notes(),
+        ]
+
+    def _double_caption_notes(self) -> list[str]:
+        """Report text files that a metadata file makes useless."""
+        doubles = [clip for clip in self.clips if clip.metadata_row and clip.caption_file]
+        if not doubles:
+            return []
+
+        metadata_files = {str(clip.metadata_row).rpartition(":")[0] for clip in doubles}
+        return [
+            f"the .txt files of {len(doubles)} clips ({doubles[0].caption_file}) are not used, "
+            f"since {' and '.join(sorted(metadata_files))} has their captions"
+        ]
+
+    def _thumbnail_notes(self) -> list[str]:
+        """Report images with the name of a video."""
+        video_stems = set()
+        for path in self.files:
+            if path.lower().endswith(VIDEO_SUFFIXES):
+                video_stems.add(os.path.splitext(path)[0])
+
+        images = [
+            str(clip.path)
+            for clip in self.clips
+            if clip.path.name.lower().endswith(IMAGE_SUFFIXES)
+        ]
+        thumbnails = [path for path in images if os.path.splitext(path)[0] in video_stems]
+        if not thumbnails:
+            return []
+        return [
+            f"{len(thumbnails)} images have the name of a video next to them "
+            f"({self._relative(thumbnails[0])}); they are clips too: move them elsewhere "
+            "if they are thumbnails"
+        ]
+
+    def _misspelling_notes(self) -> list[str]:
+        """Report listed files that exist under another spelling, at most five."""
+        missing_paths = [str(clip.path) for clip in self.clips if not clip.exists]
+        if not missing_paths:
+            return []
+
+        paths_by_spelling = {_fold_spelling(path): path for path in self.files}
+        notes = []
+        for path in missing_paths:
+            similar_path = paths_by_spelling.get(_fold_spelling(path))
+            if similar_path is not None:
+                notes.append(
+                    f"{self.rows[path].position} lists {self._relative(path)}, which does not "
+                    f"exist; {self._relative(similar_path)} does: case or accents differ"
+                )
+        return notes[:5]
+
+    def _unread_notes(self) -> list[str]:
+        """Report media files of types that are not read."""
+        unread_files = [
+            path
+            for path in self.files
+            if path.lower().endswith(UNREAD_SUFFIXES) and path not in self.rows
+        ]
+        if not unread_files:
+            return []
+
+        suffix_counts = Counter(os.path.splitext(path)[1].lower() for path in unread_files)
+        suffixes = ", ".join(
+            f"{suffix} ({count})" for suffix, count in suffix_counts.most_common()
+        )
+        return [f"{len(unread_files)} files look like media and are not read: {suffixes}"]
+
+    def _orphan_caption_notes(self) -> list[str]:
+        """Report captions without a clip."""
+        orphans = [self._relative(path) for path in self._orphan_captions()]
+        if not orphans:
+            return []
+
+        count = (
+            "1 caption file has" if len(orphans) == 1 else f"{len(orphans)} caption files have"
+        )
+        listing = ", ".join(orphans[:3])
+        if len(orphans) > 3:
+            listing += f" and {len(orphans) - 3} more"
+        return [f"{count} no clip of the same name: {listing}"]
+
+    def _archive_notes(self) -> list[str]:
+        """Report archives among the clips."""
+        archives = [
+            self._relative(path)
+            for path in self.files
+            if path.lower().endswith(ARCHIVE_SUFFIXES)
+        ]
+        if not archives:
+            return []
+        return [
+            f"{len(archives)} archives are not unpacked ({archives[0]}); "
+            "give each as a dataset of its own"
+        ]
+
+    def _orphan_captions(self) -> list[str]:
+        """Return text files that seem to be captions but have no clip.
+
+        They are in folders called captions, or in folders in which at least half of the clips
+        have a text file. Other text files are ignored.
+        """
+        caption_files = text_files_by_name(self.files)
+        sibling_captions = [os.path.splitext(str(clip.path))[0] + ".txt" for clip in self.clips]
+        expected_captions = {str(clip.expected_caption) for clip in self.clips}
+
+        clips_in_folder = Counter(os.path.dirname(path) for path in sibling_captions)
+        captioned_in_folder = Counter(
+            os.path.dirname(path) for path in sibling_captions if path in caption_files
+        )
+
+        orphans = []
+        for path in sorted(caption_files.keys() - {*sibling_captions, *expected_captions}):
+            folder = os.path.dirname(path)
+            is_captioned = (
+                folder in clips_in_folder
+                and 2 * captioned_in_folder[folder] >= clips_in_folder[folder]
+            )
+            if is_captioned or "captions" in Path(self._relative(folder)).parts:
+                orphans.append(caption_files[path])
+        return orphans
+
+    def _relative(self, path: str) -> str:
+        return path.removeprefix(self.prefix)
+
+
+def _fold_spelling(path: str) -> str:
+    """Return a path without differences of case and Unicode form."""
+    return unicodedata.normalize("NFC", path).casefold()

@@ -1,0 +1,147 @@
+"""The child process of the worker pool: reads requests, opens clips, writes answers.
+
+A request is a JSON line [task, arguments] on stdin; an answer is a JSON line [kind, value] on
+stdout. The kinds:
+
+- "ok": value is the result.
+- "frames": value is the shape (T, H, W, 3); the bytes of the uint8 array follow.
+- "problem": value is [reason, detail]; the clip's content is at fault.
+- "crash": value is [reason, detail]; the next attempt may succeed.
+- "error": value is a traceback.
+
+The first line, ["ok", "ready"], reports that the process has started. The process ends when
+stdin does, even during a task, so that a killed parent leaves no children behind.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, BinaryIO
+
+from videotune.data.content_scan import scan_content
+from videotune.data.decode import Frames, decode
+from videotune.data.file_checks import ClipProblem
+from videotune.data.media_info import MediaInfo
+from videotune.data.probe import probe
+from videotune.files import hash_file
+
+
+def examine(path: str, until: float, known_ids: Iterable[str] = ()) -> dict[str, Any]:
+    """Hash a file, read its media info and scan its first seconds.
+
+    Args:
+        path: file path.
+        until: seconds of the clip to scan.
+        known_ids: hashes of contents that need no media info and scan.
+
+    Returns:
+        "id", the hash of the bytes ("" if the file cannot be read); and "info" and "scan", or
+        "problem".
+    """
+    try:
+        answer: dict[str, Any] = {"id": hash_file(Path(path))}
+    except OSError as error:
+        # Missing rights or a disconnected disk: not a property of the content.
+        return {"id": "", "problem": ["unreadable", error.strerror or str(error)]}
+
+    if answer["id"] in known_ids:
+        return answer
+
+    try:
+        info = probe(path)
+        answer["info"] = info.to_json()
+        answer["scan"] = scan_content(info, until).to_json()
+    except ClipProblem as problem:
+        answer["problem"] = [problem.reason, problem.detail]
+        if not _is_readable(path):
+            answer["id"] = ""
+    return answer
+
+
+def decode_clip(info: dict[str, Any], **options: Any) -> Frames:
+    """Decode frames in one thread, since the pool has a process per CPU.
+
+    Args:
+        info: media info as JSON.
+        options: further arguments of ``decode``.
+    """
+    return decode(MediaInfo.from_json(info), **options, threads=1)
+
+
+TASKS: dict[str, Callable[..., Any]] = {"examine": examine, "decode": decode_clip}
+"""Functions by the task's name in a request."""
+
+
+def _is_readable(path: str) -> bool:
+    """Return whether the whole file can still be read; if not, its content is not at fault."""
+    with suppress(OSError):
+        hash_file(Path(path))
+        return True
+    return False
+
+
+def _answer(task: str, arguments: dict[str, Any], out: BinaryIO) -> None:
+    """Perform a request and write the answer, which may be any failure."""
+    result: Any = None
+    kind: str
+    value: Any
+    try:
+        result = TASKS[task](**arguments)
+        if task == "decode":
+            kind = "frames"
+            value = result.shape
+        else:
+            kind = "ok"
+            value = result
+    except ClipProblem as problem:
+        kind = "problem" if _is_readable(arguments["info"]["path"]) else "crash"
+        value = [problem.reason, problem.detail]
+    except MemoryError:
+        kind = "crash"
+        value = ["decode_error", "there is not enough memory for it"]
+    except Exception:  # a bug, raised again in the parent
+        kind = "error"
+        value = traceback.format_exc()
+
+    out.write(json.dumps([kind, value]).encode() + b"\n")
+    if kind == "frames":
+        out.write(result)
+    out.flush()
+
+
+def _read_requests(lines: Iterable[bytes], requests: SimpleQueue[list[Any]]) -> None:
+    """Pass requests on; end the process at the end of stdin, since nobody reads the answer."""
+    for line in lines:
+        requests.put(json.loads(line))
+    os._exit(0)
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    # Libraries that print must not disturb the answers, so stdout gets another descriptor.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    requests: SimpleQueue[list[Any]] = SimpleQueue()
+    out.write(b'["ok", "ready"]\n')
+    out.flush()
+
+    # The parent has closed stderr once the process is ready.
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, 1)
+    os.dup2(null_device, 2)
+
+    reader = Thread(target=_read_requests, args=(sys.stdin.buffer, requests), daemon=True)
+    reader.start()
+    try:
+        while True:
+            task, arguments = requests.get()
+            _answer(task, arguments, out)
+    except BrokenPipeError:  # the parent has ended
+        os._exit(0)
