@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 
 
 def published(name: str) -> Path | None:
-    """The configs that come with videotune, of a base model by its Hub id or by its folder's name; None: there are none.
+    """Return the configs of a published base model that videotune includes, or None.
 
-    With them a plan needs no network.
+    With them a plan needs no network. ``name`` is the Hub id or the folder's name.
     """
-    known: dict[str, str] = read_json(CONFIGS / "index.json")
-    return CONFIGS / known.get(name, name) if name in {*known, *known.values()} else None
+    folders: dict[str, str] = read_json(CONFIGS / "index.json")
+    if name in folders or name in folders.values():
+        return CONFIGS / folders.get(name, name)
+    return None
 
 
 def place(
@@ -53,42 +55,42 @@ def place(
     files: Mapping[str, Path] | None = None,
     echo: LogFn = note,
 ) -> BasePlace:
-    """Where the base model called ``name`` lies: asset:NAME, a folder, or a Hub id.
+    """Find a base model, and download missing files of a Hub model.
 
-    What of a Hub model is not here is downloaded; without ``weights`` its configs and tokenizers alone. With ``weights``
-    all of the model must be there, and the heads of its files must fit its configs. ``files`` (``part_files``) stand for
-    the weights of the parts that they name. ``echo`` is told what a download takes.
+    Args:
+        name: asset:NAME, a folder, or a Hub id.
+        weights: also require the weights, and check the headers of their files against the
+            configs. Otherwise only configs and tokenizers are needed.
+        files: files that replace the weights of parts, see ``part_files``.
+        echo: gets a line about a download.
 
-    Raises VideotuneError that says what was looked for, or what is missing.
+    Raises:
+        VideotuneError: if the model or a part of it is missing or damaged.
     """
     files = files or {}
     folder = _folder(name, weights, files, echo)
     if weights:
         model_files.complete(name, folder, own=files)
         parts = model_files.model_parts(model_files.read_config(folder / "model_index.json"))
-        nets = {
-            part: library
-            for part, (library, cls) in parts.items()
-            if model_files.has_weights(cls)
-        }
-        verify(
-            (
-                file
-                for part in nets
-                if part not in files
-                for file in model_files.weight_files(folder / part)
-            ),
-            echo,
-        )
-        folder = with_files(folder, files) if files else folder
+        weight_files: list[Path] = []
+        for part, (_, class_name) in parts.items():
+            if model_files.has_weights(class_name) and part not in files:
+                weight_files += model_files.weight_files(folder / part)
+        verify(weight_files, echo)
+
+        if files:
+            folder = with_files(folder, files)
         check_base(folder)
     return BasePlace(name, folder)
 
 
 def place_of(settings: Mapping[str, Any]) -> BasePlace:
-    """Where the base model of a config lies, without its weights; of a file of weights, where its ``base_parts`` lie.
+    """Find the base model of a config, without its weights.
 
-    Raises VideotuneError as ``place`` does, and where the two keys do not go together.
+    If ``base_model_name`` is a file of weights, the folder is that of ``base_parts``.
+
+    Raises:
+        VideotuneError: as ``place`` does, and if the two keys do not fit together.
     """
     name = settings["base_model_name"]
     parts = settings.get("base_parts")
@@ -102,37 +104,41 @@ def place_of(settings: Mapping[str, Any]) -> BasePlace:
 
 
 def own_files(config: Config, spec: ModelSpec) -> dict[str, Path]:
-    """The files that stand for the weights of parts: ``base_model_name`` beside ``base_parts``, or ``transformer.file``.
+    """Return the files that replace the weights of parts.
 
-    Raises VideotuneError as ``part_files`` does, and for a file beside parts of a model with two experts.
+    They are ``base_model_name`` if there is ``base_parts``, else ``transformer.file``.
+
+    Raises:
+        VideotuneError: as ``part_files`` does, and for one file of a model with two experts.
     """
     if config.base_parts is None:
         return part_files(config.transformer.file, spec)
     name = str(config.base_model_name)
     if config.transformer.file or len(spec.experts) > 1:
-        remedy = f"set base_model_name to {config.base_parts}, transformer.file to the list of files, and no base_parts"
         raise VideotuneError(
-            f"base_model_name: {Path(name).name} is one file, and the model has two: {remedy}"
+            f"base_model_name: {Path(name).name} is one file, and the model has two: "
+            f"set base_model_name to {config.base_parts}, transformer.file to the list of files, "
+            "and no base_parts"
         )
     return part_files(name, spec, "base_model_name")
 
 
 def check_base(folder: Path) -> None:
-    """Raise VideotuneError where the weights of a network of diffusers are not those of its config.
+    """Raise VideotuneError if the weights of diffusers' networks do not fit their configs.
 
-    Only the heads of the files are read, so that a wrong file is known before anything is encoded. The VAE is compared where
-    it is loaded, which encoding begins with.
+    Only the headers of the files are read, so that a wrong file is found before anything is
+    encoded. The VAE is compared when it is loaded, at the start of encoding.
     """
-    for part, (library, name) in model_files.model_parts(
-        model_files.read_config(folder / "model_index.json")
-    ).items():
-        if library == "diffusers" and model_files.has_weights(name) and part != "vae":
-            cls = getattr(diffusers, name, None)
-            if cls is None:
-                raise VideotuneError(
-                    f"{folder / part}: this diffusers has no {name}: install a newer one"
-                )
-            check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
+    parts = model_files.model_parts(model_files.read_config(folder / "model_index.json"))
+    for part, (library, class_name) in parts.items():
+        if library != "diffusers" or part == "vae" or not model_files.has_weights(class_name):
+            continue
+        cls = getattr(diffusers, class_name, None)
+        if cls is None:
+            raise VideotuneError(
+                f"{folder / part}: this diffusers has no {class_name}: install a newer one"
+            )
+        check_part(cls, folder / part, to_fill(cls, folder / part, torch.float32))
 
 
 def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) -> Path:
@@ -163,49 +169,56 @@ def _folder(name: str, weights: bool, files: Mapping[str, Path], echo: LogFn) ->
 def part_files(
     value: str | Sequence[str | None] | None, spec: ModelSpec, key: str = "transformer.file"
 ) -> dict[str, Path]:
-    """The files under ``key`` of the config -> the file that stands for the weights of each part it names.
+    """Return the file that replaces the weights of each part, by part.
 
-    The n-th expert of a family lies in ``transformer``, ``transformer_2`` …, as ``ModelSpec.part_of`` says. Raises
-    VideotuneError for a file that is not there or cannot be one, for too few or too many, and for one of another expert.
+    Args:
+        value: the files of the experts in order; None for those of the base model.
+        spec: gives the experts and their parts (``ModelSpec.part_of``).
+        key: key of the config, for errors.
+
+    Raises:
+        VideotuneError: for a missing or unusable file, a wrong number of files, or a file of
+            another expert.
     """
-    given = [value] if isinstance(value, str) else list(value or ())
+    values = [value] if isinstance(value, str) else list(value or ())
     experts = [expert.name for expert in spec.experts]
-    if given and len(given) != len(experts):
-        order = (
-            f"{spec.title} takes {len(experts)} ({', '.join(experts)}; null for the base's own)"
+    if values and len(values) != len(experts):
+        raise VideotuneError(
+            f"{key}: {len(values)} given; {spec.title} takes {len(experts)} "
+            f"({', '.join(experts)}; null for the base's own)"
         )
-        raise VideotuneError(f"{key}: {len(given)} given; {order}")
-    found: dict[str, Path] = {}
-    for expert, text in zip(experts, given, strict=False):
+
+    files: dict[str, Path] = {}
+    for expert, text in zip(experts, values, strict=False):
         if text is None:
             continue
         path = Path(text).expanduser()
-        if not path.is_file():
-            raise VideotuneError(f"{key}: no such file: {path}")
-        if path.suffix != ".safetensors":
-            raise VideotuneError(
-                f"{key}: {path.name} is not read: it must be a .safetensors file"
-            )
-        others = [
-            name
-            for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower())
-            if name != expert
-        ]
-        if others:
-            fault = f"{path.name} stands for the expert {expert!r}, and is one for {others[0]!r} by its name"
-            raise VideotuneError(
-                f"{key}: {fault}. The order of {spec.title}: {', '.join(experts)}."
-            )
-        if path.resolve() in {other.resolve() for other in found.values()}:
+        _check_part_file(path, expert, spec, key)
+        if path.resolve() in {file.resolve() for file in files.values()}:
             raise VideotuneError(
                 f"{key}: {path.name} is given for two experts: give a file for each"
             )
-        if what := kind_of(model_files.headers([path]), spec.name):
+        kind = kind_of(model_files.headers([path]), spec.name)
+        if kind:
             raise VideotuneError(
-                f"{key}: {path} is {what}, not the transformer of a {spec.title}"
+                f"{key}: {path} is {kind}, not the transformer of a {spec.title}"
             )
-        found[spec.part_of(expert)] = path.absolute()
-    return found
+        files[spec.part_of(expert)] = path.absolute()
+    return files
+
+
+def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None:
+    """Raise VideotuneError if a file cannot hold an expert's weights, by its path."""
+    if not path.is_file():
+        raise VideotuneError(f"{key}: no such file: {path}")
+    if path.suffix != ".safetensors":
+        raise VideotuneError(f"{key}: {path.name} is not read: it must be a .safetensors file")
+    for name in re.findall("(high|low)[^a-z]?noise", path.stem.lower()):
+        if name != expert:
+            raise VideotuneError(
+                f"{key}: {path.name} stands for the expert {expert!r}, and is one for {name!r} "
+                f"by its name. The order of {spec.title}: {', '.join(s.name for s in spec.experts)}."
+            )
 
 
 def with_files(base: Path, files: Mapping[str, Path]) -> Path:
@@ -239,23 +252,27 @@ def with_files(base: Path, files: Mapping[str, Path]) -> Path:
 
 
 def of_base(folder: Path) -> type[DiffusersModel]:
-    """The family whose pipeline class stands in the model's index.
+    """Return the family whose pipeline class is named in the model's index.
 
-    Raises VideotuneError naming the class where no family reads it.
+    Raises:
+        VideotuneError: if there is no such family.
     """
-    name = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
-    found = next((FAMILIES[own] for own in names() if name in FAMILIES[own].spec.aliases), None)
-    if found is None:
-        raise VideotuneError(
-            f"{folder}: no family reads a {name}. Families: {', '.join(names())}."
-        )
-    return found
+    pipeline = model_files.read_config(folder / "model_index.json").get("_class_name", "?")
+    family_names = names()
+    for family_name in family_names:
+        family = FAMILIES[family_name]
+        if pipeline in family.spec.aliases:
+            return family
+    raise VideotuneError(
+        f"{folder}: no family reads a {pipeline}. Families: {', '.join(family_names)}."
+    )
 
 
 def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
-    """The spec of a base model, or a family's own where no base is given.
+    """Return the spec of a base model, or a family's own spec without a base model.
 
-    Raises VideotuneError where the named family and the base's disagree.
+    Raises:
+        VideotuneError: if the base model is of another family.
     """
     if base is None:
         assert family is not None
@@ -344,24 +361,32 @@ def wanted(
     weights: bool,
     own: Collection[str] = (),
 ) -> list[str]:
-    """Of a repository's files those that videotune reads.
+    """Return the files of a repository that videotune reads.
 
-    Raises VideotuneError for a part whose weights are there only in a form that is not read.
+    Args:
+        name: the Hub id, for errors.
+        index: the model_index.json.
+        listed: all files.
+        weights: include weights.
+        own: parts whose weights come from other files.
+
+    Raises:
+        VideotuneError: for a part whose weights have only formats that are not read.
     """
     files = ["model_index.json"]
-    for part, (_, cls) in model_files.model_parts(index).items():
-        inside = [file for file in listed if file.startswith(f"{part}/")]
-        files += [file for file in inside if file.endswith(_SMALL)]
-        if weights and part not in own and model_files.has_weights(cls):
-            found = [file for file in inside if _is_weights(file.partition("/")[2])]
-            if not found:
-                said = model_files.without_safetensors(
-                    file.partition("/")[2] for file in inside
-                )
-                raise VideotuneError(
-                    f"base_model_name: {name}: its {part}/ has no weights{said}"
-                )
-            files += found
+    for part, (_, class_name) in model_files.model_parts(index).items():
+        part_listed = [file for file in listed if file.startswith(f"{part}/")]
+        files += [file for file in part_listed if file.endswith(_SMALL)]
+        if not weights or part in own or not model_files.has_weights(class_name):
+            continue
+        weight_files = [file for file in part_listed if _is_weights(file.partition("/")[2])]
+        if not weight_files:
+            in_part = (file.partition("/")[2] for file in part_listed)
+            formats = model_files.without_safetensors(in_part)
+            raise VideotuneError(
+                f"base_model_name: {name}: its {part}/ has no weights{formats}"
+            )
+        files += weight_files
     return files
 
 
@@ -477,38 +502,44 @@ def _no_layout(name: str, listed: Collection[str]) -> str:
 
 
 def verify(files: Iterable[Path], echo: LogFn) -> None:
-    """Read files of the Hub's cache once and compare their bytes with their names; others have nothing to compare with.
+    """Compare the bytes of files in the Hub's cache with their names, which are hashes.
 
-    A file that is as it was (place, size, time, inode) is not read again. Of several processes the first one reads. Raises
-    VideotuneError for a file with other bytes.
+    A file with the same path, size, time and inode is not read again. Only the first of several
+    processes reads. Other files have no hash to compare with.
+
+    Raises:
+        VideotuneError: for a file with other bytes.
     """
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     for path in files:
         blob = path.resolve()
-        if not re.fullmatch("[0-9a-f]{64}", blob.name):
-            continue
-        facts = blob.stat()
-        mark = (
-            user_cache()
-            / "verified"
-            / digest([str(blob), facts.st_size, facts.st_mtime_ns, facts.st_ino])
+        if re.fullmatch("[0-9a-f]{64}", blob.name):
+            _verify_blob(path, blob, echo)
+
+
+def _verify_blob(path: Path, blob: Path, echo: LogFn) -> None:
+    stat = blob.stat()
+    key = digest([str(blob), stat.st_size, stat.st_mtime_ns, stat.st_ino])
+    mark = user_cache() / "verified" / key
+    if mark.exists():
+        return
+
+    if stat.st_size > _LONG:
+        echo(f"checking the bytes of {path.name} ({stat.st_size / 1e9:.1f} GB), once")
+    with blob.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if sha256 != blob.name:
+        raise VideotuneError(
+            f"base_model_name: {path} is damaged: its sha256 is {sha256[:12]}…, "
+            f"the Hub's {blob.name[:12]}…. Delete {blob} and start again"
         )
-        if mark.exists():
-            continue
-        if facts.st_size > _LONG:
-            echo(f"checking the bytes of {path.name} ({facts.st_size / 1e9:.1f} GB), once")
-        with blob.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != blob.name:
-            fault = f"its sha256 is {found[:12]}…, the Hub's {blob.name[:12]}…"
-            raise VideotuneError(
-                f"base_model_name: {path} is damaged: {fault}. Delete {blob} and start again"
-            )
-        try:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        except OSError as error:
-            echo(
-                f"note: {path.name} is checked again at the next start: {mark} cannot be written ({error})"
-            )
+
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    except OSError as error:
+        echo(
+            f"note: {path.name} is checked again at the next start: "
+            f"{mark} cannot be written ({error})"
+        )
