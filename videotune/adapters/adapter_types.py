@@ -28,7 +28,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "LOHA": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
     "LOKR": ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"),
 }
-"""PEFT's tensor names by type. Each of LoKr's factors is one tensor or a product of _a and _b."""
+"""PEFT's tensor names by type. Each of LoKr's factors is one tensor or a product of _a and
+_b."""
 
 ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")
 """Tensors that begin at zero, so that step 0 is the base model.
@@ -37,7 +38,8 @@ All of them except OFT's are those that a scale is multiplied into.
 """
 
 NOT_BY_DEGREES = ("OFT", "DORA")
-"""Types that cannot be sampled at another strength: DoRA at strength 0 is not the base model."""
+"""Types that cannot be sampled at another strength: DoRA at strength 0 is not the base
+model."""
 
 _NAME = re.compile(rf"(.+)\.({'|'.join(chain(*PARTS.values()))})(\.weight)?")
 

@@ -1,10 +1,9 @@
 """The weights that train: modules and layers named by patterns, and rows of new tokens.
 
-Textual inversion (Gal et al. 2022, arXiv 2208.01618) trains only the rows of new tokens. They are a
-separate parameter over the frozen table of a text encoder, so nothing else has a gradient or weight
-decay. n vectors are n tokens ``<name>``, ``<name>_1``, …; the word ``<name>`` in a caption is
-replaced by all of them, as in diffusers.
-"""
+Textual inversion (Gal et al. 2022, arXiv 2208.01618) trains only the rows of new tokens. They
+are a separate parameter over the frozen table of a text encoder, so nothing else has a gradient
+or weight decay. n vectors are n tokens ``<name>``, ``<name>_1``, …; the word ``<name>`` in a
+caption is replaced by all of them, as in diffusers."""
 
 import re
 from collections import Counter
@@ -208,10 +207,8 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
 
     T5's ``shared`` and its encoder's ``embed_tokens`` are one table and get one overlay.
 
-    Raises:
-        VideotuneError: if the tokenizer already has a token or splits it, or the rows have another
-            width.
-    """
+    Raises: VideotuneError: if the tokenizer already has a token or splits it, or the rows have
+        another width."""
     encoder: Any = part.encoder
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
@@ -254,10 +251,10 @@ def first_rows(
 ) -> Tensor:
     """Return the initial rows (n, D), float32 on the CPU.
 
-    The tokens of ``init_text`` are spread over the rows in order: a single row is the mean of all
-    tokens, n rows of n tokens are the tokens' rows, and fewer tokens than rows are repeated.
-    Without a text, rows are drawn around the mean of the table's rows with their deviation, by
-    (seed, encoder).
+    The tokens of ``init_text`` are spread over the rows in order: a single row is the mean of
+    all tokens, n rows of n tokens are the tokens' rows, and fewer tokens than rows are
+    repeated. Without a text, rows are drawn around the mean of the table's rows with their
+    deviation, by (seed, encoder).
 
     Raises:
         VideotuneError: for a text without a token.

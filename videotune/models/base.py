@@ -57,7 +57,8 @@ class DiffusersModel(Checkpoint):
     """Key of new tokens in ComfyUI's embedding files, by text encoder. Empty: no such files."""
 
     comfyui_names: ClassVar[KeyRules] = ()
-    """From a block module's path in diffusers to its name in ComfyUI, mostly the authors' name."""
+    """From a block module's path in diffusers to its name in ComfyUI, mostly the authors'
+    name."""
 
     original_names: ClassVar[KeyRules | None] = None
     """From a parameter's name in diffusers to its name in the authors' checkpoints.
@@ -135,7 +136,8 @@ class DiffusersModel(Checkpoint):
         )
 
     def encode(self, caption: str) -> dict[str, Tensor]:
-        """Return the pipeline's states of a caption in full length, as ``condition`` takes them.
+        """Return the pipeline's states of a caption in full length, as ``condition`` takes
+        them.
 
         "text" (L,D), and "mask" (L,) if the pipeline gives one, True where the caption is.
         """
@@ -169,9 +171,8 @@ class DiffusersModel(Checkpoint):
     def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
         """Pad and stack cached states exactly as the pipeline feeds them.
 
-        Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and all other
-        states (a clip's extras) are stacked in ``extras``.
-        """
+        Text becomes (B,L,D) with zeros after its end, "mask" (B,L) the text's mask, and all
+        other states (a clip's extras) are stacked in ``extras``."""
         text_rows = []
         for state in states:
             missing = self.spec.text_tokens - len(state["text"])
@@ -366,13 +367,11 @@ class DiffusersModel(Checkpoint):
     ) -> Tensor:
         """Sample normalised latents (B,C,F,H,W), float32, on the run's device.
 
-        Args:
-            nets: denoisers by expert.
-            conditioning: the prompts, one per seed. If the family reads an image on extra
-                channels, it is in the ``extras``, also in those of ``unconditional``.
-            unconditional: the negative prompts, or None without guidance.
-            request: shape, steps and seeds; noise is drawn on the CPU, with a generator per seed.
-        """
+        Args: nets: denoisers by expert. conditioning: the prompts, one per seed. If the family
+            reads an image on extra channels, it is in the ``extras``, also in those of
+            ``unconditional``. unconditional: the negative prompts, or None without guidance.
+            request: shape, steps and seeds; noise is drawn on the CPU, with a generator per
+            seed."""
         pipe = self.pipeline(nets, request.shift)
         return self.run_pipeline(pipe, conditioning, unconditional, request).float()
 

@@ -1,30 +1,23 @@
-"""The base model of a run: where it lies, which family reads it, and the files that stand for its weights.
-
-Of a model of the Hugging Face Hub what is needed is told before it is fetched, or found without a network.
-"""
+"""The base model of a run: find it on disk or on the Hub, its family, and files of its
+weights."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from videotune.config.load import preset_names, read_preset
 from videotune.errors import VideotuneError
-from videotune.files import digest, read_json, size_text, user_cache, write_text
-from videotune.hub_errors import hub_problem
+from videotune.files import digest, read_json, user_cache
 from videotune.lazy import diffusers, torch
-from videotune.lazy import huggingface_hub as hub
 from videotune.models import model_files
 from videotune.models.base import FAMILIES, DiffusersModel
+from videotune.models.hub import fetch, verify
 from videotune.models.loading import check_part, explained, to_fill
 from videotune.models.model_files import CONFIGS, STEMS, NotHere, note
 from videotune.models.registry import find, names
@@ -32,8 +25,6 @@ from videotune.models.single_file import kind_of
 from videotune.types import BasePlace, LogFn, ModelSpec
 
 if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
     from videotune.config.schema import Config
 
 
@@ -222,31 +213,34 @@ def _check_part_file(path: Path, expert: str, spec: ModelSpec, key: str) -> None
 
 
 def with_files(base: Path, files: Mapping[str, Path]) -> Path:
-    """A folder of links that is the model in ``base`` with other files as the weights of some parts.
+    """Return a folder of links: the model in ``base`` with other files as weights of some
+    parts.
 
-    It lies in the user's cache, named by what it links to, and takes no room.
+    It is in the user's cache, named by the hash of its links.
     """
     links = {entry.name: entry for entry in sorted(base.iterdir()) if entry.name not in files}
     for part, path in files.items():
         links[f"{part}/config.json"] = base / part / "config.json"
         links[f"{part}/{STEMS[0]}.safetensors"] = path
-    absolute = {name: str(target.absolute()) for name, target in links.items()}
-    folder = user_cache() / "bases" / digest(absolute)
+    targets = {name: str(target.absolute()) for name, target in links.items()}
+    folder = user_cache() / "bases" / digest(targets)
     if folder.is_dir():
         return folder
-    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+
+    temporary = folder.with_name(f".part-{os.getpid()}-{folder.name}")
     try:
-        for name, target in absolute.items():
-            (aside / name).parent.mkdir(parents=True, exist_ok=True)
-            (aside / name).symlink_to(target)
-        aside.rename(folder)
+        for name, target in targets.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).symlink_to(target)
+        temporary.rename(folder)
     except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if folder.is_dir():  # another process of the run was quicker
+        shutil.rmtree(temporary, ignore_errors=True)
+        if folder.is_dir():  # another process was faster
             return folder
-        remedy = f"Copy {base}, and put the file into it as {next(iter(files))}/{STEMS[0]}.safetensors."
+        first_part = next(iter(files))
         raise VideotuneError(
-            f"transformer.file: {folder} cannot be made of links ({error}). {remedy}"
+            f"transformer.file: {folder} cannot be made of links ({error}). Copy {base}, and put "
+            f"the file into it as {first_part}/{STEMS[0]}.safetensors."
         ) from error
     return folder
 
@@ -285,261 +279,3 @@ def spec_for(family: str | None, base: BasePlace | None) -> ModelSpec:
     model_files.check_parts(base.folder)
     with explained(f"{base.folder}: its configs are not those of a {cls.spec.title}"):
         return cls.read_spec(base.folder)
-
-
-_TRUE = ("1", "on", "yes", "true")
-_WORTH_A_WORD = 64 << 20
-"""Bytes; configs and tokenizers are fewer."""
-
-_LONG = 1 << 30
-"""Bytes of a file that take longer than about a second to hash."""
-
-_SMALL = (".json", ".txt", ".model")
-
-
-def offline() -> bool:
-    """Whether the Hub must not be asked: by ``--offline``, HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE."""
-    return any(
-        os.environ.get(name, "").lower() in _TRUE
-        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    )
-
-
-def fetch(name: str, *, weights: bool, own: Collection[str], echo: LogFn) -> Path:
-    """The folder in the Hub's cache with what videotune needs of the model ``name``; what is not there is downloaded.
-
-    That is the parts of its model_index.json: configs and tokenizers, and with ``weights`` the safetensors of each part but
-    those in ``own``; never variants, other formats or code. Before weights are fetched, ``echo`` is told their size, the
-    licence and the place. A connection that breaks is taken up where it broke; of a run that was stopped, files that had
-    come whole are kept. Raises VideotuneError that says what to do: for a wrong id, a gated or private model, a full disk,
-    no network.
-    """
-    if offline():
-        return cached(
-            name,
-            weights=weights,
-            own=own,
-            why="the Hub may not be asked (--offline or HF_HUB_OFFLINE)",
-        )
-    try:
-        info = hub.HfApi().model_info(name)
-        listed = {file.rfilename for file in info.siblings or ()}
-        if "model_index.json" not in listed:
-            raise VideotuneError(_no_layout(name, listed))
-        with _bars(False):
-            index = model_files.read_config(
-                Path(hub.hf_hub_download(name, "model_index.json", revision=info.sha))
-            )
-            files = wanted(name, index, sorted(listed), weights=weights, own=own)
-            patterns = [re.sub(r"([\[*?])", r"[\1]", file) for file in files]
-            large = weights and _account(name, info, patterns, echo)
-        with _bars(large):
-            folder = Path(
-                hub.snapshot_download(name, revision=info.sha, allow_patterns=patterns)
-            )
-        write_text(
-            folder.parents[1] / "refs" / "main", str(info.sha)
-        )  # where the cache serves without a network
-    except VideotuneError:
-        raise
-    except Exception as error:  # the hub's library raises a dozen kinds; each is explained
-        if not _unreached(error):
-            raise VideotuneError(
-                f"base_model_name: {hub_problem(name, error, _near(name))}"
-            ) from error
-        why = "the Hub is not reached: check the network; files that have come are kept"
-        folder = cached(name, weights=weights, own=own, why=why)
-        echo(f"note: the Hub is not reached; {name} is taken from {folder}")
-    return folder
-
-
-def wanted(
-    name: str,
-    index: dict[str, Any],
-    listed: Sequence[str],
-    *,
-    weights: bool,
-    own: Collection[str] = (),
-) -> list[str]:
-    """Return the files of a repository that videotune reads.
-
-    Args:
-        name: the Hub id, for errors.
-        index: the model_index.json.
-        listed: all files.
-        weights: include weights.
-        own: parts whose weights come from other files.
-
-    Raises:
-        VideotuneError: for a part whose weights have only formats that are not read.
-    """
-    files = ["model_index.json"]
-    for part, (_, class_name) in model_files.model_parts(index).items():
-        part_listed = [file for file in listed if file.startswith(f"{part}/")]
-        files += [file for file in part_listed if file.endswith(_SMALL)]
-        if not weights or part in own or not model_files.has_weights(class_name):
-            continue
-        weight_files = [file for file in part_listed if _is_weights(file.partition("/")[2])]
-        if not weight_files:
-            in_part = (file.partition("/")[2] for file in part_listed)
-            formats = model_files.without_safetensors(in_part)
-            raise VideotuneError(
-                f"base_model_name: {name}: its {part}/ has no weights{formats}"
-            )
-        files += weight_files
-    return files
-
-
-def _is_weights(file: str) -> bool:
-    """Whether a file of a part is of its plain weights, whole or a shard; ``model.fp16.safetensors`` is a variant."""
-    return any(re.fullmatch(rf"{stem}(-\d+-of-\d+)?\.safetensors", file) for stem in STEMS)
-
-
-@contextmanager
-def _bars(shown: bool) -> Iterator[None]:
-    """The Hub's progress bars, or none: of small files they say nothing worth reading."""
-    change = not shown and not hub.utils.are_progress_bars_disabled()
-    if change:
-        hub.utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if change:
-            hub.utils.enable_progress_bars()
-
-
-def _account(name: str, info: ModelInfo, patterns: Sequence[str], echo: LogFn) -> bool:
-    """Tell what will be fetched, if it is much; VideotuneError where the disk has no room for it."""
-    files = hub.snapshot_download(
-        name, revision=info.sha, allow_patterns=list(patterns), dry_run=True
-    )
-    size = sum(file.file_size or 0 for file in files)
-    to_come = sum(file.file_size or 0 for file in files if file.will_download)
-    cache = Path(hub.constants.HF_HUB_CACHE)
-    if to_come < _WORTH_A_WORD:
-        return False
-    here = f", {size_text(size - to_come)} of it are here" if to_come < size else ""
-    echo(
-        f"{name}: {len(files)} files, {size_text(size)}{here}; {size_text(to_come)} are fetched into {cache}; "
-        f"licence: {_licence(info)}"
-    )
-    free = shutil.disk_usage(
-        next(place for place in (cache, *cache.parents) if place.exists())
-    ).free
-    if free < to_come:
-        room = f"{size_text(to_come)} more, and the disk of {cache} has {size_text(free)} free"
-        raise VideotuneError(
-            f"base_model_name: {name} needs {room}. Free some, or set HF_HOME to another disk."
-        )
-    return True
-
-
-def _licence(info: ModelInfo) -> str:
-    """As the model's card says it."""
-    card = info.card_data
-    named = (
-        getattr(card, "license_name", None) or getattr(card, "license", None) if card else None
-    )
-    tags = [
-        tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")
-    ]
-    return str(named or (tags[0] if tags else "its card names none"))
-
-
-def cached(name: str, *, weights: bool, own: Collection[str] = (), why: str = "") -> Path:
-    """The folder of a model in the Hub's cache, without a network.
-
-    Raises VideotuneError naming what of it is not there, and ``why`` it cannot be fetched.
-    """
-    try:
-        found = hub.try_to_load_from_cache(name, "model_index.json")
-    except hub.errors.HFValidationError as error:
-        raise VideotuneError(
-            f"base_model_name: {hub_problem(name, error, _near(name))}"
-        ) from error
-    first = "Fetch it where there is a network, or give a local folder in diffusers layout."
-    if not isinstance(found, str):
-        cache = hub.constants.HF_HUB_CACHE
-        raise NotHere(
-            f"base_model_name: {name} is not in {cache}, and {why}. {first}{_near(name)}"
-        )
-    folder = Path(found).parent
-    absent = model_files.missing(folder, weights=weights, own=own)
-    if absent:
-        what = f"{len(absent)} files are not in {folder}: {model_files.some(absent)}"
-        raise NotHere(f"base_model_name: of {name}, {what}; and {why}. {first}")
-    return folder
-
-
-def _unreached(error: Exception) -> bool:
-    """Whether the Hub could not be asked at all, or is out of order itself."""
-    import httpx2  # light to start
-
-    if isinstance(error, hub.errors.HfHubHTTPError):
-        return error.response.status_code >= 500
-    unreached = (httpx2.TransportError, hub.errors.OfflineModeIsEnabled)
-    return isinstance(error, unreached) and not isinstance(error, httpx2.LocalProtocolError)
-
-
-def _near(name: str) -> str:
-    """The id of a preset that looks like it, or nothing."""
-    ids = {str(read_preset(preset).get("base_model_name")) for preset in preset_names()}
-    near = difflib.get_close_matches(name, sorted(one for one in ids if "/" in one), 1, 0.7)
-    return f" (did you mean {near[0]}?)" if near and near[0] != name else ""
-
-
-def _no_layout(name: str, listed: Collection[str]) -> str:
-    weights = [
-        file
-        for file in sorted(listed)
-        if file.endswith((".safetensors", ".pth", ".ckpt", ".gguf"))
-    ]
-    holds = f"it holds {model_files.some(weights or sorted(listed))}"
-    remedy = (
-        f"Look for {name}-Diffusers; a single file of a transformer goes into transformer.file"
-    )
-    return f"base_model_name: {name} is not in diffusers layout: it has no model_index.json; {holds}. {remedy}."
-
-
-def verify(files: Iterable[Path], echo: LogFn) -> None:
-    """Compare the bytes of files in the Hub's cache with their names, which are hashes.
-
-    A file with the same path, size, time and inode is not read again. Only the first of several
-    processes reads. Other files have no hash to compare with.
-
-    Raises:
-        VideotuneError: for a file with other bytes.
-    """
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return
-    for path in files:
-        blob = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name):
-            _verify_blob(path, blob, echo)
-
-
-def _verify_blob(path: Path, blob: Path, echo: LogFn) -> None:
-    stat = blob.stat()
-    key = digest([str(blob), stat.st_size, stat.st_mtime_ns, stat.st_ino])
-    mark = user_cache() / "verified" / key
-    if mark.exists():
-        return
-
-    if stat.st_size > _LONG:
-        echo(f"checking the bytes of {path.name} ({stat.st_size / 1e9:.1f} GB), once")
-    with blob.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if sha256 != blob.name:
-        raise VideotuneError(
-            f"base_model_name: {path} is damaged: its sha256 is {sha256[:12]}…, "
-            f"the Hub's {blob.name[:12]}…. Delete {blob} and start again"
-        )
-
-    try:
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    except OSError as error:
-        echo(
-            f"note: {path.name} is checked again at the next start: "
-            f"{mark} cannot be written ({error})"
-        )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from videotune.types import FillFn, LogFn, WeightDtypes
 
 OLD_CLIP_END = 2
-"""The end mark's number in older configs of CLIP, which is not the number that tokenizers use."""
+"""The end mark's number in older configs of CLIP, which is not the number that tokenizers
+use."""
 
 
 class CheckpointConfigs(NamedTuple):
@@ -35,11 +36,11 @@ class CheckpointConfigs(NamedTuple):
 
 
 class Checkpoint:
-    """A checkpoint in diffusers layout. Its encoders load at their first use and stay until freed.
+    """A checkpoint in diffusers layout. Its encoders load at their first use and stay until
+    freed.
 
-    Hold ``vae_lock`` while using the VAE: ``free`` waits for it, and a VAE that keeps state between
-    frames works on one clip at a time.
-    """
+    Hold ``vae_lock`` while using the VAE: ``free`` waits for it, and a VAE that keeps state
+    between frames works on one clip at a time."""
 
     spec: ModelSpec
     """Facts of the family's usual checkpoint; an opened checkpoint has its own."""
@@ -63,7 +64,8 @@ class Checkpoint:
     """Whether the states of all layers of ``main_encoder`` are used."""
 
     pipelines: ClassVar[tuple[str, ...]]
-    """The diffusers pipelines: from text, and from an image on extra channels if there is one."""
+    """The diffusers pipelines: from text, and from an image on extra channels if there is
+    one."""
 
     def __init__(
         self,
@@ -82,7 +84,8 @@ class Checkpoint:
         self._loaded: dict[str, Any] = {}
 
         self.stream_text: LogFn | None = None
-        """If set, text encoders that load from now on keep the weights of their blocks on the host.
+        """If set, text encoders that load from now on keep the weights of their blocks on the
+        host.
 
         The function gets a line if that fails.
         """
@@ -102,10 +105,9 @@ class Checkpoint:
     ) -> CheckpointConfigs:
         """Read the configs of transformer and VAE and compare their channels.
 
-        Args:
-            folder: the checkpoint.
-            channels_with_image: returns how many channels the transformer reads if it also takes
-                an image, from the VAE's config. None: the family has no such checkpoint.
+        Args: folder: the checkpoint. channels_with_image: returns how many channels the
+            transformer reads if it also takes an image, from the VAE's config. None: the family
+            has no such checkpoint.
 
         Raises:
             VideotuneError: if the transformer's channels fit neither case.

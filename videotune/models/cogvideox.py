@@ -1,8 +1,7 @@
 """CogVideoX 2B, 5B and 1.5 5B (Yang et al. 2024, arXiv 2408.06072).
 
-v-prediction, T5 text, and a causal video VAE. From text, and from a first image, whose latents are
-extra input channels.
-"""
+v-prediction, T5 text, and a causal video VAE. From text, and from a first image, whose latents
+are extra input channels."""
 
 from __future__ import annotations
 
@@ -49,7 +48,8 @@ NEWER_SHAPE = (81, 768, 1360)
 """(frames, height, width) that 1.5's authors sample; no config has it."""
 
 FIRST_FRAME_SHARE = 0.95
-"""Share of samples that are conditioned on their image when the authors train image-to-video."""
+"""Share of samples that are conditioned on their image when the authors train
+image-to-video."""
 
 LOG_MEAN = -3.0
 """Mean of the logarithm of the noise strength on an image."""
@@ -295,9 +295,8 @@ class CogVideoX(DiffusersModel):
     ) -> dict[str, Tensor]:
         """Return "image" (C,1,H,W), the first frame's latents as the pipeline scales them.
 
-        With ``random``, the frame gets noise of random strength, and a latent is sampled. Without
-        it, the latent is the mean of the frame as it is.
-        """
+        With ``random``, the frame gets noise of random strength, and a latent is sampled.
+        Without it, the latent is the mean of the frame as it is."""
         if self.spec.first_frame is None:
             return {}
         vae = self.vae()
@@ -331,9 +330,8 @@ class CogVideoX(DiffusersModel):
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
         """Return v; the network gets the integer timestep, and an image if it takes one.
 
-        If a token covers two frames, a noisy copy of the first clean frame is put before the clip
-        and removed from the output.
-        """
+        If a token covers two frames, a noisy copy of the first clean frame is put before the
+        clip and removed from the output."""
         from videotune.diffusion.loss import timestep_index  # imports torch
 
         rules = self.spec.rules
@@ -518,9 +516,9 @@ def _schedule(path: Path) -> dict[str, float]:
 def _scattered(noise: Tensor) -> Tensor:
     """Permute the noise (B,C,1,H,W) of a frame so that no value stays where it was.
 
-    The pipeline begins with separate noise in the frame before a clip. Here it is the first frame's
-    noise, permuted: practically independent, and without a draw, which only the host could do.
-    """
+    The pipeline begins with separate noise in the frame before a clip. Here it is the first
+    frame's noise, permuted: practically independent, and without a draw, which only the host
+    could do."""
     flat = noise.flatten(1)
     size = flat.shape[1]
     step = next(step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1)

@@ -217,9 +217,9 @@ class HiDream(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        A frame rate of 1 means that a clip is read at one frame a second. Full, Dev and Fast have
-        the same network and differ in their schedulers: Dev and Fast sample without guidance, with
-        the shifts 6 and 3, in 28 and 16 steps.
+        A frame rate of 1 means that a clip is read at one frame a second. Full, Dev and Fast
+        have the same network and differ in their schedulers: Dev and Fast sample without
+        guidance, with the shifts 6 and 3, in 28 and 16 steps.
 
         Raises:
             VideotuneError: if the fourth text encoder is missing, or parts do not fit.
@@ -317,10 +317,9 @@ class HiDream(DiffusersModel):
     def encode(self, caption: str) -> dict[str, Tensor]:
         """Return the states of all text encoders.
 
-        "text" (128,D) are T5's, "llama" (layers,128,D) those of each of Llama's layers, "pooled"
-        (P,) those of both CLIPs. The denoiser masks no padding and the states of padding depend on
-        the caption, so all are kept.
-        """
+        "text" (128,D) are T5's, "llama" (layers,128,D) those of each of Llama's layers,
+        "pooled" (P,) those of both CLIPs. The denoiser masks no padding and the states of
+        padding depend on the caption, so all are kept."""
         text, _, llama, _, pooled, _ = self.encode_prompt(
             caption, do_classifier_free_guidance=False
         )
@@ -409,9 +408,8 @@ class HiDream(DiffusersModel):
     ) -> Tensor:
         """Sample latents at the request's size.
 
-        The pipeline scales each request to one area, 1024² pixels for a published model. Here that
-        area is the request's, so that the size of training is sampled.
-        """
+        The pipeline scales each request to one area, 1024² pixels for a published model. Here
+        that area is the request's, so that the size of training is sampled."""
         pipe = self.pipeline(nets, request.shift)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
         if "generator" in signature(pipe.scheduler.step).parameters:

@@ -1,4 +1,5 @@
-"""diffusers' transformer and VAE of HiDream-I1, changed so that they train on clips of one frame."""
+"""diffusers' transformer and VAE of HiDream-I1, changed so that they train on clips of one
+frame."""
 
 from __future__ import annotations
 
@@ -61,15 +62,12 @@ def _patchify(
 def _routed(moe: Any, states: Tensor, upper_bound: bool) -> Tensor:
     """Compute diffusers' routed experts in training, bit for bit, with one wait for the device.
 
-    diffusers waits once per expert. Here tokens are sorted by expert, and the number of tokens per
-    expert is copied to the host while the shared experts compute.
+    diffusers waits once per expert. Here tokens are sorted by expert, and the number of tokens
+    per expert is copied to the host while the shared experts compute.
 
-    Args:
-        moe: the layer.
-        states: hidden states.
-        upper_bound: assign all tokens to as few experts as possible, which needs the most memory;
-            for the meta device, where the numbers are unknown.
-    """
+    Args: moe: the layer. states: hidden states. upper_bound: assign all tokens to as few
+        experts as possible, which needs the most memory; for the meta device, where the numbers
+        are unknown."""
     from videotune.memory.host_weights import to_host  # imports torch
 
     expert_ids, weight, _ = moe.gate(states)

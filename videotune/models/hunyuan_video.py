@@ -350,8 +350,8 @@ class HunyuanVideo(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        The shift of training stays 7, with which the authors sample. The scheduler's shift is only
-        for sampling, and distilled checkpoints have others.
+        The shift of training stays 7, with which the authors sample. The scheduler's shift is
+        only for sampling, and distilled checkpoints have others.
 
         Raises:
             VideotuneError: for a checkpoint that is not HunyuanVideo from text.
@@ -507,8 +507,7 @@ class HunyuanVideo(DiffusersModel):
     def lora_formats(self) -> tuple[str, ...]:
         """Return the formats of LoRA files.
 
-        diffusers reads ComfyUI's format only at the published width, so a file for another width
-        could not be verified.
-        """
+        diffusers reads ComfyUI's format only at the published width, so a file for another
+        width could not be verified."""
         width = self.config["num_attention_heads"] * self.config["attention_head_dim"]
         return super().lora_formats() if width == WIDTH else ("diffusers",)

@@ -1,4 +1,5 @@
-"""Names of weights in other layouts: rules that rename a key, and the rules of each family's files."""
+"""Names of weights in other layouts: rules that rename a key, and the rules of each family's
+files."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,8 @@
-"""Load weights file by file, straight into the right dtype and device, checked against the config.
+"""Load weights file by file, straight into the right dtype and device, checked against the
+config.
 
-Libraries read folders and Hub repositories without running their code, and errors name the path.
-"""
+Libraries read folders and Hub repositories without running their code, and errors name the
+path."""
 
 from __future__ import annotations
 
@@ -35,12 +36,14 @@ PROBES = ("a red circle moves left", "a blue square moves up")
 """Two captions that a tokenizer with a vocabulary reads as different tokens."""
 
 _MAX_EXTRA_SHARE = 0.01
-"""Up to this share, weights that the model lacks are left out with a note; more is another model."""
+"""Up to this share, weights that the model lacks are left out with a note; more is another
+model."""
 
 
 @contextmanager
 def explained(context: str) -> Iterator[None]:
-    """Turn a library's error about a damaged file into a VideotuneError that begins with ``context``.
+    """Turn a library's error about a damaged file into a VideotuneError that begins with
+    ``context``.
 
     Errors about full memory pass through.
     """
@@ -155,22 +158,17 @@ def load_model(
 ) -> nn.Module:
     """Load a part of a base model by its class in diffusers or transformers, frozen.
 
-    The result is that of ``cls.from_pretrained(folder, dtype=dtype)``, with modules in float32 if
-    diffusers keeps them so, but never more than the model and one file of weights is in memory. On
-    a CPU, weights that already have the dtype are mapped pages of the file.
+    The result is that of ``cls.from_pretrained(folder, dtype=dtype)``, with modules in float32
+    if diffusers keeps them so, but never more than the model and one file of weights is in
+    memory. On a CPU, weights that already have the dtype are mapped pages of the file.
 
-    Args:
-        cls: class of the part.
-        folder: folder of the part.
-        dtype: dtype of the weights.
-        device: device of the network.
-        packed: quantization of the Linears in ``blocks`` (``memory/quantization.py``), applied as
-            each is read. None: no quantization.
-        blocks: module paths of lists of blocks. Empty: the longest list.
-        stay: device for the weights of a diffusers network that the caller streams to ``device``.
-        fill: puts tensors in the place of the parameters, which are on the meta device, instead of
-            reading files.
-        stream: streams the blocks of a text encoder from the host; gets a line if that fails.
+    Args: cls: class of the part. folder: folder of the part. dtype: dtype of the weights.
+        device: device of the network. packed: quantization of the Linears in ``blocks``
+        (``memory/quantization.py``), applied as each is read. None: no quantization. blocks:
+        module paths of lists of blocks. Empty: the longest list. stay: device for the weights
+        of a diffusers network that the caller streams to ``device``. fill: puts tensors in the
+        place of the parameters, which are on the meta device, instead of reading files. stream:
+        streams the blocks of a text encoder from the host; gets a line if that fails.
 
     Raises:
         VideotuneError: if weights and config do not belong to the same model.
@@ -378,9 +376,8 @@ def read_states(
 ) -> Iterator[dict[str, Tensor]]:
     """Read the weights of a part by diffusers' keys.
 
-    A file in diffusers' layout is read at once, as mapped pages; another layout tensor by tensor.
-    Raises as ``check_part`` does.
-    """
+    A file in diffusers' layout is read at once, as mapped pages; another layout tensor by
+    tensor. Raises as ``check_part`` does."""
     from safetensors.torch import load_file  # imports torch
 
     sources = check_part(cls, folder, net, echo)

@@ -39,10 +39,12 @@ SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
 """(width, blocks) of the published transformers."""
 
 LICENCE = "LTXV Open Weights License"
-"""Licence of all 13B. 2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has it."""
+"""Licence of all 13B. 2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has
+it."""
 
 SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
-"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up to 0.9.1."""
+"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up to
+0.9.1."""
 
 DECODE_TIMESTEP = 0.05
 """Timestep with which a VAE with timestep conditioning decodes, as its authors do."""
@@ -326,7 +328,8 @@ class LTXVideo(DiffusersModel):
         return output[0].transpose(1, 2).reshape(x_t.shape).float()
 
     def _positions(self, fps: Tensor, frames: int, rows: int, columns: int) -> dict[str, Any]:
-        """Return the tokens' positions in pixels and seconds, as the checkpoint's pipeline does.
+        """Return the tokens' positions in pixels and seconds, as the checkpoint's pipeline
+        does.
 
         Up to 0.9.1 latent frame i is at frame 8i; from 0.9.5 on it is at its first frame,
         max(8i - 7, 0).
@@ -384,9 +387,8 @@ class LTXVideo(DiffusersModel):
     ) -> int:
         """Return the frames of the video tokens.
 
-        A pipeline that passes positions passes no number of frames: tokens of the first frame are
-        those with the first token's time.
-        """
+        A pipeline that passes positions passes no number of frames: tokens of the first frame
+        are those with the first token's time."""
         if num_frames:
             return num_frames
         times = video_coords[0, 0]
@@ -463,9 +465,8 @@ class LTXVideo(DiffusersModel):
 def _is_newer(folder: Path) -> bool:
     """Return whether a checkpoint is 0.9.5 or later, which needs the pipeline with conditions.
 
-    Its VAE shows it even if its model_index.json names the older pipeline; their positions in time
-    differ.
-    """
+    Its VAE shows it even if its model_index.json names the older pipeline; their positions in
+    time differ."""
     block_types = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
     index = read_config(folder / "model_index.json")
     if index.get("_class_name") == "LTXConditionPipeline":
@@ -508,11 +509,8 @@ def _initial_latents(
 ) -> Tensor:
     """Return the latents with which image-to-video begins.
 
-    Args:
-        first: clean first frames (B,C,1,H,W).
-        size: (F, H, W) of the result.
-        generators: one per sample; the rest is the noise that the pipeline would draw from them.
-    """
+    Args: first: clean first frames (B,C,1,H,W). size: (F, H, W) of the result. generators: one
+        per sample; the rest is the noise that the pipeline would draw from them."""
     noise = []
     for frame, generator in zip(first, generators, strict=True):
         # The pipeline draws the image's latents first.

@@ -67,11 +67,12 @@ def network_stand_in(
 
 
 def vae_stand_in(spec: ModelSpec, latents: Tensor | None, device: torch.device) -> Any:
-    """Build a module that a pipeline holds in place of the VAE and that "encodes" to ``latents``.
+    """Build a module that a pipeline holds in place of the VAE and that "encodes" to
+    ``latents``.
 
-    Its statistics are 0 and 1, so the pipeline passes the latents on unchanged. Where the pipeline
-    samples from the VAE's distribution, as many numbers are drawn from the generators, so the noise
-    that is drawn afterwards stays the same.
+    Its statistics are 0 and 1, so the pipeline passes the latents on unchanged. Where the
+    pipeline samples from the VAE's distribution, as many numbers are drawn from the generators,
+    so the noise that is drawn afterwards stays the same.
 
     Args:
         spec: gives the strides and the number of latent channels.

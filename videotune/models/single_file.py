@@ -1,8 +1,7 @@
 """Read a network from a single file of weights in any known layout, one tensor at a time.
 
-The keys may be those of diffusers, of the model's authors or of ComfyUI, and the weights may be in
-fp8 with scales.
-"""
+The keys may be those of diffusers, of the model's authors or of ComfyUI, and the weights may be
+in fp8 with scales."""
 
 from __future__ import annotations
 
@@ -70,8 +69,9 @@ def find_sources(
 ) -> dict[str, WeightSource]:
     """Find the source of each tensor of a network in files.
 
-    The layout is the one that has most tensors: a family's rules after one of ComfyUI's prefixes.
-    In rules, ``NAME#1,0/2`` are the second and then the first half of the rows of NAME.
+    The layout is the one that has most tensors: a family's rules after one of ComfyUI's
+    prefixes. In rules, ``NAME#1,0/2`` are the second and then the first half of the rows of
+    NAME.
 
     Args:
         network: class name of the network in diffusers.

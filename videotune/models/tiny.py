@@ -1,4 +1,5 @@
-"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by config."""
+"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by
+config."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -94,9 +95,9 @@ TOKENIZERS: Any = {
 def build_pipeline(base_parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
     """Build a pipeline of tiny random networks, in the order in which the parts are listed.
 
-    A part is a mapping: "_class_name" is its class, "_buffers" are values that its config does not
-    hold, and all other keys are its config. A value that is not a mapping is a setting of the
-    pipeline, and the top "_class_name" is the pipeline's class.
+    A part is a mapping: "_class_name" is its class, "_buffers" are values that its config does
+    not hold, and all other keys are its config. A value that is not a mapping is a setting of
+    the pipeline, and the top "_class_name" is the pipeline's class.
 
     Args:
         base_parts: the parts that all checkpoints of the family have.

@@ -1,8 +1,8 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video VAE.
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video
+VAE.
 
-2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, and 2.2 A14B from text
-and from an image, with one expert for high noise and one for low noise.
-"""
+2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, and 2.2 A14B from
+text and from an image, with one expert for high noise and one for low noise."""
 
 from __future__ import annotations
 
@@ -215,10 +215,10 @@ class Wan(DiffusersModel):
     def read_spec(cls, folder: Path) -> ModelSpec:
         """Read the spec of a checkpoint.
 
-        The shift of training is 3 for 2.1: its schedulers have it, and its authors sample with it
-        at 480p. For 2.2 it is 5, with which its authors sample TI2V-5B and I2V-A14B. They sample
-        T2V-A14B with 12, which would leave the expert for low noise less than a third of the
-        samples; diffusers uses 3.
+        The shift of training is 3 for 2.1: its schedulers have it, and its authors sample with
+        it at 480p. For 2.2 it is 5, with which its authors sample TI2V-5B and I2V-A14B. They
+        sample T2V-A14B with 12, which would leave the expert for low noise less than a third of
+        the samples; diffusers uses 3.
 
         Raises:
             VideotuneError: for a Wan checkpoint of another kind.
@@ -320,9 +320,8 @@ class Wan(DiffusersModel):
     ) -> dict[str, Tensor]:
         """Return what the image-to-video pipeline makes of the first frame, in the run's dtype.
 
-        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey ones. 2.1 has
-        also "clip" (257, 1280).
-        """
+        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey ones. 2.1
+        has also "clip" (257, 1280)."""
         if self.spec.image_conditioning != "concat":
             return {}
         from PIL import Image  # keeps the start light
@@ -441,9 +440,8 @@ class Wan(DiffusersModel):
     def fingerprints(self) -> dict[str, str]:
         """Return the parts' hashes.
 
-        For image-to-video, the VAE's includes the image encoder and the denoiser's dtype: entries
-        of the cache also hold the image's states.
-        """
+        For image-to-video, the VAE's includes the image encoder and the denoiser's dtype:
+        entries of the cache also hold the image's states."""
         prints = super().fingerprints()
         if self.spec.image_conditioning == "concat":
             image_parts = ("image_encoder", "image_processor") if self._uses_clip else ()
