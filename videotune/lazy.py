@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-imports_stay = False
+freeze_imports = False
 """Set by the command line: what lives when diffusers is there, before any network is, is never searched for cycles again.
 
 A tenth of the time to the first step goes into such searches. Not within another program, whose objects may end.
@@ -55,7 +55,7 @@ else:
             first = self._name not in sys.modules
             with gc_paused():
                 found = self.__dict__[name] = getattr(import_module(self._name), name)
-            if first and imports_stay and self._name == "diffusers":
+            if first and freeze_imports and self._name == "diffusers":
                 gc.freeze()
             return found
 

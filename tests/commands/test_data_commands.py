@@ -367,7 +367,7 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
     assert split(tmp_path / "in", tmp_path / "out") == DONE
     printed = " ".join(capsys.readouterr().out.split())
     said = (
-        "left out: 2.50 to 3.25 s",
+        "omitted: 2.50 to 3.25 s",
         "no cut: copied as it is",
         "1 scene is shorter than 1 s",
         "3 images were not split",
