@@ -72,7 +72,7 @@ def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, noun: str)
 
 
 def grouped(paths: Sequence[str]) -> dict[str, int]:
-    """Count the paths of each kind, with a block's number written as *, in the model's order."""
+    """Count paths by kind, with a block's number written as *, in model order."""
     kinds = [re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths]
     return dict(Counter(kinds))
 
@@ -119,7 +119,7 @@ def _let_train(parameters: Parameters, names: Sequence[str]) -> dict[str, nn.Par
 
 
 def add_full(net: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Parameter]:
-    """Make all weights of a network or those of ``layers`` trainable, in the network's dtypes."""
+    """Make all weights of a network or those of ``layers`` trainable."""
     parameters = dict(net.named_parameters())
     return _let_train(parameters, layers_of(parameters, layers))
 
@@ -197,7 +197,7 @@ class Overlay(nn.Module):
 def add_rows(
     parts: Mapping[str, TextPart], settings: Embedding, seed: int
 ) -> dict[str, nn.Parameter]:
-    """Add the new tokens to each text encoder; returns their rows (n, D), float32, by encoder."""
+    """Add the new tokens to each text encoder; returns their rows (n, D)."""
     rows = {name: first_rows(part, settings, seed, name) for name, part in parts.items()}
     return {name: lay_rows(part, settings.tokens, rows[name]) for name, part in parts.items()}
 

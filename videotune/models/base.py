@@ -127,7 +127,7 @@ class DiffusersModel(Checkpoint):
         return len(ids) - self.tokens_in_front
 
     def encode_prompt(self, caption: str, **arguments: Any) -> Any:
-        """Return the result of the pipeline's ``encode_prompt`` for a caption in full length."""
+        """Call the pipeline's ``encode_prompt`` for a caption in full length."""
         return self.text_pipeline().encode_prompt(
             caption,
             max_sequence_length=self.spec.text_tokens,

@@ -155,7 +155,7 @@ class Checkpoint:
         return load_model(cls, self.folder / name, torch.float32, self.device, fill=fill)
 
     def vae(self) -> Any:
-        """Return the VAE in float32, not tiled: tiles give other latents than the pipeline's."""
+        """Return the VAE in float32, not tiled: tiles change the latents."""
         return self._load_once("vae", lambda: self.part("vae"))
 
     def denoiser(
@@ -180,7 +180,7 @@ class Checkpoint:
         )
 
     def skeleton(self, expert: str | None = None) -> nn.Module:
-        """Build the transformer without weights, on the meta device. None: the first expert's."""
+        """Build the transformer on the meta device. None: the first expert's."""
         cls = getattr(diffusers, self.transformer_class)
         return on_meta(cls, self.folder / self.spec.part_of(expert))
 
@@ -200,7 +200,7 @@ class Checkpoint:
         return prints
 
     def pipeline_class(self) -> Any:
-        """Return the diffusers pipeline that samples from this checkpoint and reads its LoRAs."""
+        """Return the diffusers pipeline that samples and reads LoRA files."""
         return getattr(diffusers, self.pipelines[self.spec.image_conditioning == "concat"])
 
     def _text_encoder(self, part: str, fill: FillFn = None) -> nn.Module:
@@ -215,7 +215,7 @@ class Checkpoint:
         )
 
     def text_pipeline(self) -> Any:
-        """Return a diffusers pipeline of tokenizers and text encoders, which handles prompts."""
+        """Return a diffusers pipeline of only tokenizers and text encoders."""
         return self._load_once("text_encoder", self._load_text)
 
     def _load_text(self) -> Any:

@@ -316,7 +316,7 @@ class CogVideoX(DiffusersModel):
         return {"image": latent * (1 / scale if vae.config.invert_scale_latents else scale)}
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Return zeros in the form of a clip's states, with an image if the checkpoint takes one."""
+        """Return zeros in the form of a clip's states, with any image."""
         states = super().blank_states(shape)
         _, rows, columns = self.spec.rules.latent_size(shape)
         if self.spec.first_frame is not None:
@@ -376,7 +376,7 @@ class CogVideoX(DiffusersModel):
         return -frames % self.spec.patch[0]
 
     def _rotary(self, height: int, width: int, frames: int, device: torch.device) -> Any:
-        """Return the pipeline's rotary embedding, or None if the model uses another embedding."""
+        """Return the pipeline's rotary embedding, or None if the model has none."""
         if not self._net.use_rotary_positional_embeddings:
             return None
         stride = self.spec.rules.spatial_stride
@@ -436,7 +436,7 @@ class CogVideoX(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """Sample latents; ``conditioning.extras["image"]`` (B,C,1,H,W) is the image to continue."""
+        """Sample latents; ``extras["image"]`` (B,C,1,H,W) is the image to continue."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
@@ -455,7 +455,7 @@ class CogVideoX(DiffusersModel):
     def _prepare_latents(
         self, pipe: Any, conditioning: Conditioning
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """Replace the image pipeline's ``prepare_latents``: the same noise, and an encoded image."""
+        """Replace the pipeline's ``prepare_latents``: same noise, encoded image."""
 
         def prepare(
             _: Tensor, num: int, channels: int, frames: int, height: int, width: int, dtype: Any, device: Any,

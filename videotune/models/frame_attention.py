@@ -68,7 +68,7 @@ class FrameProcessor:
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> Any:
-        """Return the attention over video tokens (B,S,D), and over text (B,L,D) if it takes text."""
+        """Return attention over video tokens (B,S,D), and text (B,L,D) if any."""
         text_tokens = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
         product_by_frame = _product_by_frame()
         with product_by_frame(self.last_call.frames, text_tokens, self.text_first) as product:

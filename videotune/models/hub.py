@@ -36,7 +36,7 @@ _SMALL = (".json", ".txt", ".model")
 
 
 def offline() -> bool:
-    """Return whether the Hub must not be used: --offline, HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE."""
+    """Return whether --offline or an environment variable forbids the Hub."""
     return any(
         os.environ.get(name, "").lower() in _TRUE
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

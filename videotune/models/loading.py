@@ -236,7 +236,7 @@ def _load_network(
 def _pack(
     cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype
 ) -> dict[str, QuantizedLinear]:
-    """Replace a network's Linears with empty packed layers; see ``load_model`` for ``blocks``."""
+    """Replace Linears with empty packed layers; for ``blocks`` see ``load_model``."""
     from videotune.memory.quantization import longest_list, pack_linears  # imports torch
 
     return pack_linears(
@@ -509,7 +509,7 @@ def built(cls: Any, folder: Path) -> Any:
 
 
 def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Build a part on the meta device, each parameter in the dtype in which it would be loaded."""
+    """Build a part on the meta device, with the dtypes of a loaded one."""
     if hasattr(cls, "load_config"):
         net = to_fill(cls, folder, dtype)
     else:

@@ -165,7 +165,7 @@ def left_over(sources: Mapping[str, WeightSource], stored: Collection[str]) -> l
 
 
 def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
-    """Raise VideotuneError for weights in an unsupported quantization, with the format's name."""
+    """Raise VideotuneError for weights in an unsupported quantization."""
     from safetensors import safe_open
 
     texts = []

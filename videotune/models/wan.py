@@ -295,7 +295,7 @@ class Wan(DiffusersModel):
 
     @property
     def _uses_clip(self) -> bool:
-        """Whether the denoiser reads CLIP's states of the image besides its latents (2.1 I2V)."""
+        """Whether the denoiser also reads CLIP's states of the image (2.1 I2V)."""
         return self.config.get("image_dim") is not None
 
     def free(self, part: str) -> None:
@@ -426,7 +426,7 @@ class Wan(DiffusersModel):
         request: SampleRequest,
         **arguments: Any,
     ) -> Tensor:
-        """Run the pipeline with an image, of which only the size counts, and a second guidance."""
+        """Run the pipeline with a blank image and a second guidance, if it takes them."""
         if "image_processor" in pipe.components:
             shape = request.shape
             arguments["image"] = torch.zeros(1, 3, shape.height, shape.width)
@@ -477,7 +477,7 @@ def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
 
 
 def _clip_numbers(folder: Path) -> int:
-    """Return how many numbers CLIP gives of an image: one state per patch, and one in addition."""
+    """Return how many numbers CLIP gives of an image: patches + 1 states."""
     config = read_config(folder / "image_encoder" / "config.json")
     patches = (config["image_size"] // config["patch_size"]) ** 2
     return (patches + 1) * int(config["hidden_size"])
