@@ -29,7 +29,8 @@ from videotune.models.base import DiffusersModel
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
-from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
+from videotune.planner.memory import Choice
+from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
 from videotune.trainer.build import DTYPES
 from videotune.trainer.expert_pool import arrange_blocks
 from videotune.trainer.step import Clock, StepSettings, train_step
@@ -94,7 +95,7 @@ class Case:
 @cache
 def facts_of(case: Case) -> StepSpec:
     """Read once for each case; the step alone, without what encoders hold before it."""
-    return replace(read_step_spec(case.wanted()), elsewhere={})
+    return replace(read_step_spec(case.wanted()), other_phases={})
 
 
 @cache

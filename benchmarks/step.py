@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from videotune.config.schema import Optimizer
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.batches import StepBatch, prepare
-from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
+from videotune.planner.settings import chosen_for_run
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import make_optimizer

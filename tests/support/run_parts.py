@@ -7,8 +7,8 @@ from videotune.job.job import Job
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import LatentCache
 from videotune.models.base import DiffusersModel
-from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
+from videotune.planner.settings import chosen_for_run
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
