@@ -231,7 +231,7 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
         "text": only(one).conditioning.text,
     }
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
-    transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
+    transformer = trainer.family.folder / "transformer"
     ours, bare = [], []
     for index in range(starts + (starts > 1)):
         pair = start_ours(folder, index), start_bare(transformer, batch)

@@ -31,7 +31,7 @@ import json, sys
 from pathlib import Path
 from videotune.errors import VideotuneError
 from huggingface_hub import constants
-from videotune.models import base_model as hub
+from videotune.models import hub
 
 hub._WORTH_A_WORD = 1
 constants.DOWNLOAD_CHUNK_SIZE = 4096

@@ -25,12 +25,13 @@ from videotune.diffusion.loss import Objective
 from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
 from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Batch, ClipShape, Family
+from videotune.types import Batch, ClipShape
 
 Depths = tuple[tuple[str, int], ...]
 """The number of blocks of each list of blocks, by the list's path."""
@@ -121,7 +122,7 @@ class FakeNetwork:
 class FakeRun:
     """A family on fake tensors. Networks and the readings of steps are kept between calls."""
 
-    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+    def __init__(self, family: DiffusersModel, config: Config, piece: int = PIECE) -> None:
         """Prepare a run.
 
         Args:
