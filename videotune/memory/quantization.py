@@ -134,9 +134,7 @@ def unpack(
     return flat.view(shape)
 
 
-def _unpack_eight_bit(
-    tensors: Mapping[str, Tensor], kind: str, dtype: torch.dtype
-) -> Tensor:
+def _unpack_eight_bit(tensors: Mapping[str, Tensor], kind: str, dtype: torch.dtype) -> Tensor:
     packed = tensors["packed"]
     rows = torch.empty(packed.shape, dtype=dtype, device=packed.device)
 
@@ -208,9 +206,7 @@ class _QuantizedMatmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        weight = unpack(
-            dict(zip(ctx.names, ctx.saved_tensors, strict=True)), *ctx.layer
-        )
+        weight = unpack(dict(zip(ctx.names, ctx.saved_tensors, strict=True)), *ctx.layer)
 
         x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
         bias_gradient = None
@@ -275,9 +271,9 @@ class QuantizedLinear(nn.Linear):
 
     def set_weight(self, weight: Tensor, device: torch.device) -> None:
         """Pack a weight on its own device and store the result on ``device``."""
-        packed_tensors = pack(weight, self.kind)
+        tensors = pack(weight, self.kind)
         for name, (shape, dtype) in form(self.kind, self.shape).items():
-            packed = packed_tensors[name]
+            packed = tensors[name]
             assert (tuple(packed.shape), packed.dtype) == (shape, dtype), name
 
             tensor = packed.to(device)
@@ -287,13 +283,13 @@ class QuantizedLinear(nn.Linear):
 
     def dequantize(self) -> Tensor:
         """Return the weight (out, in) in the dtype in which the layer computes."""
-        return unpack(self.kept, self.kind, self.shape, self.dtype)
+        return unpack(self.packed_tensors, self.kind, self.shape, self.dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x·Wᵀ + bias."""
         layer = (self.kind, self.shape, self.dtype)
         return _QuantizedMatmul.apply(
-            input, self.bias, layer, self.names, *self.kept.values()
+            input, self.bias, layer, self.names, *self.packed_tensors.values()
         )
 
     def _set(self, name: str, tensor: Tensor) -> None:
@@ -307,7 +303,7 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer(name, code, persistent=False)
 
     @property
-    def kept(self) -> dict[str, Tensor]:
+    def packed_tensors(self) -> dict[str, Tensor]:
         """The tensors that store the weight, by name."""
         return {name: getattr(self, name) for name in self.names}
 
@@ -363,10 +359,8 @@ def packed_note(net: nn.Module, name: str, kind: str) -> str:
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     packed_ids: set[int] = set()
     for layer in layers:
-        packed_ids.update(id(tensor) for tensor in layer.kept.values())
-    unpacked = [
-        parameter for parameter in net.parameters() if id(parameter) not in packed_ids
-    ]
+        packed_ids.update(id(tensor) for tensor in layer.packed_tensors.values())
+    unpacked = [parameter for parameter in net.parameters() if id(parameter) not in packed_ids]
 
     packed_count = sum(math.prod(layer.shape) for layer in layers)
     unpacked_count = sum(parameter.numel() for parameter in unpacked)

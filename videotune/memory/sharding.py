@@ -73,7 +73,7 @@ class Shards:
         # FSDP2 warns about in-place writes to its outputs; nothing here writes to them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
 
-        ignored = self._move_unsharded(net, mesh, unsharded)
+        ignored = _move_unsharded(net, mesh, unsharded)
         shapes = {
             name: tuple(parameter.shape)
             for name, parameter in net.named_parameters()
@@ -87,25 +87,10 @@ class Shards:
         _shard_modules(modules, mesh, ignored)
 
         self._sharded = {
-            name: parameter
-            for name, parameter in net.named_parameters()
-            if name in shapes
+            name: parameter for name, parameter in net.named_parameters() if name in shapes
         }
         for name, shape in shapes.items():
             self._bind_local(name, shape, mesh)
-
-    def _move_unsharded(
-        self, net: nn.Module, mesh: DeviceMesh, unsharded: Collection[nn.Parameter]
-    ) -> set[nn.Parameter]:
-        """Move buffers and unsharded parameters to the device; return the parameters."""
-        device = _device_of(mesh)
-        ignored_ids = {id(parameter) for parameter in unsharded} | _unshardable(net)
-        ignored = {
-            parameter for parameter in net.parameters() if id(parameter) in ignored_ids
-        }
-        for tensor in (*ignored, *net.buffers()):
-            tensor.data = tensor.data.to(device)
-        return ignored
 
     @torch.no_grad()
     def _bind_local(self, name: str, shape: tuple[int, ...], mesh: DeviceMesh) -> None:
@@ -137,6 +122,18 @@ class Shards:
             else:
                 parameter.grad = sharded.grad.to_local()
             sharded.grad = None
+
+
+def _move_unsharded(
+    net: nn.Module, mesh: DeviceMesh, unsharded: Collection[nn.Parameter]
+) -> set[nn.Parameter]:
+    """Move buffers and unsharded parameters to the device; return the parameters."""
+    device = _device_of(mesh)
+    ignored_ids = {id(parameter) for parameter in unsharded} | _unshardable(net)
+    ignored = {parameter for parameter in net.parameters() if id(parameter) in ignored_ids}
+    for tensor in (*ignored, *net.buffers()):
+        tensor.data = tensor.data.to(device)
+    return ignored
 
 
 def _shard_modules(
