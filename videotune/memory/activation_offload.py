@@ -60,10 +60,10 @@ class ActivationOffload:
     Tensors that all blocks share stay on the device.
 
     On a device with streams, each direction has its own stream, ordered by events, and
-    the host never waits. The device's tensor is kept until its copy is done: the compute
-    stream waits when more than ``AHEAD`` blocks' tensors are being copied. In the
-    backward pass, the next block's inputs are fetched while a block computes. A host
-    buffer is reused as soon as no graph refers to it.
+    the host never waits. The device's tensor is kept until its copy is done: the
+    compute stream waits when more than ``AHEAD`` blocks' tensors are being copied. In
+    the backward pass, the next block's inputs are fetched while a block computes. A
+    host buffer is reused as soon as no graph refers to it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -96,7 +96,7 @@ class ActivationOffload:
         self._returned = [ref(x) for x in values if isinstance(x, Tensor)]
 
     def hooks(self, arguments: Iterable[Any]) -> saved_tensors_hooks:
-        """Return autograd hooks that offload these arguments when a checkpoint saves them.
+        """Return autograd hooks that offload the arguments that a checkpoint saves.
 
         Only the tensors that pass from block to block are offloaded.
         """
@@ -104,7 +104,7 @@ class ActivationOffload:
         self._wait_for_sent(len(self._blocks) - AHEAD)
         blocks = self._blocks
 
-        # Recognised by their bytes: a checkpoint may save other tensors too, in any order.
+        # Match by address: a checkpoint may save other tensors too, in any order.
         offloadable: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         tensors = [x for x in arguments if isinstance(x, Tensor)]
         for i, x in enumerate(tensors):
@@ -184,7 +184,7 @@ class ActivationOffload:
         if saved.device is None:
             self._start_fetch(saved)
 
-        # Prefetch this block's other tensors and those of the next block in backward order.
+        # Prefetch this block's other tensors and those of the next backward block.
         prefetch_block = max(saved.block - AHEAD + 1, 0)
         for reference in (*saved.blocks[saved.block], *saved.blocks[prefetch_block]):
             offloaded = reference()

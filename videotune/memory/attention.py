@@ -1,4 +1,4 @@
-"""Select the attention backend of a network (``attention``), with diffusers' dispatcher."""
+"""Select the attention backend of a network (``attention``) through diffusers."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ def set_attention(net: Any, name: str) -> None:
     """
     if not switchable(net):
         raise VideotuneError(
-            f"attention: the backend of {type(net).__name__} cannot be changed. Remove the key."
+            f"attention: {type(net).__name__} has a fixed backend. Remove the key."
         )
     from diffusers.models.attention_dispatch import attention_backend
 
     try:
-        # Without this context, diffusers sets the backend for all networks in the process.
+        # Without this context, diffusers sets it for all networks in the process.
         with attention_backend("native"):
             net.set_attention_backend(name)
     except (RuntimeError, ImportError) as error:

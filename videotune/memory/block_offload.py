@@ -3,8 +3,8 @@
 The same wrapper of a block also offloads its inputs (checkpointing CPU_OFFLOADED, see
 ``activation_offload``). A wrapped block is computed as in gradient checkpointing: its
 graph saves only the inputs. In the backward pass the inputs and weights are fetched and
-the block is recomputed. The graph is autograd's own, node for node, so every gradient is
-summed in the same order as without offloading and is bitwise equal.
+the block is recomputed. The graph is autograd's own, node for node, so every gradient
+is summed in the same order as without offloading and is bitwise equal.
 """
 
 import inspect
@@ -125,9 +125,9 @@ def stream_blocks(
 ) -> BlockOffload:
     """Move a network to the device, except the weights of a fraction of its blocks.
 
-    Those stay on the host and are streamed. Tensors that appear at several places of the
-    network stay on the device. Weights that train have their gradients and updates on the
-    host: see ``BlockOffload.parameters``.
+    Those stay on the host and are streamed. Tensors that appear at several places of
+    the network stay on the device. Weights that train have their gradients and updates
+    on the host: see ``BlockOffload.parameters``.
 
     Args:
         net: the network on the CPU, preferably memory-mapped from its files, including
@@ -135,8 +135,8 @@ def stream_blocks(
         paths: module paths of the lists of blocks.
         device: where the network computes.
         fraction: share of the blocks to stream, 0 to 1.
-        checkpointing: OFF, ON or CPU_OFFLOADED for the other blocks; streamed blocks are
-            always recomputed.
+        checkpointing: OFF, ON or CPU_OFFLOADED for the other blocks; streamed blocks
+            are always recomputed.
         resident: parameters that stay on the device, such as those of an adapter.
         host_weights: weights to stream in place of this network's, from another network
             of the same shape.
@@ -187,7 +187,7 @@ def spread(count: int, fraction: float) -> list[int]:
 
 
 def _movable_tensors(net: nn.Module, resident: Collection[nn.Parameter]) -> set[int]:
-    """Return the ids of the tensors that appear once in the network and may be moved."""
+    """Return the ids of the tensors that appear once and may leave the device."""
     resident_ids = {id(parameter) for parameter in resident}
 
     uses: Counter[int] = Counter()
@@ -218,7 +218,7 @@ def _streamable(path: str, block: nn.Module, movable: Collection[int]) -> dict[s
 
     if not tensors:
         raise VideotuneError(
-            f"layer_offload_fraction: {path} has no weights of its own to stream. Set it to 0."
+            f"layer_offload_fraction: {path} has no weights to stream. Set it to 0."
         )
     return tensors
 

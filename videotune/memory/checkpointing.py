@@ -1,4 +1,4 @@
-"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174): recompute in backward."""
+"""Gradient checkpointing (Chen et al. 2016, arXiv 1604.06174)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ ON = "ON"
 """Save only the input of each block."""
 
 CPU_OFFLOADED = "CPU_OFFLOADED"
-"""Save the input of each block on the host (``videotune/memory/activation_offload.py``)."""
+"""Save the input of each block on the host, see ``activation_offload``."""
 
 
 def checkpoint_blocks(net: Any, mode: str) -> None:
@@ -24,8 +24,8 @@ def checkpoint_blocks(net: Any, mode: str) -> None:
 def checkpoint_text(encoder: Any, mode: str) -> None:
     """Set a transformers model to OFF or ON.
 
-    Its layers recompute only in training mode. Only the layers themselves are set to it;
-    the modules inside them stay in evaluation mode, so that dropout stays off.
+    Its layers recompute only in training mode. Only the layers themselves are set to
+    it; the modules inside them stay in evaluation mode, so that dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

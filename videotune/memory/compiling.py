@@ -1,4 +1,4 @@
-"""Compile the repeated blocks of a network (``compile``), one graph for all of a kind."""
+"""Compile the repeated blocks of a network (``compile``), one graph per kind."""
 
 import functools
 import os

@@ -17,11 +17,11 @@ from videotune.memory.accelerator import copy_stream
 from videotune.memory.host_weights import HostSlot, HostWeights, pinned
 
 TORCH = ("2.11", "2.13")
-"""Tested versions of torch: private functions are used here, such as engine callbacks."""
+"""Tested versions of torch, because private functions of it are used here."""
 
 
 def refuse_other_torch(version: str) -> None:
-    """Raise VideotuneError for an untested version, which might silently change a step."""
+    """Raise VideotuneError for an untested version, which might change a step."""
     if version.rsplit(".", 1)[0] not in TORCH:
         raise VideotuneError(
             f"torch {version}: videotune supports {' or '.join(TORCH)}. "
@@ -55,8 +55,9 @@ class Slot:
 class DeviceBuffers:
     """The slots, and the tensors of each streamed block.
 
-    A block's tensors point into a slot while the block computes (its window). At all other
-    times they point at a single NaN, so that a read outside the window shows in the loss.
+    A block's tensors point into a slot while the block computes (its window). At all
+    other times they point at a single NaN, so that a read outside the window shows in
+    the loss.
 
     Weights are copied from the host to the device and never back. On a device with
     streams, copies have their own stream, ordered by events, and the host never waits.
@@ -80,7 +81,7 @@ class DeviceBuffers:
         self.gradient_release = GradientRelease(device)
 
         self._bound: dict[int, list[int]] = {}
-        """Block with an open window -> versions of its tensors when the window opened."""
+        """Versions of the tensors of each block with an open window, when it opened."""
 
         self._open: int | None = None
         """Block whose backward window is open."""
@@ -187,7 +188,8 @@ class DeviceBuffers:
     def _load(self, block: int, wanted: Sequence[int]) -> None:
         """Start copying a block to the device.
 
-        Do nothing if it is there, or if every slot has a block that is in use or wanted.
+        Do nothing if it is there, or if every slot has a block that is in use or
+        wanted.
         """
         if any(slot.holds == block for slot in self.slots):
             return
@@ -237,7 +239,7 @@ class DeviceBuffers:
 
         if changed:
             raise VideotuneError(
-                f"layer_offload_fraction: {changed[0]} is changed by its own block during "
+                f"layer_offload_fraction: {changed[0]} is changed by its own block in "
                 "the forward pass, and streaming would lose the change. Set it to 0."
             )
 
@@ -326,7 +328,7 @@ class GradientRelease:
             self._in_flight.append(Sent())
 
     def settle(self, keep: int = 0) -> None:
-        """Wait for the gradients in flight and add them, except the last ``keep`` blocks'."""
+        """Wait for gradients in flight and add them; skip the last ``keep`` blocks."""
         while len(self._in_flight) > keep:
             sent = self._in_flight.popleft()
             if sent.gradients:

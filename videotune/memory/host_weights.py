@@ -119,8 +119,8 @@ class HostWeights:
     def store(self, slot: HostSlot, tensor: Tensor) -> None:
         """Copy a tensor into its slot.
 
-        Pieces are allocated when first written, so that memory grows only as fast as the
-        caller frees its own tensors.
+        Pieces are allocated when first written, so that memory grows only as fast as
+        the caller frees its own tensors.
         """
         values = tensor.detach()
         values = values.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
@@ -169,7 +169,7 @@ class HostWeights:
 
 
 def _slot_at(begin: int, *, name: str, tensor: Tensor, piece: int) -> HostSlot:
-    """Return a tensor's slot at ``begin``, or at the next piece if it must not cross."""
+    """Return a tensor's slot at ``begin``, or at the next piece if it cannot cross."""
     size = tensor.numel() * tensor.element_size()
     trains = tensor.requires_grad
 
@@ -195,7 +195,7 @@ def _round_up(offset: int, multiple: int) -> int:
 
 
 def dense(tensor: Tensor) -> bool:
-    """Return whether a tensor's values fill one range of memory without gaps or overlap.
+    """Return whether a tensor fills one range of memory without gaps or overlap.
 
     The order of its dimensions does not matter.
     """

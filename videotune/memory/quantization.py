@@ -1,13 +1,13 @@
 """Quantize frozen weights: a Linear stores packed values and dequantizes in each pass.
 
-- FLOAT_8 (float8_e4m3fn) and INT_8 (integers to ±127): blocks of 128 values, each divided
-  by its own float32 scale
+- FLOAT_8 (float8_e4m3fn) and INT_8 (integers to ±127): blocks of 128 values, each
+  divided by its own float32 scale
 - NFLOAT_4: NF4 with doubly quantized scales (Dettmers et al. 2023, arXiv 2305.14314),
   computed by bitsandbytes
 - a plain dtype (BFLOAT_16, …): the values rounded to it
 
-Everything stored is a plain frozen tensor, so blocks of such layers can be streamed like
-any others.
+Everything stored is a plain frozen tensor, so blocks of such layers can be streamed
+like any others.
 """
 
 import math
@@ -21,7 +21,7 @@ from videotune.console import size as format_size
 from videotune.errors import VideotuneError
 
 BLOCK = 128
-"""Values that share a scale in FLOAT_8 and INT_8, counted along rows and across their ends."""
+"""Values that share a scale in FLOAT_8 and INT_8; a block may span two rows."""
 
 NF4_BLOCK = 64
 """Values that share a scale in NFLOAT_4 (the default of bitsandbytes)."""
@@ -38,7 +38,7 @@ _LARGEST = {"FLOAT_8": 448.0, "INT_8": 127.0}
 _EIGHT_BIT = {"FLOAT_8": torch.float8_e4m3fn, "INT_8": torch.int8}
 
 Codes = dict[torch.device, Tensor]
-"""The 256 values that NFLOAT_4's scales are rounded to, by the device they were made on.
+"""The 256 values that NFLOAT_4's scales are rounded to, by their first device.
 
 One tensor serves all layers of a network.
 """
@@ -147,8 +147,8 @@ def _unpack_eight_bit(tensors: Mapping[str, Tensor], kind: str, dtype: torch.dty
 def _unpack_nf4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
     functions = bitsandbytes()
 
-    # The tensors of a streamed block outside its window are one expanded number, but the
-    # kernels read contiguous memory.
+    # The tensors of a streamed block outside its window are one expanded number, but
+    # the kernels read contiguous memory.
     solid = {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     scales_state = functions.QuantState(
@@ -186,7 +186,7 @@ def bitsandbytes() -> Any:
 
 
 class _QuantizedMatmul(torch.autograd.Function):
-    """Compute x·Wᵀ + bias; save the packed weight and dequantize it again in backward."""
+    """Compute x·Wᵀ + bias; save the packed weight and dequantize it in backward."""
 
     @staticmethod
     def forward(
@@ -219,8 +219,8 @@ class QuantizedLinear(nn.Linear):
     """A frozen Linear with a packed weight that computes in ``dtype``.
 
     It is an ``nn.Linear`` so that adapters find it. ``weight`` has the shape, dtype and
-    device of the weight but is NaN throughout, so that code which reads its values fails
-    visibly; ``dequantize`` returns the values.
+    device of the weight but is NaN throughout, so that code which reads its values
+    fails visibly; ``dequantize`` returns the values.
     """
 
     def __init__(
@@ -297,8 +297,8 @@ class QuantizedLinear(nn.Linear):
             setattr(self, name, nn.Parameter(tensor, requires_grad=False))
             return
 
-        # The same constants in every layer. Copied, because bitsandbytes holds on to its
-        # tensor and streaming moves this one.
+        # The same constants in every layer. Copied, because bitsandbytes holds on to
+        # its tensor and streaming moves this one.
         code = self._codes.setdefault(tensor.device, tensor.clone())
         self.register_buffer(name, code, persistent=False)
 
@@ -355,7 +355,7 @@ def pack_linears(
 
 
 def packed_note(net: nn.Module, name: str, kind: str) -> str:
-    """Return a note on the share of a network that is packed, and the bytes it saves."""
+    """Return a note on how much of a network is packed and the bytes it takes."""
     layers = [module for module in net.modules() if isinstance(module, QuantizedLinear)]
     packed_ids: set[int] = set()
     for layer in layers:

@@ -38,13 +38,13 @@ class Shard:
 class Shards:
     """This process's rows of the parameters that train.
 
-    They outlive a network: another network of the same shape that is bound computes with
-    them.
+    They outlive a network: another network of the same shape that is bound computes
+    with them.
     """
 
     def __init__(self) -> None:
         self.local: dict[str, nn.Parameter] = {}
-        """This process's rows by name, without empty ones; ``collect`` sets gradients."""
+        """This process's rows by name; ``collect`` sets the gradients."""
 
         self.rows: dict[str, Shard] = {}
         """The rows of every sharded parameter that trains, empty ones included."""
@@ -61,14 +61,14 @@ class Shards:
         """Shard a network over the processes of ``mesh``, one FSDP group per block.
 
         Each block in turn moves to the device and is sharded there, so that no device
-        holds the full network. Parameters of another dtype than most of the network stay
-        unsharded, because the gradients of a group must share a dtype.
+        holds the full network. Parameters of another dtype than most of the network
+        stay unsharded, because the gradients of a group must share a dtype.
 
         Args:
             net: the network on the CPU, preferably memory-mapped from its files.
             paths: module paths of the lists of blocks.
             mesh: the processes.
-            unsharded: parameters that every process keeps in full, such as an adapter's.
+            unsharded: parameters that every process keeps in full (an adapter's).
         """
         # FSDP2 warns about in-place writes to its outputs; nothing here writes to them.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
@@ -141,8 +141,8 @@ def _shard_modules(
 ) -> None:
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in modules:
-        # The root frees its weights too: a forward pass between two updates must not see
-        # old ones.
+        # The root frees its weights too: a forward pass between two updates must not
+        # see old ones.
         sharded = fully_shard(
             module,
             mesh=mesh,
