@@ -57,7 +57,7 @@ def lora_inspect(
     if as_json:
         print_json(found)
         return
-    say("\n".join([found["file"], *commands.lora.summary(found)]))
+    say("\n".join([found["file"], *commands.lora.summary_lines(found)]))
     groups = [
         [row["group"].replace("_", " "), row["modules"], f"{row['share']:.1%}"]
         for row in found["groups"]

@@ -7,9 +7,9 @@ from typing import Any
 
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
-from videotune.interop.autopsy import SHARES, build_autopsy
-from videotune.interop.foreign_config import read_theirs, typed
-from videotune.interop.trainer_rules import rules_of
+from videotune.interop.autopsy import NOISE_QUANTILES, build_autopsy
+from videotune.interop.foreign_config import parse_scalar, read_foreign_config
+from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.loading import explained
@@ -29,10 +29,10 @@ def autopsy(
     their keys. Raises VideotuneError for a config that is not read, for a trainer whose rules are not known, and where no
     model is named or no clip can be read.
     """
-    theirs = read_theirs([Path(file) for file in files])
+    theirs = read_foreign_config([Path(file) for file in files])
     if odd := [one for one in sets if not one.partition("=")[0] or "=" not in one]:
         raise VideotuneError(f"--set {odd[0]}: give KEY=VALUE, by the keys of {theirs.trainer}")
-    given = {key: typed(value) for key, _, value in (one.partition("=") for one in sets)}
+    given = {key: parse_scalar(value) for key, _, value in (one.partition("=") for one in sets)}
     theirs = replace(theirs, values={**theirs.values, **given})
     imported = translate(theirs)
     if odd := [
@@ -53,12 +53,12 @@ def autopsy(
         raise VideotuneError(f"{data} has no clips")
     ours = {
         "steps_per_epoch": float(steps_per_epoch(job.schedule)) if job.buckets else 0.0,
-        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(SHARES)],
+        "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(NOISE_QUANTILES)],
         "scale": job.config.lora.scale,
     }
     roots = [Path(data).absolute()]
     with explained(f"{files[0]} has values that {theirs.trainer} would not take either"):
-        applied = rules_of(theirs.trainer, theirs.values, job.spec)
+        applied = build_trainer_rules(theirs.trainer, theirs.values, job.spec)
         return {
             "model": job.spec.title,
             **build_autopsy(theirs.trainer, applied, job.spec, result.account, ours, roots),

@@ -12,10 +12,10 @@ from videotune.interop.trainer_rules import TRAINER_FACTS, DatasetRules, Trainer
 from videotune.text import short_path
 from videotune.types import ModelSpec
 
-SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
 
-OFF = 0.05
+NOTABLE_DIFFERENCE = 0.05
 """The least difference of a speed, a share of the picture or a median noise level that is named."""
 
 Outcome = Mapping[str, Any]
@@ -27,7 +27,7 @@ within a sample; ``held`` of a sample's frames that repeat the clip's last one; 
 """
 
 
-def outcomes(
+def clip_outcomes(
     rules: DatasetRules, clip: Mapping[str, Any], model_fps: float | None
 ) -> Iterator[Outcome]:
     """What a dataset's rules make of a clip (a row of ``videotune check --json``), one for each count of frames.
@@ -59,7 +59,7 @@ def outcomes(
         }  # fmt: skip
 
 
-def steps_of(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
+def steps_per_epoch(applied: TrainerRules, found: Mapping[str, Sequence[Outcome]]) -> int:
     """Optimizer steps of one epoch, from each clip's outcomes. Where the rest is dropped, datasets share their buckets."""
     rules = {one.name: one for one in applied.datasets}
     counts = Counter[tuple[str, str]]()
@@ -86,13 +86,15 @@ def build_autopsy(
 ) -> dict[str, Any]:  # fmt: skip
     """Their account of the clips beside ours, and the differences by what they cost.
 
-    ``account``: of ``videotune check``; ``ours``: steps_per_epoch, noise (quantiles at ``SHARES``), scale; ``roots``: the
+    ``account``: of ``videotune check``; ``ours``: steps_per_epoch, noise (quantiles at ``NOISE_QUANTILES``), scale; ``roots``: the
     datasets' folders, from which clips are named.
     """
     clips = [clip for clip in account["clips"] if (clip.get("source_frames") or 0) > 1]
     rate = None if TRAINER_FACTS[trainer].get("tells_fps") else spec.rules.fps
     found = {
-        clip["path"]: [found for one in applied.datasets for found in outcomes(one, clip, rate)]
+        clip["path"]: [
+            found for one in applied.datasets for found in clip_outcomes(one, clip, rate)
+        ]
         for clip in clips
     }
     shapes: Counter[str] = Counter()
@@ -110,8 +112,8 @@ def build_autopsy(
     noise = applied.noise((frames, height, width))
     theirs = {
         "used": used, "dropped": len(found) - used, "buckets": dict(shapes.most_common()),
-        "steps_per_epoch": steps_of(applied, found), "scale": applied.scale, "read_scale": applied.read_scale,
-        "noise": noise if isinstance(noise, str) else noise.quantiles(*SHARES),
+        "steps_per_epoch": steps_per_epoch(applied, found), "scale": applied.scale, "read_scale": applied.read_scale,
+        "noise": noise if isinstance(noise, str) else noise.quantiles(*NOISE_QUANTILES),
     }  # fmt: skip
     rows = [
         {
@@ -129,7 +131,9 @@ def build_autopsy(
         **ours,
     }
     facts = {key: TRAINER_FACTS[trainer][key] for key in ("repository", "commit", "sources")}
-    named = [{"kind": kind, "text": text} for kind, text in findings(rows, theirs, mine, rate)]
+    named = [
+        {"kind": kind, "text": text} for kind, text in list_findings(rows, theirs, mine, rate)
+    ]
     return {
         "trainer": trainer,
         **facts,
@@ -140,7 +144,7 @@ def build_autopsy(
     }
 
 
-def findings(
+def list_findings(
     rows: Sequence[Mapping[str, Any]],
     theirs: Mapping[str, Any],
     ours: Mapping[str, Any],
@@ -164,7 +168,11 @@ def findings(
             "dropped",
             f"{len(lost)} of {len(rows)} clips dropped, as {why}. videotune uses {used} of them.",
         )
-    if off := [(row, outcome) for row, outcome in kept if abs(outcome["speed"] - 1) > OFF]:
+    if off := [
+        (row, outcome)
+        for row, outcome in kept
+        if abs(outcome["speed"] - 1) > NOTABLE_DIFFERENCE
+    ]:
         row, outcome = max(off, key=lambda pair: abs(math.log(max(pair[1]["speed"], 1e-6))))
         own = f"{row['source']['fps']:g} fps" + (f", the model's are {rate:g}" if rate else "")
         clips = f"{len({row['path'] for row, _ in off})} of {len(rows)} clips at another speed"
@@ -176,11 +184,13 @@ def findings(
         ("held", "a sample's frames repeat the clip's last one"),
         ("cut", "the picture is cut off"),
     ):
-        if (share := max((outcome[kind] for _, outcome in kept), default=0.0)) > OFF:
+        if (
+            share := max((outcome[kind] for _, outcome in kept), default=0.0)
+        ) > NOTABLE_DIFFERENCE:
             yield kind, f"Up to {share:.0%} of {what}."
     if (
         stretch := max((abs(math.log(outcome["stretch"])) for _, outcome in kept), default=0.0)
-    ) > OFF:
+    ) > NOTABLE_DIFFERENCE:
         yield (
             "stretch",
             f"Pictures are stretched by up to {math.exp(stretch):.2f} x; videotune crops.",
@@ -189,20 +199,20 @@ def findings(
         row["path"]: max(outcome["seen"] for own, outcome in kept if own is row)
         for row, _ in kept
     }
-    if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > OFF:
+    if seen and (unseen := 1 - sum(seen.values()) / len(seen)) > NOTABLE_DIFFERENCE:
         yield "unseen", f"{unseen:.0%} of the used clips' frames are in no sample."
     scale = theirs["scale"]
     read = theirs["read_scale"]
-    if abs(read / scale - 1) > OFF:
+    if abs(read / scale - 1) > NOTABLE_DIFFERENCE:
         told = (
             f"The LoRA trains at a scale of {scale:g}; programs read the saved file at {read:g}"
         )
         yield "scale", f"{told}, {read / scale:g} x as strong."
-    if abs(scale / (ours["scale"] or scale) - 1) > OFF:
+    if abs(scale / (ours["scale"] or scale) - 1) > NOTABLE_DIFFERENCE:
         yield "alpha", f"alpha / rank is {scale:g} there and {ours['scale']:g} here."
     if isinstance(theirs["noise"], str):
         yield "noise", f"Noise levels: {theirs['noise']}."
-    elif abs(theirs["noise"][2] - ours["noise"][2]) > OFF:
+    elif abs(theirs["noise"][2] - ours["noise"][2]) > NOTABLE_DIFFERENCE:
         halves = theirs["noise"][2], ours["noise"][2]
         yield (
             "noise",

@@ -21,7 +21,7 @@ UPWARD = 6
 
 
 @dataclass(frozen=True)
-class Theirs:
+class ForeignConfig:
     """A config of another trainer.
 
     ``values``: every leaf by its dotted key, such as "datasets.0.num_frames"; lists of scalars and lists of such lists
@@ -36,7 +36,7 @@ class Theirs:
     missing: tuple[tuple[str, str], ...]
 
 
-def read_theirs(paths: Sequence[Path]) -> Theirs:
+def read_foreign_config(paths: Sequence[Path]) -> ForeignConfig:
     """Read configs of one run of another trainer, in any order, with the files that they refer to.
 
     Raises VideotuneError for a file that cannot be read, that is no config of a known trainer, and for files of several
@@ -62,7 +62,7 @@ def read_theirs(paths: Sequence[Path]) -> Theirs:
                 None if key in parts or len(files) >= MOST_FILES else _found(name, path.parent)
             )
             if found is not None:
-                inner = flat_leaves(parsed_file(found))
+                inner = flat_leaves(parse_config_file(found))
                 whole = key in kind.get("whole", ())
                 values = (
                     {**inner, **values}
@@ -78,10 +78,10 @@ def read_theirs(paths: Sequence[Path]) -> Theirs:
         raise VideotuneError(
             f"{paths[0]} has {len(values):,} keys; at most {MOST_KEYS:,} are read"
         )
-    return Theirs(trainers[0], values, tuple(files), tuple(missing))
+    return ForeignConfig(trainers[0], values, tuple(files), tuple(missing))
 
 
-def parsed_file(path: Path) -> Any:
+def parse_config_file(path: Path) -> Any:
     """The value of a JSON, YAML or TOML file, or the options of a command line in any other.
 
     Raises VideotuneError with one sentence.
@@ -91,7 +91,7 @@ def parsed_file(path: Path) -> Any:
         "{",
         "[",
     )
-    value = parsed(text, path) if known else options_of(text, path)
+    value = parsed(text, path) if known else parse_options(text, path)
     refuse_unreadable(value, str(path))
     return value
 
@@ -99,7 +99,8 @@ def parsed_file(path: Path) -> Any:
 def _known(path: Path) -> tuple[Path, dict[str, Any], Mapping[str, Any]]:
     """A file, its leaves without leading dashes, and what kind of config it is."""
     leaves = {
-        re.sub("^-+", "", key): value for key, value in flat_leaves(parsed_file(path)).items()
+        re.sub("^-+", "", key): value
+        for key, value in flat_leaves(parse_config_file(path)).items()
     }
     if (kind := other_trainer(leaves)) is None:
         raise VideotuneError(
@@ -142,7 +143,7 @@ MOST = 50_000
 """Letters of one word, and words of one array: variables that name each other could grow without bound."""
 
 
-def options_of(text: str, path: Path) -> dict[str, Any]:
+def parse_options(text: str, path: Path) -> dict[str, Any]:
     """The options of the commands in a file, typed, without their dashes.
 
     A flag without a value is True; several values of one flag are a list. Options before the name of a Python script are
@@ -175,14 +176,16 @@ def _options(words: list[str]) -> dict[str, Any]:
             found[name] = [] if option[2] is None else [option[2]]
         elif name:
             found[name].append(word)
-    several = {name: [typed(word) for word in words] for name, words in found.items() if name}
+    several = {
+        name: [parse_scalar(word) for word in words] for name, words in found.items() if name
+    }
     return {
         name: True if not some else some[0] if len(some) == 1 else some
         for name, some in several.items()
     }
 
 
-def typed(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """A word as a bool or a number where it reads as one."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"

@@ -38,17 +38,17 @@ class SourceVideo(NamedTuple):
         return self.width / self.height
 
 
-def step_rounded(count: int, step: int) -> int:
+def floor_to_step(count: int, step: int) -> int:
     """The largest n·step + 1 of at most ``count``."""
     return (count - 1) // step * step + 1
 
 
-def evenly(n: int, count: int) -> list[int]:
+def evenly_spaced(n: int, count: int) -> list[int]:
     """``count`` frames spread over all of a clip, the last included, rounded down."""
     return [int(i) for i in torch.linspace(0, n - 1, count).long()]
 
 
-def kept_at_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
+def drop_frames_to_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
     """Source frames that stay where frames are dropped until ``target`` a second is reached; none is ever repeated.
 
     ``end``: reading stops at this frame of the target rate. Above the source's rate every frame stays, and reading stops
@@ -91,10 +91,10 @@ def windows(
                 for count in fitting
                 for i in np.linspace(0, n - count, samples, dtype=int)
             ]
-    return [(0, step_rounded(min(n, most), step))]
+    return [(0, floor_to_step(min(n, most), step))]
 
 
-def extracted(
+def extract_windows(
     mode: str,
     counts: list[int],
     step: int,
@@ -106,16 +106,20 @@ def extracted(
 
     ``how``: stride, samples of a clip, and the most frames.
     """
-    rounded = sorted({step_rounded(count, step) for count in counts})
+    rounded = sorted({floor_to_step(count, step) for count in counts})
     mode = "head" if mode == "uniform" and how[1] == 1 else mode
     end = rounded[-1] if mode == "head" else None
-    kept = kept_at_rate(clip.frames, *rates, end) if rates else list(range(clip.frames))[:end]
+    kept = (
+        drop_frames_to_rate(clip.frames, *rates, end)
+        if rates
+        else list(range(clip.frames))[:end]
+    )
     found = windows(mode, len(kept), rounded, step, *how)
     why = f"{len(kept)} frames are read, fewer than the {rounded[0]} of target_frames"
     return [kept[start : start + count] for start, count in found] or why
 
 
-def resampled(
+def resample_to_bucket(
     mode: str,
     buckets: Sequence[tuple[int, float | None]],
     step: int,
@@ -137,12 +141,12 @@ def resampled(
         fitting,
         key=lambda bucket: (abs(math.log(clip.ratio / (bucket[1] or clip.ratio))), -bucket[0]),
     )
-    count = step_rounded(nearest[0], step)
+    count = floor_to_step(nearest[0], step)
     start = 0 if mode == "single_beginning" else int((length - count) / 2)
-    return [evenly(clip.frames, length)[start : start + count]]
+    return [evenly_spaced(clip.frames, length)[start : start + count]]
 
 
-def stretched(
+def fixed_count_frames(
     count: int, rate: float, shrink: bool, auto: bool, trim: bool, step: int, clip: SourceVideo
 ) -> FrameIndices:
     """Always ``count`` frames, whatever the clip's length; ``auto``: as many as it has at ``rate``."""
@@ -160,15 +164,15 @@ def stretched(
     return [[min(round(i * share), clip.frames - 1) for i in range(wanted)]]
 
 
-def spread(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
+def spread_over_clip(buckets: Sequence[Bucket], clip: SourceVideo) -> FrameIndices:
     """The largest bucket that the clip fills, its frames spread over the clip; a shorter clip stays as it is."""
     count = max(
         (bucket[0] for bucket in buckets if bucket[0] <= clip.frames), default=clip.frames
     )
-    return [evenly(clip.frames, count)]
+    return [evenly_spaced(clip.frames, count)]
 
 
-def first(counts: Sequence[int], why: str, clip: SourceVideo) -> FrameIndices:
+def leading_frames(counts: Sequence[int], why: str, clip: SourceVideo) -> FrameIndices:
     """The first frames of a clip, as many as the largest count that it has; one with fewer is dropped."""
     fitting = [count for count in counts if count <= clip.frames]
     return (
@@ -176,16 +180,18 @@ def first(counts: Sequence[int], why: str, clip: SourceVideo) -> FrameIndices:
     )
 
 
-def bounded(count: int, least: int, most: float, step: int, clip: SourceVideo) -> FrameIndices:
+def leading_frames_in_range(
+    count: int, least: int, most: float, step: int, clip: SourceVideo
+) -> FrameIndices:
     """The first ``count`` frames of a clip that has ``least`` to ``most``, after it is cut to n·step + 1."""
-    length = max(1, step_rounded(clip.frames, step))
+    length = max(1, floor_to_step(clip.frames, step))
     if not least <= length <= most:
         cut = f", cut to {length}" if length != clip.frames else ""
         return f"{clip.frames} frames{cut}; min_frames is {least}, max_frames {most:g}"
     return [list(range(min(count, length)))]
 
 
-def following(count: int, clip: SourceVideo) -> FrameIndices:
+def frames_from_start(count: int, clip: SourceVideo) -> FrameIndices:
     """``count`` frames at the source's own rate from a random start (here its earliest); behind the end the last is held."""
     return [[min(i + 1, clip.frames - 1) for i in range(count)]]
 
@@ -220,7 +226,7 @@ def ratio_buckets(
     return nearest_multiple(wide, multiple), nearest_multiple(resolution**2 / wide, multiple)
 
 
-def never_larger(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
+def within_area(resolution: int, multiple: int, clip: SourceVideo, count: int) -> PixelSize:
     """The clip's own shape at no more than the resolution squared, sides rounded to whatever is nearest in area."""
     most = resolution * resolution
     target = min(clip.width * clip.height, most)
@@ -255,7 +261,7 @@ def bucket_by_sides(buckets: Sequence[Bucket], clip: SourceVideo, count: int) ->
     return width, height
 
 
-def own_ratio(
+def source_ratio(
     side: float, multiple: int, square: bool, edge: bool, clip: SourceVideo, count: int
 ) -> PixelSize:
     """The clip's own ratio, or a square, at an area of ``side`` squared (``edge``: whose shorter side it is)."""
@@ -291,7 +297,7 @@ def listed_aspects(resolution: int, multiple: int, clip: SourceVideo, count: int
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseLevels:
     """A distribution of noise levels, then stretched to [low, high] (a cut stands in ``timesteps`` itself)."""
 
     timesteps: TimestepSampler
@@ -306,6 +312,6 @@ class Noise:
         ]
 
 
-def shift_of_area(tokens: float) -> float:
+def area_shift(tokens: float) -> float:
     """exp(mu), mu linear in the tokens of a frame: 0.5 at 256, 1.15 at 4096."""
     return math.exp(0.5 + (1.15 - 0.5) * (tokens - 256) / (4096 - 256))

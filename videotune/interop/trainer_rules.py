@@ -17,7 +17,7 @@ from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.files import read_json
 from videotune.interop import rules
-from videotune.interop.rules import Bucket, FrameIndices, Noise, PixelSize, SourceVideo
+from videotune.interop.rules import Bucket, FrameIndices, NoiseLevels, PixelSize, SourceVideo
 from videotune.types import ModelSpec
 
 TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_rules.json"))
@@ -26,7 +26,7 @@ TRAINER_FACTS: Mapping[str, Any] = read_json(Path(__file__).with_name("trainer_r
 PREPROCESSED = next(name for name, facts in TRAINER_FACTS.items() if facts.get("preprocessed"))
 """The trainer that encodes clips in a separate command, whose options hold the buckets."""
 
-LARGE = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
+HUGE_NUMBER = re.compile(r"(?<![\d.])\d{7,}|inf|nan")
 """A number in a value that is larger than any that a dataset can mean."""
 
 ForeignSection = Any
@@ -58,13 +58,15 @@ class TrainerRules:
     """
 
     datasets: Sequence[DatasetRules]
-    noise: Callable[[Bucket], Noise | str]
+    noise: Callable[[Bucket], NoiseLevels | str]
     scale: float = 1.0
     read_scale: float = 1.0
     accumulation: int = 1
 
 
-def rules_of(trainer: str, values: Mapping[str, Any], spec: ModelSpec) -> TrainerRules:
+def build_trainer_rules(
+    trainer: str, values: Mapping[str, Any], spec: ModelSpec
+) -> TrainerRules:
     """The rules of a trainer with its config's numbers; ``values`` as ``theirs.read_theirs`` gives them.
 
     Raises VideotuneError for a trainer of pictures, for a value of another type, and where no dataset of clips is named.
@@ -121,7 +123,7 @@ def _section(
             raise VideotuneError(
                 f"{prefix}{key}: {str(value)[:40]!r} is no {type(default).__name__}"
             ) from error
-        if LARGE.search(str(typed)):
+        if HUGE_NUMBER.search(str(typed)):
             raise VideotuneError(
                 f"{prefix}{key}: {str(value)[:40]} is no number of frames, pixels or samples"
             )
@@ -137,12 +139,12 @@ def _number(trainer: str, table: str, spec: ModelSpec, default: float) -> Any:
     )
 
 
-def _flow(distribution: str, shift: float = 1.0, **numbers: float) -> Noise:
-    return Noise(TimestepSampler(distribution, shift or 1.0, **numbers))  # type: ignore[arg-type]
+def _flow(distribution: str, shift: float = 1.0, **numbers: float) -> NoiseLevels:
+    return NoiseLevels(TimestepSampler(distribution, shift or 1.0, **numbers))  # type: ignore[arg-type]
 
 
 def _area_shift(spec: ModelSpec, bucket: Bucket) -> float:
-    return rules.shift_of_area(bucket[1] * bucket[2] / (2 * spec.rules.spatial_stride) ** 2)
+    return rules.area_shift(bucket[1] * bucket[2] / (2 * spec.rules.spatial_stride) ** 2)
 
 
 def _musubi(
@@ -152,12 +154,12 @@ def _musubi(
         rates = (one.source_fps, spec.rules.fps) if one.source_fps else None
         windows = one.frame_stride, one.frame_sample, one.max_frames
         frames = partial(
-            rules.extracted, one.frame_extraction, one.target_frames, 4, rates, windows
+            rules.extract_windows, one.frame_extraction, one.target_frames, 4, rates, windows
         )
         size = partial(rules.area_buckets, (one.resolution * 2)[:2], 16)
         return DatasetRules(one.name, frames, size, one.batch_size, one.num_repeats)
 
-    def noise(bucket: Bucket) -> Noise | str:
+    def noise(bucket: Bucket) -> NoiseLevels | str:
         low = run.min_timestep / 1000
         high = run.max_timestep / 1000
         mode = run.timestep_sampling
@@ -185,7 +187,7 @@ def _musubi(
             return f"timestep_sampling {name} is not calculated here"
         distribution, moved, numbers = levels[name]
         cut = {"lo": low, "hi": high} if run.preserve_distribution_shape else {}
-        return Noise(
+        return NoiseLevels(
             TimestepSampler(distribution, moved, **numbers, **cut),
             *((0, 1) if cut else (low, high)),
         )
@@ -221,7 +223,9 @@ def _diffusion_pipe(
             (count, width / height) for count, height, width in buckets
         ]
         counts = shaped or [(int(count), None) for count in one.frame_buckets]
-        frames = partial(rules.resampled, run.video_clip_mode, counts, step, spec.rules.fps)
+        frames = partial(
+            rules.resample_to_bucket, run.video_clip_mode, counts, step, spec.rules.fps
+        )
         sides = [
             (entry[0] * entry[1]) ** 0.5 if isinstance(entry, list) else float(entry)
             for entry in one.resolutions
@@ -233,7 +237,7 @@ def _diffusion_pipe(
         for size in [partial(rules.bucket_by_ratio, buckets)] if buckets else sizes:
             yield DatasetRules(one.name, frames, size, batch, one.num_repeats, drops_rest=True)
 
-    def noise(bucket: Bucket) -> Noise | str:
+    def noise(bucket: Bucket) -> NoiseLevels | str:
         shift = run.model_shift or (_area_shift(spec, bucket) if run.model_flux_shift else 1.0)
         shift = 1.0 if spec.name in TRAINER_FACTS["diffusion-pipe"]["no_shift"] else shift
         uniform = run.model_timestep_sample_method == "uniform"
@@ -255,9 +259,11 @@ def _ai_toolkit(
     found = []
     for one in (one for one in datasets if one.num_frames > 1 or one.auto_frame_count):
         how = one.shrink_video_to_frames, one.auto_frame_count, one.trim_auto_frame_count_tail
-        frames = partial(rules.stretched, one.num_frames, one.fps, *how, spec.rules.frame_step)
+        frames = partial(
+            rules.fixed_count_frames, one.num_frames, one.fps, *how, spec.rules.frame_step
+        )
         sizes = [
-            partial(rules.never_larger, int(side), spec.rules.side_multiple)
+            partial(rules.within_area, int(side), spec.rules.side_multiple)
             for side in one.resolution
         ]
         found += [
@@ -289,14 +295,14 @@ def _finetrainers(
 
 def _spread(name: str, buckets: Sequence[Any], run: ForeignSection, mode: str) -> DatasetRules:
     known = [(int(count), int(height), int(width)) for count, height, width in buckets]
-    frames = partial(rules.spread, known)
+    frames = partial(rules.spread_over_clip, known)
     size = partial(rules.bucket_by_ratio, known)
     return DatasetRules(
         name, frames, size, run.batch_size, drops_rest=True, stretches=mode == "bicubic"
     )
 
 
-def _weighted(run: ForeignSection, scheme: str) -> Noise | str:
+def _weighted(run: ForeignSection, scheme: str) -> NoiseLevels | str:
     if scheme == "mode":
         return "flow_weighting_scheme mode is not calculated here"
     own = {
@@ -327,17 +333,21 @@ def _simpletuner(
     step = _number("simpletuner", "frame_step", spec, 1)
 
     def dataset(one: ForeignSection) -> DatasetRules:
-        count = rules.step_rounded(one.video_num_frames, step)
-        least = rules.step_rounded(one.video_min_frames or count, step)
+        count = rules.floor_to_step(one.video_num_frames, step)
+        least = rules.floor_to_step(one.video_min_frames or count, step)
         frames = partial(
-            rules.bounded, count, least, one.video_max_frames or float("inf"), step
+            rules.leading_frames_in_range,
+            count,
+            least,
+            one.video_max_frames or float("inf"),
+            step,
         )
         kind = one.resolution_type or run.resolution_type
         side = one.resolution or run.resolution
         side = (side * 1e6) ** 0.5 if kind == "area" else side
         square = one.crop and one.crop_aspect == "square"
         size = partial(
-            rules.own_ratio, side, run.aspect_bucket_alignment, square, kind == "pixel"
+            rules.source_ratio, side, run.aspect_bucket_alignment, square, kind == "pixel"
         )
         return DatasetRules(one.name, frames, size, run.train_batch_size, one.repeats + 1)
 
@@ -358,7 +368,7 @@ def _simpletuner(
 def _onetrainer(
     run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
 ) -> TrainerRules:
-    frames = partial(rules.following, run.frames)
+    frames = partial(rules.frames_from_start, run.frames)
     found = []
     for one in datasets:
         repeats = one.balancing if one.balancing_strategy == "REPEATS" else 1
@@ -394,7 +404,7 @@ def _onetrainer(
         run.min_noising_strength,
         run.max_noising_strength,
     ) == (0, 1)
-    noise: Noise | str = (
+    noise: NoiseLevels | str = (
         f"timestep_distribution {kind} with these strengths and shifts is not calculated here"
     )
     if plain and kind in known:
@@ -414,12 +424,14 @@ def _preprocessed(
     )
     buckets = [(int(count), int(height), int(width)) for width, height, count in entries]
     frames = partial(
-        rules.first, [bucket[0] for bucket in buckets], "the fewest of a resolution bucket are"
+        rules.leading_frames,
+        [bucket[0] for bucket in buckets],
+        "the fewest of a resolution bucket are",
     )
     size = partial(rules.bucket_by_sides, buckets)
     batch = run.optimization_batch_size
 
-    def noise(bucket: Bucket) -> Noise | str:
+    def noise(bucket: Bucket) -> NoiseLevels | str:
         if run.flow_matching_timestep_sampling_mode == "uniform":
             return _flow("UNIFORM")
         stride = spec.rules.spatial_stride

@@ -14,11 +14,11 @@ from videotune.config import load, suggestions
 from videotune.config.resolve import resolve
 from videotune.errors import VideotuneError
 from videotune.files import read_json
-from videotune.interop.foreign_config import Theirs, typed
+from videotune.interop.foreign_config import ForeignConfig, parse_scalar
 from videotune.models.base_model import published, spec_for
 from videotune.types import BasePlace
 
-LATE = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
+RETRIED_LAST = ("", "transformer.weight_dtype", "layer_offload_fraction", "compile")
 """Keys that are left out where they do not go with others."""
 
 
@@ -50,14 +50,14 @@ class Imported:
 
 
 @lru_cache
-def rules(name: str) -> dict[str, Any]:
+def load_rules(name: str) -> dict[str, Any]:
     """The rules for a trainer, from its JSON file."""
     return dict(read_json(Path(__file__).with_name(f"{name}.json")))
 
 
-def translate(theirs: Theirs) -> Imported:
+def translate(theirs: ForeignConfig) -> Imported:
     """The config of theirs in videotune's keys; values that videotune refuses are rows, not errors."""
-    table = rules(theirs.trainer)
+    table = load_rules(theirs.trainer)
     folder = theirs.files[0].parent
     given = _with_args(theirs.values, table.get("args", ()))
     defaults = _defaults(given, table.get("defaults", {}))
@@ -86,7 +86,7 @@ def _with_args(values: Mapping[str, Any], lists: Sequence[str]) -> dict[str, Any
             suggestions.plain(key) in lists and words and all(equals for _, equals, _ in words)
         )
         out |= (
-            {f"{key}.{name.strip()}": typed(text.strip()) for name, _, text in words}
+            {f"{key}.{name.strip()}": parse_scalar(text.strip()) for name, _, text in words}
             if apart
             else {key: value}
         )
@@ -234,7 +234,7 @@ def _buckets(value: Any, _: Path) -> list[Any]:
 
 
 _CONVERSIONS: dict[Any, Any] = {
-    None: lambda value, _: typed(value) if isinstance(value, str) else value,
+    None: lambda value, _: parse_scalar(value) if isinstance(value, str) else value,
     "size": _size,
     "area": lambda value, _: (
         round(math.sqrt(value[0] * value[1])) if isinstance(value, list) else int(value)
@@ -270,7 +270,7 @@ def _base(names: list[Any], folder: Path) -> dict[str, str]:
         if isinstance(name, str) and os.path.isfile(folder / name / "model_index.json"):
             return {"base_model_name": str((folder / name).absolute())}
     text = re.sub(r"[-_ /\\]", "", " ".join(str(name) for name in names).lower())
-    for one in rules("bases")["bases"]:
+    for one in load_rules("bases")["bases"]:
         if all(word in text for word in one["words"]) and not any(
             word in text for word in one.get("not", ())
         ):
@@ -305,7 +305,7 @@ def _accepted(
     why = dict.fromkeys(inner, "no folder of clips goes with it, or one named before")
     singles = sorted(
         ([key] for key in spread),
-        key=lambda group: LATE.index(group[0]) if group[0] in LATE else 0,
+        key=lambda group: RETRIED_LAST.index(group[0]) if group[0] in RETRIED_LAST else 0,
     )
     for group in [
         list(spread),
