@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.command_line import Patch
 from videotune.errors import VideotuneError
-from videotune.interop.foreign_config import parse_options, read_foreign_config
+from videotune.interop.command_files import parse_options
+from videotune.interop.foreign_config import read_foreign_config
 
 CONFIGS = Path(__file__).parent / "configs"
 HELD: dict[str, tuple[list[str], dict[str, Any]]] = {

@@ -12,9 +12,9 @@ from videotune.config.load import flatten
 from videotune.config.resolve import resolve
 from videotune.config.schema import leaves
 from videotune.config.suggestions import others
+from videotune.interop.conversions import CONVERSIONS
 from videotune.interop.foreign_config import ForeignConfig, read_foreign_config
 from videotune.interop.translate import (
-    _CONVERSIONS,
     Imported,
     TranslatedKey,
     load_rules,
@@ -55,7 +55,7 @@ def test_rules_name_keys_of_ours_and_say_where_surprises_are_known_from(trainer:
     for key, rule in all_rules(trainer):
         names = rule.get("to", [])
         assert set([names] if isinstance(names, str) else names) <= set(leaves()), key
-        assert isinstance(rule.get("as"), dict) or rule.get("as") in _CONVERSIONS, key
+        assert isinstance(rule.get("as"), dict) or rule.get("as") in CONVERSIONS, key
         assert not set(rule) - {
             "to",
             "as",

@@ -8,7 +8,8 @@ from typing import Any
 from videotune.commands.check import check
 from videotune.errors import VideotuneError
 from videotune.interop.autopsy import NOISE_QUANTILES, build_autopsy
-from videotune.interop.foreign_config import parse_scalar, read_foreign_config
+from videotune.interop.command_files import parse_scalar
+from videotune.interop.foreign_config import read_foreign_config
 from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.interop.translate import translate
 from videotune.latent_cache.sampler import steps_per_epoch

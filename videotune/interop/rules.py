@@ -1,7 +1,8 @@
 """The rules by which other trainers choose frames, sizes and noise levels: each a function of a clip's facts.
 
-The last argument of a frame rule is the clip; those of a size rule are the clip and the frames of its samples. Which trainer
-has which rule stands in ``trainer_rules.py``; where a rule is known from, in ``trainer_rules.json``.
+The last argument of a frame rule is the clip; those of a size rule are the clip and the frames
+of its samples. Which trainer has which rule stands in ``trainer_rules.py``; where a rule is
+known from, in ``trainer_rules.json``.
 """
 
 import math
@@ -51,8 +52,8 @@ def evenly_spaced(n: int, count: int) -> list[int]:
 def drop_frames_to_rate(n: int, fps: float, target: float, end: int | None) -> list[int]:
     """Source frames that stay where frames are dropped until ``target`` a second is reached; none is ever repeated.
 
-    ``end``: reading stops at this frame of the target rate. Above the source's rate every frame stays, and reading stops
-    earlier.
+    ``end``: reading stops at this frame of the target rate. Above the source's rate every frame
+    stays, and reading stops earlier.
     """
     kept = []
     at = 0.0
@@ -128,7 +129,8 @@ def resample_to_bucket(
 ) -> FrameIndices:
     """One sample at the model's rate, from a clip's beginning or its middle, as long as a bucket that the clip fills.
 
-    ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is taken, of several the longest.
+    ``buckets``: frames and ratio of each (None: any ratio); the one of the nearest ratio is
+    taken, of several the longest.
     """
     moving = [bucket for bucket in buckets if bucket[0] > 1]
     length = int(clip.frames * rate / clip.fps)
