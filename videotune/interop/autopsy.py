@@ -1,4 +1,4 @@
-"""Compare another trainer's handling of a folder of clips with videotune's; nothing is trained."""
+"""Compare another trainer's handling of a folder of clips with videotune's."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ NOISE_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles of the noise levels that are shown."""
 
 NOTABLE_DIFFERENCE = 0.05
-"""Smallest difference of a speed, a share of the picture or a median noise level that is reported."""
+"""Smallest difference of a speed, a picture share or a median noise level in a report."""
 
 Outcome = Mapping[str, Any]
 """The result of a clip in one of the trainer's datasets.
@@ -56,7 +56,7 @@ def clip_outcomes(
     covered_frames: set[int] = set()
     for sample in samples:
         covered_frames.update(range(sample[0], sample[-1] + 1))
-    seen = len(covered_frames) / source.frames
+    covered_share = len(covered_frames) / source.frames
 
     sample_counts = Counter(len(sample) for sample in samples)
     for frame_count, sample_count in sorted(sample_counts.items()):
@@ -83,7 +83,7 @@ def clip_outcomes(
             "samples": sample_count,
             "shape": f"{frame_count}x{height}x{width}",
             "speed": speed,
-            "seen": seen,
+            "seen": covered_share,
             "held": 1 - moving_frames / frame_count,
             "cut": cut,
             "stretch": stretch,
@@ -227,7 +227,7 @@ def list_findings(
     ours: Mapping[str, Any],
     model_fps: float | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the differences that change the training, as kind and sentence; most costly first."""
+    """Yield kind and sentence of each difference in the training, most costly first."""
     used: list[tuple[_Row, Outcome]] = []
     for row in rows:
         used += [(row, outcome) for outcome in _used(row["theirs"])]
@@ -292,9 +292,9 @@ def _speed_difference(
 
 
 def _picture_differences(used: Sequence[tuple[_Row, Outcome]]) -> Iterator[tuple[str, str]]:
-    held = max((outcome["held"] for _, outcome in used), default=0.0)
-    if held > NOTABLE_DIFFERENCE:
-        yield "held", f"Up to {held:.0%} of a sample's frames repeat the clip's last one."
+    repeated = max((outcome["held"] for _, outcome in used), default=0.0)
+    if repeated > NOTABLE_DIFFERENCE:
+        yield "held", f"Up to {repeated:.0%} of a sample's frames repeat the clip's last one."
 
     cut = max((outcome["cut"] for _, outcome in used), default=0.0)
     if cut > NOTABLE_DIFFERENCE:

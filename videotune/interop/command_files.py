@@ -1,4 +1,4 @@
-"""Parse the options of the commands in shell, batch and PowerShell files, without running them."""
+"""Parse the options of commands in shell, batch and PowerShell files; nothing is run."""
 
 import re
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _ASSIGNING_COMMANDS = ("set", "export", "eval", "local")
 
 MAX_LENGTH = 50_000
-"""Characters of an argument, and items of an array: variables that use each other could explode."""
+"""Limit of an argument's characters and an array's items, as variables can nest."""
 
 
 def parse_options(text: str, path: Path) -> dict[str, Any]:

@@ -147,13 +147,14 @@ def _open_config(path: Path) -> _ConfigFile:
     kind = other_trainer(leaves)
     if kind is None:
         raise VideotuneError(
-            f"{path} is not a config that videotune import reads: docs/interop.md lists the trainers"
+            f"{path} is not a config that videotune import reads:"
+            " docs/interop.md lists the trainers"
         )
     return _ConfigFile(path, leaves, kind)
 
 
 def _references(leaves: Mapping[str, Any], refers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield key and path of each file that a config refers to; items of a list have an index."""
+    """Yield key and path of each file that a config refers to; list items have an index."""
     for key, value in leaves.items():
         if plain(key) not in refers:
             continue

@@ -29,7 +29,7 @@ ForeignSection = Any
 
 @dataclass(frozen=True)
 class DatasetRules:
-    """The rules for the clips of one dataset; ``frames`` and ``size`` are rules of ``rules.py``."""
+    """The rules for clips of one dataset; ``frames`` and ``size`` are from ``rules.py``."""
 
     name: str
     frames: Callable[[SourceVideo], FrameIndices]
@@ -118,14 +118,15 @@ def read_section(
             ) from error
         if HUGE_NUMBER.search(str(typed_value)):
             raise VideotuneError(
-                f"{prefix}{key}: {str(value)[:40]} is not a valid number of frames, pixels or samples"
+                f"{prefix}{key}: {str(value)[:40]} is not a valid number of frames,"
+                " pixels or samples"
             )
         setattr(section, key.replace(".", "_"), typed_value)
     return section
 
 
 def model_number(trainer: str, table: str, spec: ModelSpec, default: float) -> Any:
-    """Return a trainer's number that depends on the model family, or on its spatial stride too."""
+    """Return a trainer's number for the model family, or for its spatial stride too."""
     numbers = TRAINER_FACTS[trainer][table]
     family_number = numbers.get(spec.name, default)
     return numbers.get(f"{spec.name}/{spec.rules.spatial_stride}", family_number)

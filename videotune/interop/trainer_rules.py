@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
 from videotune.interop import rules
 from videotune.interop.rules import Bucket, NoiseLevels
@@ -18,6 +17,14 @@ from videotune.interop.trainer_facts import (
     model_number,
     read_datasets,
     read_section,
+)
+from videotune.interop.trainer_noise import (
+    diffusion_pipe_noise,
+    musubi_noise,
+    noise_levels,
+    onetrainer_noise,
+    preprocessed_noise,
+    weighted_noise,
 )
 from videotune.types import ModelSpec
 
@@ -61,20 +68,6 @@ def build_trainer_rules(
     return trainer_rules
 
 
-def _sampler(distribution: str, shift: float, **numbers: float) -> TimestepSampler:
-    return TimestepSampler(distribution, shift, **numbers)  # type: ignore[arg-type]
-
-
-def _noise_levels(distribution: str, shift: float = 1.0, **numbers: float) -> NoiseLevels:
-    return NoiseLevels(_sampler(distribution, shift or 1.0, **numbers))
-
-
-def _area_shift(spec: ModelSpec, bucket: Bucket) -> float:
-    _, height, width = bucket
-    token_side = 2 * spec.rules.spatial_stride
-    return rules.area_shift(height * width / token_side**2)
-
-
 def _musubi(
     run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
 ) -> TrainerRules:
@@ -101,51 +94,11 @@ def _musubi(
     scale = run.network_alpha / run.network_dim
     return TrainerRules(
         datasets=[dataset_rules(dataset) for dataset in datasets],
-        noise=partial(_musubi_noise, run, spec),
+        noise=partial(musubi_noise, run, spec),
         scale=scale,
         read_scale=scale,
         accumulation=run.gradient_accumulation_steps,
     )
-
-
-def _musubi_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels | str:
-    low = run.min_timestep / 1000
-    high = run.max_timestep / 1000
-    mode = run.timestep_sampling
-    sigmoid = {"std": run.sigmoid_scale}
-    shift = 1.0
-    numbers: dict[str, float] = {}
-    match mode:
-        case "uniform":
-            distribution = "UNIFORM"
-        case "sigmoid":
-            distribution = "LOGIT_NORMAL"
-            numbers = sigmoid
-        case "shift":
-            distribution = "LOGIT_NORMAL"
-            shift = run.discrete_flow_shift
-            numbers = sigmoid
-        case "flux_shift":
-            distribution = "LOGIT_NORMAL"
-            shift = _area_shift(spec, bucket)
-            numbers = sigmoid
-        case "logsnr":
-            distribution = "LOGIT_NORMAL"
-            numbers = {"mean": -run.logit_mean / 2, "std": run.logit_std / 2}
-        # In mode sigma, the scheduler shifts only generation, and an index counts from noise to
-        # data.
-        case "sigma" if run.weighting_scheme == "none" and (low, high) == (0, 1):
-            distribution = "UNIFORM"
-        case "sigma" if run.weighting_scheme == "logit_normal" and (low, high) == (0, 1):
-            distribution = "LOGIT_NORMAL"
-            numbers = {"mean": -run.logit_mean, "std": run.logit_std}
-        case _:
-            name = f"{mode} {run.weighting_scheme}" if mode == "sigma" else mode
-            return f"timestep_sampling {name} is not calculated here"
-
-    if run.preserve_distribution_shape:
-        return NoiseLevels(_sampler(distribution, shift, **numbers, lo=low, hi=high))
-    return NoiseLevels(_sampler(distribution, shift, **numbers), low, high)
 
 
 def _diffusion_pipe(
@@ -180,7 +133,7 @@ def _diffusion_pipe(
                     drops_rest=True,
                 )
             )
-    return TrainerRules(dataset_rules, partial(_diffusion_pipe_noise, run, spec))
+    return TrainerRules(dataset_rules, partial(diffusion_pipe_noise, run, spec))
 
 
 def _diffusion_pipe_sizes(
@@ -210,20 +163,6 @@ def _diffusion_pipe_ratios(dataset: ForeignSection) -> list[float]:
         ]
     ratios = np.geomspace(dataset.min_ar, dataset.max_ar, dataset.num_ar_buckets)
     return [float(ratio) for ratio in ratios]
-
-
-def _diffusion_pipe_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels:
-    if spec.name in TRAINER_FACTS["diffusion-pipe"]["no_shift"]:
-        shift = 1.0
-    elif run.model_shift:
-        shift = run.model_shift
-    else:
-        shift = _area_shift(spec, bucket) if run.model_flux_shift else 1.0
-
-    limits = {"lo": run.model_min_t, "hi": run.model_max_t}
-    if run.model_timestep_sample_method == "uniform":
-        return _noise_levels("UNIFORM", shift, **limits)
-    return _noise_levels("LOGIT_NORMAL", shift, **limits, std=run.model_sigmoid_scale)
 
 
 def _ai_toolkit(
@@ -261,12 +200,12 @@ def _ai_toolkit(
     if run.content_or_style == "balanced":
         match run.timestep_type:
             case "sigmoid":
-                noise = _noise_levels("LOGIT_NORMAL")
+                noise = noise_levels("LOGIT_NORMAL")
             case "linear" | "weighted":
-                noise = _noise_levels("UNIFORM")
+                noise = noise_levels("UNIFORM")
             case "shift":
                 shift = model_number("ai-toolkit", "shift", spec, spec.timestep_shift)
-                noise = _noise_levels("UNIFORM", shift)
+                noise = noise_levels("UNIFORM", shift)
     return TrainerRules(
         datasets=dataset_rules,
         noise=lambda _: noise,
@@ -287,7 +226,7 @@ def _finetrainers(
                 reshape_mode=dataset.reshape_mode,
             )
         )
-    noise = _weighted_noise(run, run.flow_weighting_scheme if spec.path == "flow" else "none")
+    noise = weighted_noise(run, run.flow_weighting_scheme if spec.path == "flow" else "none")
     return TrainerRules(
         datasets=dataset_rules,
         noise=lambda _: noise,
@@ -312,16 +251,6 @@ def _finetrainers_dataset(
     )
 
 
-def _weighted_noise(run: ForeignSection, scheme: str) -> NoiseLevels | str:
-    """Return the noise levels of a weighting scheme of finetrainers."""
-    if scheme == "mode":
-        return "flow_weighting_scheme mode is not calculated here"
-    if scheme == "logit_normal":
-        # The mean is negated, because an index counts from noise to data.
-        return _noise_levels("LOGIT_NORMAL", mean=-run.flow_logit_mean, std=run.flow_logit_std)
-    return _noise_levels("UNIFORM")
-
-
 def _video_model_studio(
     run: ForeignSection, datasets: Sequence[ForeignSection], spec: ModelSpec
 ) -> TrainerRules:
@@ -335,7 +264,7 @@ def _video_model_studio(
         reshape_mode="bicubic",
     )
     scheme = "none" if spec.name in facts["uniform"] else "logit_normal"
-    noise = _weighted_noise(run, scheme)
+    noise = weighted_noise(run, scheme)
 
     return TrainerRules(
         datasets=[dataset_rules],
@@ -357,16 +286,16 @@ def _simpletuner(
 
     shift = run.flow_schedule_shift
     if run.flow_use_uniform_schedule:
-        noise = _noise_levels("UNIFORM", shift)
+        noise = noise_levels("UNIFORM", shift)
     elif run.flow_use_beta_schedule:
-        noise = _noise_levels(
+        noise = noise_levels(
             "BETA",
             shift,
             alpha=run.flow_beta_schedule_alpha,
             beta=run.flow_beta_schedule_beta,
         )
     else:
-        noise = _noise_levels("LOGIT_NORMAL", shift, std=run.flow_sigmoid_scale)
+        noise = noise_levels("LOGIT_NORMAL", shift, std=run.flow_sigmoid_scale)
 
     scale = (run.lora_alpha or run.lora_rank) / run.lora_rank
     return TrainerRules(
@@ -426,7 +355,7 @@ def _onetrainer(
             )
 
     scale = run.lora_alpha / run.lora_rank
-    noise = _onetrainer_noise(run)
+    noise = onetrainer_noise(run)
     return TrainerRules(
         datasets=dataset_rules,
         noise=lambda _: noise,
@@ -444,31 +373,6 @@ def _onetrainer_size(resolution: str) -> partial[rules.PixelSize]:
     height = rules.nearest_multiple(int(second_side), 64)
     width = rules.nearest_multiple(int(first_side), 64)
     return partial(rules.bucket_by_sides, [(1, height, width)])
-
-
-def _onetrainer_noise(run: ForeignSection) -> NoiseLevels | str:
-    kind = run.timestep_distribution
-    unknown = (
-        f"timestep_distribution {kind} with these strengths and shifts is not calculated here"
-    )
-    strengths = (run.min_noising_strength, run.max_noising_strength)
-    if run.dynamic_timestep_shifting or strengths != (0, 1):
-        return unknown
-
-    weight = run.noising_weight
-    bias = run.noising_bias
-    shift = run.timestep_shift
-    match kind:
-        case "UNIFORM":
-            return _noise_levels("UNIFORM", shift)
-        case "LOGIT_NORMAL":
-            return _noise_levels("LOGIT_NORMAL", shift, mean=bias, std=weight + 1)
-        case "HEAVY_TAIL":
-            return _noise_levels("MODE", shift, mode_scale=weight)
-        case "BETA":
-            alpha = max(1e-4, weight)
-            return _noise_levels("BETA", shift, alpha=alpha, beta=max(1e-4, bias))
-    return unknown
 
 
 def _preprocessed(
@@ -494,25 +398,10 @@ def _preprocessed(
         )
     return TrainerRules(
         datasets=dataset_rules,
-        noise=partial(_preprocessed_noise, run, spec),
+        noise=partial(preprocessed_noise, run, spec),
         scale=run.lora_alpha / run.lora_rank,
         read_scale=1.0,
         accumulation=run.optimization_gradient_accumulation_steps,
-    )
-
-
-def _preprocessed_noise(run: ForeignSection, spec: ModelSpec, bucket: Bucket) -> NoiseLevels:
-    if run.flow_matching_timestep_sampling_mode == "uniform":
-        return _noise_levels("UNIFORM")
-
-    frames, height, width = bucket
-    spatial_stride = spec.rules.spatial_stride
-    latent_frames = (frames - 1) // spec.rules.temporal_stride + 1
-    tokens = latent_frames * (height // spatial_stride) * (width // spatial_stride)
-    # Linear in the tokens: 0.95 at 1024, 2.05 at 4096, and not clamped beyond.
-    mean = 0.95 + (2.05 - 0.95) * (tokens - 1024) / (4096 - 1024)
-    return _noise_levels(
-        "LOGIT_NORMAL", mean=mean, std=run.flow_matching_timestep_sampling_params_std
     )
 
 
@@ -528,4 +417,4 @@ TRAINERS: Mapping[str, RulesBuilder] = {
     "onetrainer": _onetrainer,
     PREPROCESSED: _preprocessed,
 }
-"""A trainer's name -> the function that builds its rules from the run, the datasets and the model."""
+"""A trainer's name -> the function that builds its rules."""

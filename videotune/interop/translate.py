@@ -1,4 +1,4 @@
-"""Translate another trainer's config into videotune's, key by key; the rules are in JSON files."""
+"""Translate another trainer's config into videotune's by the rules in JSON files."""
 
 import os
 import re
