@@ -258,7 +258,7 @@ def leading_frames(counts: Sequence[int], reason: str, clip: SourceVideo) -> Fra
 def leading_frames_in_range(
     count: int, min_frames: int, max_frames: float, step: int, clip: SourceVideo
 ) -> FrameIndices:
-    """Return the first ``count`` frames if the clip's length, cut to n·step + 1, is in range."""
+    """Return the first ``count`` frames of a clip whose length, cut to n·step + 1, fits."""
     length = max(1, floor_to_step(clip.frames, step))
     if not min_frames <= length <= max_frames:
         cut = f", cut to {length}" if length != clip.frames else ""
