@@ -80,7 +80,10 @@ def test_the_sheet_shows_a_clips_frames_beside_its_words(tmp_path: Path) -> None
     from PIL import Image
 
     clips = [np.full((17, 64, 64, 3), light, np.float32) for light in (0.0, 1.0)]
-    rows = demo.shown(["one", "two"], clips, "base")
+    rows = [
+        demo.sheet_row(prompt, clip, "base")
+        for prompt, clip in zip(["one", "two"], clips, strict=True)
+    ]
     assert [words for words, _ in rows] == ["one\nbase", "two\nbase"]
     write_sheet(tmp_path / "x.png", rows, label=200)
     pixels = np.asarray(Image.open(tmp_path / "x.png"))

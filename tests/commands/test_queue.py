@@ -19,19 +19,19 @@ from tests.support.waiting import wait_until
 from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
 from videotune.files import write_json
 from videotune.queue import entries as queue
-from videotune.queue import jobs
+from videotune.queue import jobs, worker
 from videotune.queue.entries import (
-    CARD,
+    GPU_VARIABLE,
     add,
     entries,
+    find_entry,
     hold,
-    named,
     remove,
     reorder,
     requeue,
-    work,
 )
 from videotune.queue.sweep import combinations
+from videotune.queue.worker import run_queue
 
 Queue = Callable[..., Path]
 
@@ -101,19 +101,25 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
     home = filled(a=0)
     for code in codes:
         ended(home, "a", code)
-    assert (named(home, "a").state, named(home, "a").tries) == (state, tries)
+    assert (find_entry(home, "a").state, find_entry(home, "a").tries) == (state, tries)
 
 
 def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     home, started = filled(a=3, b=2, c=1), []
     monkeypatch.setattr(
-        queue, "start", lambda _, entry, card: started.append((entry.name, card))
+        worker, "start", lambda _, entry, card: started.append((entry.name, card))
     )
-    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    assert worker._start_ready(
+        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+    )
     assert started == [("a", "0"), ("b", "1")]
     started.clear()
-    ended(home, "a", None, started=time.time(), **{CARD: "1"})  # begun a moment ago: it runs
-    assert queue._turn(home, ["0", "1"], time.time(), lambda _: None)
+    ended(
+        home, "a", None, started=time.time(), **{GPU_VARIABLE: "1"}
+    )  # begun a moment ago: it runs
+    assert worker._start_ready(
+        home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)
+    )
     assert started == [("b", "0")]
 
 
@@ -126,7 +132,7 @@ def test_a_name_that_is_no_file_of_the_queue_is_refused(filled: Queue, name: str
 @pytest.mark.parametrize("skips", ["2", "all"])
 def test_an_entry_keeps_its_run_folder_and_its_skips(skips: str, tmp_path: Path) -> None:
     add(tmp_path / "queue", "a", {"steps": 1}, tmp_path / "runs" / "a", skips=skips)
-    found = named(tmp_path / "queue", "a")
+    found = find_entry(tmp_path / "queue", "a")
     assert (found.run, found.skips) == (tmp_path / "runs" / "a", skips)
 
 
@@ -221,15 +227,15 @@ def test_entries_run_in_the_order_that_was_given_whatever_their_priorities(
 
 def ran(home: Path) -> list[list[str]]:
     """The commands of all processes so far, the first one first."""
-    return [list(job.words) for job in reversed(jobs.all_jobs(home))]
+    return [list(job.arguments) for job in reversed(jobs.all_jobs(home))]
 
 
 def test_an_entry_of_another_command_runs_that_command_and_fails_once(tmp_path: Path) -> None:
     home, run_folder = tmp_path / "queue", tmp_path / "run"
     for name in ("a--sample-1", "a--sample-2"):
-        add(home, name, {}, run_folder, words=["sample", str(run_folder), "--nonsense"])
-    assert named(home, "a--sample-1").kind == "sample"
-    assert work(home, tell=lambda _: None) == FAILED
+        add(home, name, {}, run_folder, arguments=["sample", str(run_folder), "--nonsense"])
+    assert find_entry(home, "a--sample-1").kind == "sample"
+    assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"a--sample-1": "failed", "a--sample-2": "failed"}
     assert [one[0] for one in ran(home)] == ["sample"] * 2, (
         "what failed before it began is not tried again"
@@ -251,14 +257,14 @@ def test_a_training_that_was_queued_again_begins_with_its_words_and_is_resumed_a
         "a",
         resumed := ["train", "--out", str(tmp_path / "run a"), "--resume", "--from", "20"],
     )
-    entry = named(home, "a")
+    entry = find_entry(home, "a")
     assert (entry.state, entry.tries) == ("waiting", 0), "its tries count anew"
     queue.start(home, entry, None)
     ended(home, "a", None, started=time.time() - 60)
     row = json.loads((home / "queue.json").read_text())
     write_json(home / "queue.json", {"a": row["a"] | {"since": time.time() - 80}})
-    assert named(home, "a").state == "waiting", "the machine went off under it"
-    queue.start(home, named(home, "a"), None)
+    assert find_entry(home, "a").state == "waiting", "the machine went off under it"
+    queue.start(home, find_entry(home, "a"), None)
     assert started == [resumed, ["train", "--out", str(tmp_path / "run a"), "--resume"]]
 
 
@@ -269,7 +275,11 @@ def test_what_a_person_has_stopped_stays_so_until_it_is_queued_again(filled: Que
     hold(home, "b")
     hold(home, "c")
     assert states(home) == {"a": "stopped", "b": "stopped", "c": "stopped"}
-    assert [queue._ended_before(one, begun) for one in entries(home)] == [True, False, False]
+    assert [worker._was_interrupted(one, begun) for one in entries(home)] == [
+        True,
+        False,
+        False,
+    ]
     requeue(home, "b")
     requeue(home, "c")
     assert states(home) == {"a": "stopped", "b": "waiting", "c": "waiting"}
@@ -282,14 +292,14 @@ def test_a_running_command_is_paused_goes_on_and_can_be_stopped_while_paused(
     job = jobs.start(tmp_path / "queue", "wait", ["wait", str(tmp_path), "--timeout", "120"])
     wait_until(lambda: (job.folder / "pid.json").is_file())
     assert jobs.pause(job)
-    wait_until(lambda: jobs.read(job.folder).state == "paused")
-    assert jobs.read(job.folder).running
+    wait_until(lambda: jobs.read_job(job.folder).state == "paused")
+    assert jobs.read_job(job.folder).is_running
     assert jobs.unpause(job)
-    wait_until(lambda: jobs.read(job.folder).state == "running")
+    wait_until(lambda: jobs.read_job(job.folder).state == "running")
     jobs.pause(job)
     assert jobs.stop(job)
-    wait_until(lambda: not jobs.read(job.folder).running)
-    assert not jobs.pause(jobs.read(job.folder))
+    wait_until(lambda: not jobs.read_job(job.folder).is_running)
+    assert not jobs.pause(jobs.read_job(job.folder))
 
 
 def command(*words: Any) -> subprocess.Popen[bytes]:
@@ -310,16 +320,16 @@ def test_a_killed_queue_and_a_killed_training_go_on_as_if_nothing_had_been(
     wait_until(lambda: (first / "checkpoints").is_dir() and complete(first))
     worker.kill()
     worker.wait()
-    job = named(home, "first").job
+    job = find_entry(home, "first").job
     assert job is not None
-    assert job.running, "the training outlives its worker"
+    assert job.is_running, "the training outlives its worker"
     pids = json.loads((job.folder / "pid.json").read_text())
     os.kill(pids["runner"], signal.SIGKILL)
     os.kill(pids["command"], signal.SIGKILL)
-    wait_until(lambda: named(home, "first").state == "waiting")
-    assert work(home, tell=lambda _: None) == FAILED
+    wait_until(lambda: find_entry(home, "first").state == "waiting")
+    assert run_queue(home, report=lambda _: None) == FAILED
     assert states(home) == {"first": "done", "second": "failed"}
-    assert named(home, "second").tries == 2
+    assert find_entry(home, "second").tries == 2
     assert_same_run(first, finished(*sets), 60)
 
 
@@ -333,7 +343,7 @@ def test_an_interrupt_saves_and_the_next_worker_resumes(
     a = home / "runs" / "a"
     wait_until(lambda: (a / "journal.jsonl").is_file() and len(steps_of(a)) > 3)
     with pytest.raises(VideotuneError):
-        work(home)  # another worker has it
+        run_queue(home)  # another worker has it
     worker.send_signal(signal.SIGINT)
     assert worker.wait(60) == INTERRUPTED
     assert states(home) == {"a": "stopped"}

@@ -382,6 +382,6 @@ def test_what_numbers_and_texts_cannot_hold(
         convert(source, target)
         return
     with pytest.raises(
-        VideotuneError, match=r"a\.safetensors.*(not a weight dtype|infinite|one finite)"
+        VideotuneError, match=r"a\.safetensors.*(not a weight dtype|infinite|finite number)"
     ):
         convert(source, target)

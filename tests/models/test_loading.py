@@ -379,7 +379,7 @@ def used(folder: Path) -> None:
             "hunyuan_video",
             NET,
             {"image_condition_type": "latent_concat"},
-            "text-to-video checkpoint alone",
+            "takes an image",
         ),
         ("hunyuan_video", NET, {"in_channels": 9}, "reads 9 channels"),
         ("ltx_video", NET, {"in_channels": 8}, "reads 8 channels"),

@@ -58,7 +58,7 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     area.fill("a shape <i>that</i> moves")
     area.press("Tab")
     caption = (home / "clips" / first).with_suffix(".txt")
-    until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
+    wait_until(lambda: caption.read_text() == "a shape <i>that</i> moves\n")
     page.locator("#find").fill("that</i> moves")
     page.locator("#tiles-found[data-found='1']").wait_for(state="attached")
     page.reload()
@@ -68,7 +68,7 @@ def check_and_mend(page: Any, home: Path, sent: list[Path]) -> None:
     assert violations(page) == []
 
 
-def until(true: Callable[[], Any], seconds: float = 240) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 240) -> None:
     """Wait until it is so."""
     end = time.monotonic() + seconds
     while not true():
@@ -84,14 +84,14 @@ RARER = (("validate_every", "0"), ("sample_metrics.budget", "0"), ("sample.steps
 def plan(page: Any, home: Path) -> None:
     """Type the settings and read the plan."""
     open_page(page, "Setup")
-    named = projects.named(home.parent, home.name)
+    named = projects.find_project(home.parent, home.name)
     for key, value in (*SETTINGS, *RARER):
         if key not in ("steps", "learning_rate"):
             page.locator("#find").fill(key)
         field = page.locator(f'[id="f-{key}"]')
         field.fill(value)
         field.press("Tab")
-        until(
+        wait_until(
             lambda key=key, value=value: flatten(projects.draft(named)).get(key) == float(value)
         )  # type: ignore[misc]
     page.locator("#find").fill("")

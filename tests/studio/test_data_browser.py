@@ -118,7 +118,7 @@ def test_every_clip_has_its_picture_and_the_button_that_mends_it(
     page.keyboard.press("Escape")
     page.locator("#without .btn", has_text="Leave out").click()
     page.locator("#without.calm").wait_for()
-    draft = projects.draft(projects.named(home.folder.parent, home.name))
+    draft = projects.draft(projects.find_project(home.folder.parent, home.name))
     assert draft["missing_caption"] == "skip"
 
 

@@ -158,12 +158,12 @@ def test_a_captioning_job_is_one_change(
     from videotune.queue import jobs
 
     folder = ended_job(cats, "caption", 0)
-    monkeypatch.setattr(captions_edit, "start", lambda *words: jobs.read(folder))
-    captions_edit.begin_captioning(cats, ["caption"])
+    monkeypatch.setattr(captions_edit, "start", lambda *words: jobs.read_job(folder))
+    captions_edit.start_captioning(cats, ["caption"])
     (cats.folder / "clips/c.txt").write_text("by a model\n")
-    captions_edit.settle(cats)
-    captions_edit.settle(cats)
-    assert [line["by"] for line in captions_edit.last(cats)] == ["auto-caption"]
+    captions_edit.finish_jobs(cats)
+    captions_edit.finish_jobs(cats)
+    assert [line["by"] for line in captions_edit.latest_change(cats)] == ["auto-caption"]
     captions_edit.undo(cats)
     assert not (cats.folder / "clips/c.txt").exists()
 
@@ -182,8 +182,8 @@ def test_a_clip_is_held_out_used_again_and_removed_with_its_caption(
     with pytest.raises(VideotuneError, match="moved to"):
         clips.move(cats, ["held-out/a.mp4"], "../..")
     clips.move(cats, ["held-out/a.mp4", "clips/a.mp4"], "bin")
-    assert [item.title for item in trash.items(cats.folder)] == ["2 clips"]
-    trash.restore(cats.folder, trash.items(cats.folder)[0].id)
+    assert [item.title for item in trash.list_items(cats.folder)] == ["2 clips"]
+    trash.restore(cats.folder, trash.list_items(cats.folder)[0].id)
     assert captions(cats)["held-out/a.mp4"] == "a cat"
 
 
@@ -245,7 +245,7 @@ def test_other_folders_are_for_who_sits_at_the_computer(
     for path in (away / "no", away / "file.txt", "", "a b", "x"):
         assert add(path) == 422
     assert add(away) == add("user/clips", kind="validation") == 204
-    sources = projects.named(tmp_path, "my-cats").facts["sources"]
+    sources = projects.find_project(tmp_path, "my-cats").facts["sources"]
     assert sources == [{"path": str(away)}, {"path": "user/clips", "kind": "validation"}]
     assert add(away, drop="1") == 204
     client.app.state.local = False
@@ -346,7 +346,7 @@ def test_sound_becomes_peaks(tmp_path: Path) -> None:
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     peaks = media.peaks(tmp_path / "loud.mp4", tmp_path)
-    assert len(peaks) == media.BINS
+    assert len(peaks) == media.MAX_PEAKS
     assert max(peaks[50:250]) < 0.1 < 0.5 < max(peaks[350:])
     write_clip(tmp_path / "silent.mp4", np.zeros((12, 32, 32, 3), np.uint8), 12)
     assert media.peaks(tmp_path / "silent.mp4", tmp_path) == []
@@ -389,9 +389,9 @@ def test_tiles_come_in_chunks(client: Any, cats: projects.Project) -> None:
 def test_leaving_out_agrees_to_skipped_clips(client: Any, cats: projects.Project) -> None:
     projects.save_draft(cats, {"steps": 3})
     assert client.post(f"{DATA}/leave-out").status_code == 204
-    project = projects.named(cats.folder.parent, "my-cats")
+    project = projects.find_project(cats.folder.parent, "my-cats")
     assert projects.draft(project) == {"steps": 3, "missing_caption": "skip"}
-    assert projects.skips(project) == ["--allow-skips", "all"]
+    assert projects.skip_arguments(project) == ["--allow-skips", "all"]
 
 
 def test_stop_ends_only_jobs_of_this_page(client: Any, cats: projects.Project) -> None:

@@ -9,7 +9,7 @@ from videotune.studio import form
 
 def test_every_key_of_the_config_has_a_field() -> None:
     own = {key for key in leaves() if not key.startswith("datasets.")}
-    assert {field.key for field in form.fields()} == own - set(form.ELSEWHERE)
+    assert {field.key for field in form.fields()} == own - set(form.MANAGED_KEYS)
     assert all(field.help and field.values and field.default for field in form.fields())
 
 
@@ -24,11 +24,11 @@ def test_every_key_of_the_config_has_a_field() -> None:
 def test_what_is_typed_is_what_a_config_file_would_say(
     key: str, typed: str, means: object
 ) -> None:
-    kept = form.put({}, key, typed, "toy")
+    kept = form.set_key({}, key, typed, "toy")
     assert form.flatten(kept) == {key: means}
-    assert form.put(kept, key, "", "toy") == {}, "emptied, the preset holds again"
+    assert form.set_key(kept, key, "", "toy") == {}, "emptied, the preset holds again"
     field = next(one for one in form.fields() if one.key == key)
-    assert form.typed(field, form.shown(means)) == means
+    assert form.parse_value(field, form.format_value(means)) == means
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_what_is_typed_is_what_a_config_file_would_say(
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_words(key: str, typed: str, words: str) -> None:
     with pytest.raises(VideotuneError, match=words):
-        form.put({}, key, typed, "toy")
+        form.set_key({}, key, typed, "toy")

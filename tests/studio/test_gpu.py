@@ -29,7 +29,7 @@ int nvmlDeviceGetUtilizationRates(void *handle, rates *found) { found->gpu = 0; 
 int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *found) { *found = 61; return 0; }
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *found) { *found = 250500; return (long)handle == 2 ? 3 : 0; }
 """
-ASK = "import json; from videotune.studio.gpu import cards; print(json.dumps([one.__dict__ for one in cards()]))"
+ASK = "import json; from videotune.studio.gpu import list_gpus; print(json.dumps([one.__dict__ for one in list_gpus()]))"
 
 
 def read_cards(folder: Path, init: int = 0) -> list[dict[str, object]]:
@@ -52,9 +52,9 @@ def test_each_card_tells_its_memory_use_temperature_and_power(tmp_path: Path) ->
     own = {
         "index": 0,
         "name": "Card 0",
-        "used": 6_000_000_000,
-        "total": 24_000_000_000,
-        "use": 0,
+        "memory_used": 6_000_000_000,
+        "memory_total": 24_000_000_000,
+        "utilization": 0,
         "celsius": 61,
     }
     assert first == own | {"watts": 250.5}

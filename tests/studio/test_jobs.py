@@ -22,13 +22,13 @@ from videotune.studio import projects, status
 
 def test_a_job_says_what_it_printed_and_how_it_ended(tmp_path: Path) -> None:
     job = jobs.start(tmp_path, "check", ["presets", "nonsense"])
-    assert job.running
-    wait_until(lambda: not jobs.read(job.folder).running)
-    ended = jobs.read(job.folder)
+    assert job.is_running
+    wait_until(lambda: not jobs.read_job(job.folder).is_running)
+    ended = jobs.read_job(job.folder)
     assert (ended.state, ended.code) == ("failed", 1)
-    assert "nonsense" in jobs.why(ended)
+    assert "nonsense" in jobs.describe_outcome(ended)
     assert jobs.latest(tmp_path, "check") == ended
-    assert hash(ended) == hash(jobs.read(job.folder)), "pages are kept by their job"
+    assert hash(ended) == hash(jobs.read_job(job.folder)), "pages are kept by their job"
     assert jobs.latest(tmp_path, "plan") is None
 
 
@@ -45,26 +45,26 @@ def sleeper(tmp_path: Path, about: str = "run-1") -> tuple[jobs.QueuedJob, int]:
     write_json(
         folder / "pid.json", {"runner": process.pid, "command": process.pid, "time": now}
     )
-    jobs._started.append(process)
-    return jobs.read(folder), process.pid
+    jobs._runners.append(process)
+    return jobs.read_job(folder), process.pid
 
 
 def test_a_killed_process_is_dead_and_one_that_took_its_number_is_not_it(
     tmp_path: Path,
 ) -> None:
     job, pid = sleeper(tmp_path)
-    assert job.running
+    assert job.is_running
     write_json(
         job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time() - 1000}
     )
-    assert jobs.read(job.folder).state == "dead", (
+    assert jobs.read_job(job.folder).state == "dead", (
         "a process that began later has the number of the one that was"
     )
     write_json(job.folder / "pid.json", {"runner": pid, "command": pid, "time": time.time()})
-    assert jobs.read(job.folder).running
+    assert jobs.read_job(job.folder).is_running
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: jobs.read(job.folder).state == "dead")
-    assert "killed" in jobs.why(jobs.read(job.folder))
+    wait_until(lambda: jobs.read_job(job.folder).state == "dead")
+    assert "killed" in jobs.describe_outcome(jobs.read_job(job.folder))
 
 
 STATES = {0: "done", 2: "done", 1: "failed", 130: "stopped", -9: "dead", -15: "stopped"}
@@ -79,7 +79,7 @@ def test_exit_codes_in_words(tmp_path: Path, code: int, state: str) -> None:
         {"kind": "check", "about": "", "words": [], "cwd": ".", "started": 1.0},
     )
     write_json(folder / "rc.json", {"code": code, "ended": 2.0})
-    assert jobs.read(folder).state == state
+    assert jobs.read_job(folder).state == state
 
 
 def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
@@ -91,7 +91,7 @@ def test_a_video_that_cannot_be_split_comes_back_and_the_job_has_failed(
     film.with_suffix(".txt").write_text("a cat")
     assert client.post("/p/one/data/cut", data={"path": "clips/film.mp4"}).status_code == 204
     wait_until(
-        lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).running
+        lambda: not (jobs.latest(project.folder, "split") or pytest.fail("no job")).is_running
     )
     ended = jobs.latest(project.folder, "split")
     assert ended is not None
@@ -128,7 +128,7 @@ def test_only_a_process_that_lives_is_asked_to_stop(tmp_path: Path, client: Any)
 
 
 def shown(run: Path) -> list[int]:
-    return list(status.follow(run)[1].at)
+    return list(status.read_journal(run)[1].at)
 
 
 def test_a_journal_is_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:

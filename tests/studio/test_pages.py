@@ -17,7 +17,7 @@ from videotune.studio import projects, queue_page, results_page, status
 def test_an_error_is_told_whole_and_by_the_names_of_the_project(tmp_path: Path) -> None:
     project = projects.create(tmp_path, "one")
     said = f"encoding 3/4\nvideotune: 1 clip has no caption:\n  {project.folder}/clips/a.mp4: there is no a.txt\nWrite it.\n"
-    told = jobs.why(jobs.read(ended_job(project, "train", 1, said)))
+    told = jobs.describe_outcome(jobs.read_job(ended_job(project, "train", 1, said)))
     assert told == "1 clip has no caption:\n  clips/a.mp4: there is no a.txt\nWrite it."
 
 
@@ -46,10 +46,10 @@ def test_another_number_of_steps_is_meant_where_it_is_asked_for(
         assert (
             client.post("/p/one/run/resume", data={"run": "run-1", **words}).status_code == 204
         )
-        entry = queue_page.entry_of(tmp_path, project, "run-1")
+        entry = queue_page.training_entry(tmp_path, project, "run-1")
         assert entry is not None
-        queue_page.ACTS["remove"][0](queue_page.home(tmp_path), entry.name)
-        return entry.words
+        queue_page.ACTIONS["remove"][0](queue_page.queue_folder(tmp_path), entry.name)
+        return entry.arguments
 
     assert resumed() == ("train", "--out", str(project.folder / "runs/run-1"), "--resume")
     assert resumed(step="2")[-2:] == ("--from", "2")
@@ -75,7 +75,7 @@ def test_export_offers_what_an_adapter_of_the_kind_can_be_written_as(
         tmp_path / "config.json",
         {"settings": {"training_method": "LORA", "lora": {"variant": variant}}},
     )
-    offered = results_page.offered(status.read_live(tmp_path))
+    offered = results_page.export_formats(status.read_live(tmp_path))
     assert sorted(offered) == sorted(formats_of(family, variant))
     assert set(offered) <= set(projects.texts()["formats"])
 

@@ -28,8 +28,8 @@ def server() -> psutil.Process:
 
 
 def answer(out: Path, question: dict[str, Any]) -> dict[str, Any]:
-    wait_until(lambda: plan_server.ask(out, question)["current"], 120)
-    return plan_server.ask(out, question)
+    wait_until(lambda: plan_server.request_answer(out, question)["current"], 120)
+    return plan_server.request_answer(out, question)
 
 
 def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
@@ -38,12 +38,12 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     out, parts = tmp_path / ".studio" / "plan.json", []
 
     def answered() -> bool:
-        found = plan_server.ask(out, question)
+        found = plan_server.request_answer(out, question)
         parts.append(found["measuring"])
         return bool(found["current"])
 
     wait_until(answered, 120)
-    first = plan_server.ask(out, question)["plan"]
+    first = plan_server.request_answer(out, question)["plan"]
     assert (first["steps"], first["fits"], first["clips"]["used"]) == (20, True, 6)
     assert True in parts, "what needs no measuring came first"
     wrong = question | {"config": {**question["config"], "stepz": 3}}
@@ -53,7 +53,7 @@ def test_a_plan_comes_in_two_parts_and_an_error_leaves_the_last_one_in_sight(
     assert found["plan"] == first, "the last plan stays in sight"
     for steps in (5, 6, 7):
         newest = question | {"config": {**question["config"], "steps": steps}}
-        plan_server.ask(out, newest)
+        plan_server.request_answer(out, newest)
     assert answer(out, newest)["plan"]["steps"] == 7
     (ended := server()).kill()
     wait_until(lambda: ended.status() == psutil.STATUS_ZOMBIE, 60)
@@ -65,7 +65,7 @@ def test_an_answer_that_is_killed_or_hangs_is_said(
 ) -> None:
     out = tmp_path / ".studio" / "plan.json"
     assert "more than" in answer(out, question | {"longest": 0.0})["words"]
-    plan_server.ask(out, question)
+    plan_server.request_answer(out, question)
 
     def killed() -> bool:
         for child in server().children():
@@ -83,7 +83,7 @@ def test_the_studio_asks_without_torch_and_its_processes_end_with_it(
     tmp_path: Path, question: dict[str, Any]
 ) -> None:
     ask = "import json, sys; from pathlib import Path; from videotune.studio import plan_server as one; "
-    ask += "one.ask(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
+    ask += "one.request_answer(Path(sys.argv[1]), json.loads(sys.argv[2])); print('torch' in sys.modules, flush=True); input()"
     words = [
         sys.executable,
         "-c",

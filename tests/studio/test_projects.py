@@ -10,7 +10,7 @@ import pytest
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.studio import projects, trash, uploads
-from videotune.studio.downloads import zipped
+from videotune.studio.downloads import stream_zip
 
 
 @pytest.fixture
@@ -33,15 +33,16 @@ def test_a_project_is_made_listed_renamed_and_put_aside(
 ) -> None:
     other = projects.create(tmp_path, "My cats!")
     assert (cats.name, other.name) == ("my-cats", "my-cats-2")
-    assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2", "my-cats"]
+    assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2", "my-cats"]
     assert client.post("/p/my-cats/rename", data={"title": "Kätzchen"}).status_code == 204
-    assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
+    assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
     assert client.post("/p/my-cats/remove").status_code == 204
-    assert [one.name for one in projects.projects(tmp_path)] == ["my-cats-2"]
+    assert [one.name for one in projects.list_projects(tmp_path)] == ["my-cats-2"]
     assert (
-        client.post("/bin/restore", data={"id": trash.items(tmp_path)[0].id}).status_code == 204
+        client.post("/bin/restore", data={"id": trash.list_items(tmp_path)[0].id}).status_code
+        == 204
     )
-    assert projects.named(tmp_path, "my-cats").title == "Kätzchen"
+    assert projects.find_project(tmp_path, "my-cats").title == "Kätzchen"
     with pytest.raises(VideotuneError, match="needs a name"):
         projects.create(tmp_path, "  ")
 
@@ -71,7 +72,7 @@ def test_a_name_that_is_no_project_is_refused(
     tmp_path: Path, cats: projects.Project, name: str
 ) -> None:
     with pytest.raises(VideotuneError):
-        projects.named(tmp_path, name)
+        projects.find_project(tmp_path, name)
 
 
 def test_files_are_taken_by_what_they_are_and_not_by_their_names(
@@ -148,8 +149,8 @@ def test_a_damaged_project_is_listed_beside_the_others(
     tmp_path: Path, cats: projects.Project
 ) -> None:
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / projects.BOOK).write_text("{")
-    assert {one.name for one in projects.projects(tmp_path)} == {"broken", cats.name}
+    (tmp_path / "broken" / projects.PROJECT_FILE).write_text("{")
+    assert {one.name for one in projects.list_projects(tmp_path)} == {"broken", cats.name}
 
 
 def test_a_project_is_duplicated_without_its_runs(
@@ -158,7 +159,7 @@ def test_a_project_is_duplicated_without_its_runs(
     uploads.accept(cats, [sent(tmp_path, "a.mp4", MP4), sent(tmp_path, "a.txt", b"a cat")])
     projects.save_draft(cats, {"steps": 7})
     (cats.folder / "runs" / "run-1").mkdir()
-    copy = projects.duplicate(tmp_path, projects.change(cats, card="rtx 4090"))
+    copy = projects.duplicate(tmp_path, projects.update(cats, card="rtx 4090"))
     assert copy.title == "My cats (copy)"
     assert copy.facts["card"] == "rtx 4090"
     assert projects.draft(copy) == {"steps": 7}
@@ -180,9 +181,9 @@ def test_an_exported_project_is_imported_elsewhere_with_its_runs(
     (cats.folder / "bin").mkdir()
     (cats.folder / "bin" / "old.mp4").write_bytes(MP4)
     projects.save_draft(cats, {"steps": 3, "output_model_destination": "/elsewhere"})
-    moved = projects.change(cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}])
+    moved = projects.update(cats, folder=str(cats.folder), sources=[{"path": "/elsewhere"}])
     archive = tmp_path / "cats.zip"
-    archive.write_bytes(b"".join(zipped(moved.folder, moved.name, projects.is_exported)))
+    archive.write_bytes(b"".join(stream_zip(moved.folder, moved.name, projects.is_exported)))
     new = projects.import_project(tmp_path / "other", archive)
     assert new.title == "My cats"
     assert (new.folder / "clips/a.mp4").read_bytes() == MP4

@@ -16,7 +16,7 @@ from videotune.studio.gpu import Gpu
 @pytest.fixture
 def cats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> projects.Project:
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
-    monkeypatch.setattr(queue_page, "TWICE", 0.0)
+    monkeypatch.setattr(queue_page, "DOUBLE_CLICK_SECONDS", 0.0)
     project = projects.create(tmp_path, "Cats")
     (project.folder / "clips" / "a.mp4").write_bytes(b"")
     return project
@@ -26,56 +26,56 @@ def test_a_run_waits_with_its_settings_as_they_were(
     tmp_path: Path, cats: projects.Project
 ) -> None:
     projects.save_draft(cats, {"steps": 7})
-    assert queue_page.begin(tmp_path, cats) == "run-1"
+    assert queue_page.queue_run(tmp_path, cats) == "run-1"
     projects.save_draft(cats, {"steps": 8})
     assert (
-        queue_page.begin(tmp_path, cats, "lange Nacht für Kätzchen")
+        queue_page.queue_run(tmp_path, cats, "lange Nacht für Kätzchen")
         == "lange-Nacht-fur-Katzchen"
     )
-    assert queue_page.begin(tmp_path, cats) == "run-2"
-    first = queue_page.entry_of(tmp_path, cats, "run-1")
+    assert queue_page.queue_run(tmp_path, cats) == "run-2"
+    first = queue_page.training_entry(tmp_path, cats, "run-1")
     assert first is not None
     assert first.config.read_text().count('"steps": 7') == 1
-    assert first.words[:3] == ("train", "--preset", "toy")
-    assert first.words[3:] == (
+    assert first.arguments[:3] == ("train", "--preset", "toy")
+    assert first.arguments[3:] == (
         "--config",
         str(first.config),
         "--out",
         str(cats.folder / "runs" / "run-1"),
     )
     with pytest.raises(VideotuneError):
-        queue_page.begin(tmp_path, cats, "run-1")
+        queue_page.queue_run(tmp_path, cats, "run-1")
     assert not (cats.folder / "runs" / "run-1").exists(), "a run that waits has no folder yet"
 
 
 def test_a_double_click_is_one_run(
     tmp_path: Path, cats: projects.Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_page, "TWICE", 60.0)
-    assert {queue_page.begin(tmp_path, cats) for _ in range(3)} == {"run-1"}
+    monkeypatch.setattr(queue_page, "DOUBLE_CLICK_SECONDS", 60.0)
+    assert {queue_page.queue_run(tmp_path, cats) for _ in range(3)} == {"run-1"}
 
 
 def test_other_commands_are_numbered_and_a_run_waits_again_by_new_words(
     tmp_path: Path, cats: projects.Project
 ) -> None:
-    queue_page.begin(tmp_path, cats)
+    queue_page.queue_run(tmp_path, cats)
     names = [
         queue_page.submit(tmp_path, cats, "run-1", ["sample", "x"], kind="sample")
         for _ in range(2)
     ]
     assert names == ["cats--run-1--sample-1", "cats--run-1--sample-2"]
-    assert [one.name for one in queue_page.of(tmp_path, cats, "run-1")] == [
+    assert [one.name for one in queue_page.project_entries(tmp_path, cats, "run-1")] == [
         "cats--run-1",
         *names,
     ]
-    assert queue_page.of(tmp_path, cats, "run") == []
+    assert queue_page.project_entries(tmp_path, cats, "run") == []
     with pytest.raises(VideotuneError):
         queue_page.submit(tmp_path, cats, "run-1", ["train", "--resume"])
-    entries.hold(queue_page.home(tmp_path), "cats--run-1")
+    entries.hold(queue_page.queue_folder(tmp_path), "cats--run-1")
     queue_page.submit(tmp_path, cats, "run-1", ["train", "--resume"])
-    again = queue_page.entry_of(tmp_path, cats, "run-1")
+    again = queue_page.training_entry(tmp_path, cats, "run-1")
     assert again is not None
-    assert (again.state, again.words) == ("waiting", ("train", "--resume"))
+    assert (again.state, again.arguments) == ("waiting", ("train", "--resume"))
 
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "a b", "ä", "x" * 80])
@@ -89,24 +89,28 @@ def test_a_sweep_is_a_run_for_each_combination_or_none_at_all(
 ) -> None:
     for wrong in ({"steps": "5"}, {"steps": "5,many"}, {"stepz": "1,2"}, {}):
         with pytest.raises(VideotuneError):
-            queue_page.sweep(tmp_path, cats, wrong)
-    assert queue_page.of(tmp_path, cats) == []
+            queue_page.queue_sweep(tmp_path, cats, wrong)
+    assert queue_page.project_entries(tmp_path, cats) == []
     assert (
-        queue_page.sweep(tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"})
+        queue_page.queue_sweep(
+            tmp_path, cats, {"learning_rate": "1e-4,3e-4", "lora.rank": "4, 8"}
+        )
         == "sweep-1"
     )
-    found = queue_page.of(tmp_path, cats)
+    found = queue_page.project_entries(tmp_path, cats)
     assert [one.run.name for one in found] == [f"sweep-1.{n}" for n in (1, 2, 3, 4)]
     assert '"rank": 8' in found[1].config.read_text()
-    assert queue_page.sweep(tmp_path, cats, {"seed": "1,2"}) == "sweep-2"
+    assert queue_page.queue_sweep(tmp_path, cats, {"seed": "1,2"}) == "sweep-2"
 
 
 def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = Gpu(0, "Card", 0, 24_000_000_000, 0, 40, 20.0)
-    monkeypatch.setattr(gpu, "cards", lambda: [card, Gpu(1, *list(card.__dict__.values())[1:])])
-    queue = queue_page.home(tmp_path)
+    monkeypatch.setattr(
+        gpu, "list_gpus", lambda: [card, Gpu(1, *list(card.__dict__.values())[1:])]
+    )
+    queue = queue_page.queue_folder(tmp_path)
     queue_page.ensure_worker(tmp_path)
     assert jobs.all_jobs(queue) == [], "nothing waits"
     entries.add(
@@ -114,14 +118,14 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
         "cats--run-1--sample-1",
         {},
         tmp_path / "run",
-        words=["wait", str(tmp_path), "--timeout", "0"],
+        arguments=["wait", str(tmp_path), "--timeout", "0"],
     )
     for _ in range(3):
         queue_page.ensure_worker(tmp_path)
     (worker,) = jobs.all_jobs(queue, "queue")
-    assert worker.words[-2:] == ("--gpus", "0,1")
-    wait_until(lambda: not jobs.read(worker.folder).running)
-    entry = entries.named(queue, "cats--run-1--sample-1")
+    assert worker.arguments[-2:] == ("--gpus", "0,1")
+    wait_until(lambda: not jobs.read_job(worker.folder).is_running)
+    entry = entries.find_entry(queue, "cats--run-1--sample-1")
     assert entry.job is not None
     assert entry.job.env["CUDA_VISIBLE_DEVICES"] == "0"
     assert entry.state in ("done", "failed")
@@ -130,8 +134,8 @@ def test_the_worker_begins_where_something_waits_has_each_card_and_ends_by_itsel
 def test_a_worker_of_a_terminal_is_enough(tmp_path: Path) -> None:
     from filelock import FileLock
 
-    queue = queue_page.home(tmp_path)
-    entries.add(queue, "a", {}, tmp_path / "run", words=["wait", str(tmp_path)])
+    queue = queue_page.queue_folder(tmp_path)
+    entries.add(queue, "a", {}, tmp_path / "run", arguments=["wait", str(tmp_path)])
     with FileLock(queue / ".lock"):
         queue_page.ensure_worker(tmp_path)
     assert jobs.all_jobs(queue) == []

@@ -54,9 +54,9 @@ def test_requests_by_other_sites_are_refused() -> None:
         refused("POST", sec_fetch_site="cross-site", sec_fetch_mode="navigate"),
         refused(sec_fetch_site="cross-site", sec_fetch_mode="no-cors"),
     ):
-        assert "another site" in str(bad)
+        assert "other sites" in str(bad)
     own = {"host": "evil.org"}
-    assert "this computer alone" in str(security.refusal("GET", own, "127.0.0.1")), (
+    assert "only this computer" in str(security.refusal("GET", own, "127.0.0.1")), (
         "a name made to mean us"
     )
     assert security.refusal("GET", {"host": "my.server:7860"}, "0.0.0.0") is None
@@ -129,12 +129,12 @@ def test_nothing_is_told_before_the_login(clients: Any) -> None:
 
 def test_a_minute_later_passwords_are_looked_at_again() -> None:
     now = [0.0]
-    wrong = security.WrongPasswords(lambda: now[0])
-    assert [wrong.begin("one") for _ in range(security.TRIES + 1)] == [
+    wrong = security.LoginLimiter(lambda: now[0])
+    assert [wrong.begin("one") for _ in range(security.MAX_ATTEMPTS + 1)] == [
         True
-    ] * security.TRIES + [False]
+    ] * security.MAX_ATTEMPTS + [False]
     assert wrong.begin("two")
-    now[0] = security.WHILE + 1
+    now[0] = security.ATTEMPT_WINDOW + 1
     assert wrong.begin("one")
 
 
@@ -156,8 +156,8 @@ def test_neither_a_header_nor_many_guesses_at_once_get_round_the_limit_of_passwo
             return [answer.status_code for answer in await asyncio.gather(*tries)]
 
     try:
-        assert sorted(asyncio.run(guess())) == [400] * security.TRIES + [429] * (
-            40 - security.TRIES
+        assert sorted(asyncio.run(guess())) == [400] * security.MAX_ATTEMPTS + [429] * (
+            40 - security.MAX_ATTEMPTS
         )
         right = httpx2.post(f"{studio.address}/login", data=LOGIN).status_code
         assert right == 429, "even the right one waits a minute"
@@ -262,13 +262,13 @@ def test_a_form_of_another_site_changes_nothing(clients: Any) -> None:
     )
     assert form.status_code == 415
     assert other.status_code == 403
-    assert "another site" in other.text
+    assert "other sites" in other.text
     assert free.get("/", headers={"Host": "evil.org"}).status_code == 403
     headers = free.get("/").headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "frame-ancestors" in headers["content-security-policy"]
     assert "unsafe-inline" not in headers["content-security-policy"].partition("style-src")[0]
-    assert not [one for one in projects.projects(root) if one.title.startswith("by ")]
+    assert not [one for one in projects.list_projects(root) if one.title.startswith("by ")]
 
 
 def test_no_password_and_no_token_is_kept(

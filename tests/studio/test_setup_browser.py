@@ -74,10 +74,10 @@ def test_runs_are_put_in_order_by_dragging_and_by_buttons(
 ) -> None:
     from filelock import FileLock
 
-    queue = queue_page.home(tmp_path)
+    queue = queue_page.queue_folder(tmp_path)
     names = [f"cats--run-{n}" for n in (1, 2, 3, 4)]
     for name in names:
-        entries.add(queue, name, {}, cats.folder / "runs" / name[6:], words=["wait", "x"])
+        entries.add(queue, name, {}, cats.folder / "runs" / name[6:], arguments=["wait", "x"])
     folder = cats.folder / ".studio" / "sweeps"
     folder.mkdir(parents=True)
     (folder / "sweep-1.json").write_text(

@@ -35,7 +35,7 @@ class Studio:
 
     def facts(self) -> dict[str, Any]:
         """What belongs to the project and not to the config."""
-        return dict(projects.named(self.root, "cats").facts)
+        return dict(projects.find_project(self.root, "cats").facts)
 
     def page(self) -> str:
         """The whole page."""
@@ -51,8 +51,12 @@ def studio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Studio]:
     monkeypatch.setattr(queue_page, "ensure_worker", lambda root: None)
     monkeypatch.setattr(
         plan_server,
-        "ask",
-        lambda out, question: {**plan_server.read(out), "current": False, "measuring": False},
+        "request_answer",
+        lambda out, question: {
+            **plan_server.read_answer(out),
+            "current": False,
+            "measuring": False,
+        },
     )
     with TestClient(
         make_app(tmp_path, "127.0.0.1", None), base_url="http://127.0.0.1"
@@ -174,7 +178,7 @@ def test_a_run_begins_by_a_button(studio: Studio) -> None:
     (studio.project.folder / "clips" / "a.mp4").write_bytes(b"")
     answer = studio.client.post("/p/cats/setup/start", data={"run": "erste"}, headers=HX)
     assert answer.headers["HX-Redirect"] == "/p/cats/train?run=erste"
-    entry = queue_page.entry_of(studio.root, studio.project, "erste")
+    entry = queue_page.training_entry(studio.root, studio.project, "erste")
     assert entry is not None
     assert entry.state == "waiting"
 

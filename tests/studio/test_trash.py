@@ -21,26 +21,26 @@ def test_an_item_is_listed_and_restored(tmp_path: Path) -> None:
         put(tmp_path / "clips/a/b.txt", "a cat"),
     )
     put(tmp_path / "runs/run-1/log", "12345")
-    trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
-    trash.throw(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
+    trash.move_to_trash(tmp_path, "clip", "b.mp4", [clip, text])
+    trash.move_to_trash(tmp_path, "run", "run-1", [tmp_path / "runs/run-1"])
     assert not clip.exists()
-    assert [(one.kind, one.title, one.bytes > 4) for one in trash.items(tmp_path)] == [
+    assert [(one.kind, one.title, one.bytes > 4) for one in trash.list_items(tmp_path)] == [
         ("run", "run-1", True),
         ("clip", "b.mp4", True),
     ]
-    for item in trash.items(tmp_path):
+    for item in trash.list_items(tmp_path):
         trash.restore(tmp_path, item.id)
     assert (clip.read_text(), text.read_text(), (tmp_path / "runs/run-1/log").read_text()) == (
         "clip",
         "a cat",
         "12345",
     )
-    assert trash.items(tmp_path) == []
+    assert trash.list_items(tmp_path) == []
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     clip, text = put(tmp_path / "clips/b.mp4", "old"), put(tmp_path / "clips/b.txt")
-    item = trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
+    item = trash.move_to_trash(tmp_path, "clip", "b.mp4", [clip, text])
     put(text, "another")
     with pytest.raises(VideotuneError, match=r"clips/b\.txt"):
         trash.restore(tmp_path, item)
@@ -52,7 +52,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
     clip, text = put(tmp_path / "clips/b.mp4", "clip"), put(tmp_path / "clips/b.txt", "a cat")
-    item = trash.throw(tmp_path, "clip", "b.mp4", [clip, text])
+    item = trash.move_to_trash(tmp_path, "clip", "b.mp4", [clip, text])
     (tmp_path / "bin" / item / "1").rename(
         text
     )  # as if the process had ended before the second move
@@ -61,9 +61,11 @@ def test_an_interrupted_move_is_restored(tmp_path: Path) -> None:
 
 
 def test_an_item_is_deleted_for_good(tmp_path: Path) -> None:
-    item = trash.throw(tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent])
-    trash.destroy(tmp_path, item)
-    assert trash.items(tmp_path) == []
+    item = trash.move_to_trash(
+        tmp_path, "run", "run-1", [put(tmp_path / "runs/run-1/log").parent]
+    )
+    trash.delete(tmp_path, item)
+    assert trash.list_items(tmp_path) == []
     with pytest.raises(VideotuneError, match="no longer"):
         trash.restore(tmp_path, item)
 
@@ -74,13 +76,13 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
         put(tmp_path / "removed/in/a.txt"),
         put(tmp_path / "originals/film.mp4"),
     )
-    assert {one.id for one in trash.items(tmp_path)} == {
+    assert {one.id for one in trash.list_items(tmp_path)} == {
         "removed/in/a.mp4",
         "originals/film.mp4",
     }
     trash.restore(tmp_path, "removed/in/a.mp4")
-    trash.destroy(tmp_path, "originals/film.mp4")
-    assert trash.items(tmp_path) == []
+    trash.delete(tmp_path, "originals/film.mp4")
+    assert trash.list_items(tmp_path) == []
     assert {path.name for path in (tmp_path / "clips/in").iterdir()} == {"a.mp4", "a.txt"}
 
 
@@ -89,7 +91,7 @@ def test_clips_of_the_former_folders_are_items_too(tmp_path: Path) -> None:
 )
 def test_no_id_leads_out_of_the_bin(tmp_path: Path, id: str) -> None:
     clip = put(tmp_path / "clips/b.mp4")
-    for act in (trash.restore, trash.destroy):
+    for act in (trash.restore, trash.delete):
         with pytest.raises(VideotuneError):
             act(tmp_path, id)
     assert clip.exists()

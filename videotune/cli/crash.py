@@ -1,4 +1,4 @@
-"""The last guard: an exception that nobody foresaw becomes one sentence and a file that can be sent with a bug report."""
+"""The last guard: an unforeseen exception becomes one sentence and a file for a bug report."""
 
 import os
 import platform
@@ -25,71 +25,71 @@ PACKAGES = (
     "numpy",
 )
 
+_KEYS = r"(?<=token)|(?<=password)|(?<=secret)|(?<=api_key)|(?<=apikey)"
 _SECRET = re.compile(
-    r"hf_\w{8,}|sk-[\w-]{8,}|(?i:(?<=token)|(?<=password)|(?<=secret)|(?<=api_key)|(?<=apikey))[\"']?\s*[:=]\s*[\"']?[^\s\"',}]+"
+    r"hf_\w{8,}|sk-[\w-]{8,}|(?i:" + _KEYS + r")[\"']?\s*[:=]\s*[\"']?[^\s\"',}]+"
 )
-_NAMES = re.compile("TOKEN|KEY|SECRET|PASSWORD")
+_SECRET_VARIABLE = re.compile("TOKEN|KEY|SECRET|PASSWORD")
 
 
 def without_secrets(text: str) -> str:
-    """The text with tokens, passwords and values of such environment variables replaced by ***."""
+    """Return the text with tokens, passwords and secret environment values replaced by ***."""
     for name, value in os.environ.items():
-        if _NAMES.search(name.upper()) and len(value) >= 8:
+        if _SECRET_VARIABLE.search(name.upper()) and len(value) >= 8:
             text = text.replace(value, "***")
     return _SECRET.sub("***", text)
 
 
 def crash_report(error: BaseException) -> Path | None:
-    """Write what is needed to look for the fault: versions, the command, its config file and the traceback.
+    """Write versions, the command, its config file and the traceback to a file.
 
-    The file lies in the user's cache folder, else in the system's for temporary files; None where neither can be written.
+    Returns:
+        The file in the user's cache folder, or else in the system's temporary folder; None
+        if neither can be written.
     """
     versions = [
         f"videotune {__version__}",
         f"Python {sys.version.split()[0]}",
         platform.platform(),
     ]
-    versions += [
-        f"{one.name} {one.version}" for one in metadata.distributions() if one.name in PACKAGES
-    ]
-    command = " ".join(word if len(word) <= 500 else f"{word[:500]}…" for word in sys.argv)
+    for package in metadata.distributions():
+        if package.name in PACKAGES:
+            versions.append(f"{package.name} {package.version}")
+
+    arguments = [text if len(text) <= 500 else f"{text[:500]}…" for text in sys.argv]
     trace = "".join(traceback.format_exception(error, limit=-60))
-    report = [
-        *versions,
-        "",
-        f"command: {command}",
-        *_config(),
-        "",
-        trace[:80_000],
-        trace[80_000:][-20_000:],
-    ]
-    text = without_secrets("\n".join(report))
+    lines = [*versions, "", f"command: {' '.join(arguments)}", *_config_lines(), ""]
+    lines += [trace[:80_000], trace[80_000:][-20_000:]]
+    text = without_secrets("\n".join(lines))
+
     name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     for folder in (user_cache() / "crashes", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-            return folder / name
         except OSError:
             continue
+        return folder / name
     return None
 
 
-def _config() -> list[str]:
-    """The text of the file that --config names, if it can be read."""
+def _config_lines() -> list[str]:
+    """Return the text of the file that --config names, if it can be read."""
     if "--config" not in sys.argv[:-1]:
         return []
     path = Path(sys.argv[sys.argv.index("--config") + 1])
     try:
         with path.open("rb") as file:
-            return [f"config: {path}", file.read(20_000).decode("utf-8", "backslashreplace")]
+            text = file.read(20_000).decode("utf-8", "backslashreplace")
     except (OSError, ValueError):
         return [f"config: {path} cannot be read"]
+    return [f"config: {path}", text]
 
 
 def sentence(error: BaseException) -> str:
-    """What the user is told of an exception that nobody foresaw."""
+    """Return the sentence that the user reads about an unforeseen exception."""
     text = " ".join(str(error).split())[:200]
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     path = crash_report(error)
-    where = f"please report it with {path}" if path else "no file for a report could be written"
-    return f"videotune: unexpected {type(error).__name__}{f': {text}' if text else ''} (a fault of videotune; {where})"
+    advice = f"please report it with {path}" if path else "no report file could be written"
+    return f"videotune: unexpected {reason} (a fault of videotune; {advice})"

@@ -1,9 +1,8 @@
-"""What a run gave: ``videotune export``, ``report``, ``publish`` and ``card``."""
+"""Results of a run: ``videotune export``, ``report``, ``publish`` and ``card``."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from videotune import commands
 from videotune.cli.options import Arg, Offline, Opt
 from videotune.console import exactly, size
 from videotune.files import write_text
@@ -24,9 +23,7 @@ RunFolder = Annotated[Path, Arg(help="a run folder that has exports")]
 def export(
     run: Annotated[Path, Arg(help="a run folder")],
     formats: Formats = None,
-    step: Annotated[
-        int | None, Opt(help="the checkpoint of this step (default: newest)")
-    ] = None,
+    step: Annotated[int | None, Opt(help="step of the checkpoint (default: newest)")] = None,
     out: Annotated[Path | None, Opt(help="folder for the files (default: RUN/export)")] = None,
     merge: Merge = False,
     dtype: Annotated[
@@ -35,18 +32,23 @@ def export(
     offline: Offline = False,
 ) -> dict[str, Any]:
     """Write a run's weights for diffusers, ComfyUI or PEFT, and read each file back."""
-    written = commands.export.export(
-        run, formats or (), step=step, out=out, merge=merge, dtype=dtype
-    )
-    for done in written:
-        read = f"{done.modules} parts, read back by {done.reader}: {exactly(done.max_error)}"
-        print(f"{done.format}: {done.path}  ({read})")
-    return {"exports": [one.to_json(run) for one in written]}
+    from videotune.commands.export import export as write_exports
+
+    exports = write_exports(run, formats or (), step=step, out=out, merge=merge, dtype=dtype)
+    for item in exports:
+        error = exactly(item.max_error)
+        print(
+            f"{item.format}: {item.path}  "
+            f"({item.modules} parts, read back by {item.reader}: {error})"
+        )
+    return {"exports": [item.to_json(run) for item in exports]}
 
 
 def report(run: Annotated[Path, Arg(help="a run folder, also of a running run")]) -> None:
-    """Write RUN/report.html: progress, verdict, recommended checkpoint, every clip and setting."""
-    print(commands.report.report(run))
+    """Write RUN/report.html: progress, verdict, recommended checkpoint, clips and settings."""
+    from videotune.commands.report import report as write_report
+
+    print(write_report(run))
 
 
 def publish(
@@ -55,18 +57,20 @@ def publish(
         str | None, Opt("--repo", help="id on the Hub (default: the run's name)")
     ] = None,
     public: Annotated[
-        bool, Opt("--public", help="everybody may read it (default: private)")
+        bool, Opt("--public", help="make it readable to everybody (default: private)")
     ] = False,
     dry_run: Annotated[
-        bool, Opt("--dry-run", help="list the files and print the card alone")
+        bool, Opt("--dry-run", help="only list the files and print the card")
     ] = False,
 ) -> dict[str, Any]:
-    """Upload a run's exports with a model card and previews to the Hugging Face Hub; what is there is not sent again."""
-    done = commands.publish.publish(run, repo, public=public, dry_run=dry_run)
-    for file in done["files"]:
+    """Upload a run's exports, model card and previews to the Hugging Face Hub, once each."""
+    from videotune.commands.publish import publish as upload_run
+
+    result = upload_run(run, repo, public=public, dry_run=dry_run)
+    for file in result["files"]:
         print(f"{file['path']}  ({size(file['bytes'])})")
-    print(done["url"] or done["card"])
-    return done
+    print(result["url"] or result["card"])
+    return result
 
 
 def card(
@@ -74,8 +78,12 @@ def card(
     out: Annotated[Path | None, Opt("--out", help="file to write (default: print it)")] = None,
 ) -> dict[str, Any]:
     """Write the model card that publish would upload."""
-    made = commands.publish.card(run)
-    if out is not None:
-        write_text(out, made["card"])
-    print(out or made["card"])
-    return made
+    from videotune.commands.publish import card as model_card
+
+    result = model_card(run)
+    if out is None:
+        print(result["card"])
+    else:
+        write_text(out, result["card"])
+        print(out)
+    return result

@@ -1,4 +1,4 @@
-"""``videotune init``: five answers, and a config with the reason for each value; ``videotune tiny``: a random base model."""
+"""``videotune init``: write a config with reasons; ``videotune tiny``: a random base model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,72 +11,79 @@ from videotune.errors import VideotuneError
 from videotune.files import write_text
 from videotune.presets.recipes import config_of, models, preset_for, recipe, recipes
 
-ANY = 1_000_000
-"""GB of a card that holds everything."""
+UNKNOWN_CARD = 1_000_000
+"""Memory in GB of a card that nobody named: every preset fits it."""
 
 
 def init(
     folder: Annotated[Path, Arg(help="the folder that gets config.yaml")],
     purpose: Annotated[str | None, Opt(help=f"what to learn: {', '.join(recipes())}")] = None,
     model: Annotated[
-        str | None, Opt(help="a model of `videotune presets list`, or a preset's whole name")
+        str | None, Opt(help="a model of `videotune presets list`, or a preset's full name")
     ] = None,
     card: Annotated[int | None, Opt(min=1, help="memory of the GPU in GB")] = None,
     data: Annotated[
         str | None, Opt(help="a folder of clips, an archive or a Hub dataset")
     ] = None,
-    trigger: Annotated[str | None, Opt(help="the word that stands for it; empty: none")] = None,
+    trigger: Annotated[
+        str | None, Opt(help="the word for it in captions; empty: no such word")
+    ] = None,
     prior: Annotated[
         str | None,
-        Opt(
-            "--prior-preservation",
-            help="clips of others of its kind, which the model keeps as it knows them",
-        ),
+        Opt("--prior-preservation", help="clips of the same class that must stay as they are"),
     ] = None,
 ) -> None:
-    """Write a commented config for a purpose, a model and a card; the command asks for options that are not given."""
+    """Write a commented config for a purpose, a model and a card; ask for missing options."""
     target = folder / "config.yaml"
     if target.exists():
-        raise VideotuneError(f"{target} is there already: name another folder")
+        raise VideotuneError(f"{target} exists already. Name another folder.")
+
     if purpose is None:
-        print_table(
-            "purposes",
-            ["purpose", "teaches"],
-            [[name, one["about"]] for name, one in recipes().items()],
-        )
-        purpose = typer.prompt("What is to be learnt?", default="concept")
-    recipe(purpose)  # refuses it before the next question
+        purpose = _ask_purpose()
+    recipe(purpose)  # refuses an unknown purpose before the next question
     if model is None:
-        cards = [
-            [name, ", ".join(x.rpartition(" ")[2] for x in own if x != name)]
-            for name, own in models().items()
-        ]
-        print_table("models", ["model", "cards"], cards)
-        model = typer.prompt("Which model?")
+        model = _ask_model()
     if card is None:
-        card = typer.prompt("Memory of the GPU in GB? 0: unknown", type=int, default=0) or ANY
-    preset = preset_for(model, card)
-    data = data or typer.prompt("Where are the clips?")
+        card = typer.prompt("Memory of the GPU in GB? 0: unknown", type=int, default=0)
+    preset = preset_for(model, card or UNKNOWN_CARD)
+
+    data = data or str(typer.prompt("Where are the clips?"))
+    local = Path(data).expanduser()
+    if local.exists():
+        data = str(local.absolute())
     if trigger is None:
-        trigger = typer.prompt(
-            "Which word stands for it in captions? Empty: none", default="", show_default=False
-        )
-    place = (
-        str(Path(data).expanduser().absolute()) if Path(data).expanduser().exists() else data
-    )
-    write_text(
-        target, config_of(purpose, preset, place, _clips(Path(place)), trigger or None, prior)
-    )
+        question = "Which word is used for it in captions? Empty: none"
+        trigger = typer.prompt(question, default="", show_default=False)
+
+    clips = _count_clips(Path(data))
+    write_text(target, config_of(purpose, preset, data, clips, trigger or None, prior))
     print(target)
     for command in ("check", "plan", f"train --out {folder / 'run'}"):
         echo(f"videotune {command} --config {target}")
 
 
-def _clips(folder: Path) -> int:
-    """Clips of a folder; 0 for an archive or a Hub dataset, which nobody has opened yet."""
+def _ask_purpose() -> str:
+    rows = [[name, entry["about"]] for name, entry in recipes().items()]
+    print_table("purposes", ["purpose", "teaches"], rows)
+    return str(typer.prompt("What is to be learnt?", default="concept"))
+
+
+def _ask_model() -> str:
+    rows = []
+    for name, presets in models().items():
+        cards = [preset.rpartition(" ")[2] for preset in presets if preset != name]
+        rows.append([name, ", ".join(cards)])
+    print_table("models", ["model", "cards"], rows)
+    return str(typer.prompt("Which model?"))
+
+
+def _count_clips(folder: Path) -> int:
+    """Return the number of clips in a folder; 0 for an archive or a Hub dataset."""
     from videotune.data.layouts import read_folder
 
-    return len(read_folder(folder)[0]) if folder.is_dir() else 0
+    if not folder.is_dir():
+        return 0
+    return len(read_folder(folder)[0])
 
 
 Variant = Annotated[
@@ -91,16 +98,18 @@ def tiny(
     variant: Variant = None,
     seed: Annotated[int, Opt(min=0, max=2**63 - 1, help="seed of the random weights")] = 0,
 ) -> None:
-    """Write a tiny base model of random weights in a family's real layout, for trying a run on any machine."""
+    """Write a tiny base model of random weights in a family's layout, to try a run anywhere."""
     from videotune.models.loading import quietly
     from videotune.models.registry import find
 
-    known = find(family)
-    if variant is not None and variant not in known.variants:
+    model = find(family)
+    if variant is not None and variant not in model.variants:
+        variants = ", ".join(model.variants)
         raise VideotuneError(
-            f"--variant: {known.spec.name} has {', '.join(known.variants)}, not {variant!r}"
+            f"--variant: {model.spec.name} has {variants}, and not {variant!r}"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise VideotuneError(f"{folder} is there already: name a new folder")
+        raise VideotuneError(f"{folder} exists already. Name a new folder.")
+
     with quietly():
-        print(known.tiny(folder, seed, variant))
+        print(model.tiny(folder, seed, variant))

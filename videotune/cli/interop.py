@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from videotune import commands
 from videotune.cli.options import Arg, AsJson, Offline, Opt
 from videotune.config.load import shortened
 from videotune.console import answer, echo, out, print_table
@@ -16,6 +15,8 @@ from videotune.text import counted, plain, shape_words
 
 if TYPE_CHECKING:
     from videotune.interop.translate import Imported
+
+BUCKETS_SHOWN = 4
 
 
 def autopsy(
@@ -32,63 +33,83 @@ def autopsy(
     as_json: AsJson = False,
     offline: Offline = False,
 ) -> None:
-    """Say what another trainer does with these clips by its config, beside what videotune does."""
-    answer(as_json, commands.autopsy.autopsy(files, data, base=base, sets=sets or ()), show)
+    """Compare what another trainer does with these clips by its config with videotune."""
+    from videotune.commands.autopsy import autopsy as compare_trainers
+
+    answer(as_json, compare_trainers(files, data, base=base, sets=sets or ()), show_autopsy)
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print a line a clip, the run's figures side by side, and the differences by what they cost."""
-    trainer = found["trainer"]
-    both = (found["theirs"], found["ours"])
-    out(
-        f"{trainer} ({found['repository']} at {found['commit']}), {found['model']}, {len(found['clips'])} clips"
-    )
-    rows = [
-        [row["path"], "{frames} at {fps:g} fps".format(**row["source"]),
-         "\n".join(dict.fromkeys(outcome_text(outcome) for outcome in row["theirs"])),
-         outcome_text({**row["ours"], "dropped": row["ours"]["reason"], "samples": row["ours"]["windows"]})]
-        for row in found["clips"]
-    ]  # fmt: skip
+def show_autopsy(result: dict[str, Any]) -> None:
+    """Print a line a clip, both runs' figures, and the differences by what they cost."""
+    trainer = result["trainer"]
+    source = f"{result['repository']} at {result['commit']}"
+    clips = counted(len(result["clips"]), "clip")
+    out(f"{trainer} ({source}), {result['model']}, {clips}")
+
+    rows = [clip_cells(clip) for clip in result["clips"]]
     print_table("clips", ["clip", "source", trainer, "videotune"], rows)
-    print_table("a run", ["", trainer, "videotune"], [
-        ["clips used, dropped", *(f"{one['used']}, {one['dropped']}" for one in both)],
-        ["buckets (samples)", *(buckets_text(one["buckets"]) for one in both)],
-        ["steps an epoch", *(plain(one["steps_per_epoch"]) for one in both)],
-        ["noise levels: median (5-95 %)", *(noise_text(one["noise"]) for one in both)],
-        ["alpha / rank", *(plain(one["scale"]) for one in both)],
-        ["as its file is read", *(plain(one.get("read_scale", one["scale"])) for one in both)],
-    ])  # fmt: skip
-    for number, one in enumerate(found["findings"], 1):
-        out(f"{number}. {one['text']}")
-    if not found["findings"]:
-        out("Both do the same with these clips, but for rounding.")
+
+    theirs = run_figures(result["theirs"])
+    ours = run_figures(result["ours"])
+    figures = [[name, theirs[name], ours[name]] for name in theirs]
+    print_table("a run", ["", trainer, "videotune"], figures)
+
+    for number, finding in enumerate(result["findings"], 1):
+        out(f"{number}. {finding['text']}")
+    if not result["findings"]:
+        out("Both do the same with these clips, except for rounding.")
+
+
+def clip_cells(clip: dict[str, Any]) -> list[str]:
+    """Return a clip's row: path, source, and what either trainer makes of it."""
+    theirs = dict.fromkeys(outcome_text(outcome) for outcome in clip["theirs"])
+    ours = clip["ours"] | {
+        "dropped": clip["ours"]["reason"],
+        "samples": clip["ours"]["windows"],
+    }
+    source = "{frames} at {fps:g} fps".format(**clip["source"])
+    return [clip["path"], source, "\n".join(theirs), outcome_text(ours)]
+
+
+def run_figures(run: dict[str, Any]) -> dict[str, str]:
+    """Return the figures of a run by the name of their row."""
+    return {
+        "clips used, dropped": f"{run['used']}, {run['dropped']}",
+        "buckets (samples)": buckets_text(run["buckets"]),
+        "steps an epoch": plain(run["steps_per_epoch"]),
+        "noise levels: median (5-95 %)": noise_text(run["noise"]),
+        "alpha / rank": plain(run["scale"]),
+        "as its file is read": plain(run.get("read_scale", run["scale"])),
+    }
 
 
 def outcome_text(outcome: dict[str, Any]) -> str:
-    """What becomes of a clip: why it is dropped, or its samples with the speed at which they play."""
+    """Return why a clip is dropped, or its samples and the speed at which they play."""
     if outcome["dropped"]:
         return f"dropped: {outcome['dropped']}"
-    return f"{counted(outcome['samples'], 'sample')}, {shape_words(outcome['shape'])}, {outcome['speed']:.2f} x"
+    samples = counted(outcome["samples"], "sample")
+    return f"{samples}, {shape_words(outcome['shape'])}, {outcome['speed']:.2f} x"
 
 
 def buckets_text(buckets: dict[str, int]) -> str:
-    """The buckets, the largest first, each with its samples."""
-    texts = [f"{shape_words(shape)} ({count})" for shape, count in buckets.items()]
-    return (
-        "\n".join([*texts[:4], *([f"and {len(texts) - 4} more"] if len(texts) > 4 else [])])
-        or "none"
-    )
+    """Return the buckets, largest first, each with its samples."""
+    if not buckets:
+        return "none"
+    lines = [f"{shape_words(shape)} ({count})" for shape, count in buckets.items()]
+    if len(lines) > BUCKETS_SHOWN:
+        lines[BUCKETS_SHOWN:] = [f"and {len(lines) - BUCKETS_SHOWN} more"]
+    return "\n".join(lines)
 
 
 def noise_text(noise: Any) -> str:
-    """The median and the range of the noise levels, or why they are not known."""
-    return (
-        noise if isinstance(noise, str) else f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
-    )
+    """Return the median and range of the noise levels, or why they are unknown."""
+    if isinstance(noise, str):
+        return noise
+    return f"{noise[2]:.2f} ({noise[0]:.2f}-{noise[4]:.2f})"
 
 
 ORDER = ("differs", "unknown", "missing", "none", "translated", "same")
-"""Verdicts in the order in which is spoken of their keys."""
+"""Verdicts in the order in which the notes on their keys are printed."""
 
 
 def import_config(
@@ -101,7 +122,9 @@ def import_config(
     as_json: AsJson = False,
 ) -> None:
     """Translate a config of another trainer, with a row for every key of it."""
-    result = commands.import_config.import_config(files, out=to)
+    from videotune.commands.import_config import import_config as translate
+
+    result = translate(files, out=to)
     answer(as_json, asdict(result), lambda _: show_imported(result))
     if to is not None:
         echo(f"config: {to}; `videotune check --config {to}` accounts for its clips")
@@ -110,23 +133,25 @@ def import_config(
 def show_imported(result: Imported) -> None:
     """Print the table, the notes below it, surprises first, and the counts."""
     rows = []
-    notes = dict[tuple[str, str], list[str]]()
+    notes: dict[tuple[str, str], list[str]] = {}
     for row in result.rows:
         value = shortened(json.dumps(row.theirs, ensure_ascii=False, default=str))
-        ours = "\n".join(
-            f"{key} = {shortened(json.dumps(one, ensure_ascii=False))}"
-            for key, one in row.ours.items()
-        )
-        rows.append(
-            [f"{row.key} = {value}{'' if row.given else ' (default)'}", row.verdict, ours]
-        )
-        said = f"{row.note} [{row.source}]" if row.source else row.note
-        notes.setdefault((row.verdict, said if row.note else ""), []).append(row.key)
+        default = "" if row.given else " (default)"
+        ours = []
+        for key, our_value in row.ours.items():
+            text = shortened(json.dumps(our_value, ensure_ascii=False))
+            ours.append(f"{key} = {text}")
+        rows.append([f"{row.key} = {value}{default}", row.verdict, "\n".join(ours)])
+
+        if row.note:
+            note = f"{row.note} [{row.source}]" if row.source else row.note
+            notes.setdefault((row.verdict, note), []).append(row.key)
     print_table(f"keys of {result.trainer}", ["theirs", "verdict", "videotune"], rows)
-    for (verdict, note), keys in sorted(notes.items(), key=lambda one: ORDER.index(one[0][0])):
-        if note:
-            out(f"{verdict}: {', '.join(keys)}: {note}")
+
+    by_verdict = sorted(notes.items(), key=lambda item: ORDER.index(item[0][0]))
+    for (verdict, note), keys in by_verdict:
+        out(f"{verdict}: {', '.join(keys)}: {note}")
+
     counts = Counter(row.verdict for row in result.rows)
-    out(
-        f"{len(result.rows)} keys: {', '.join(f'{count} {word}' for word, count in counts.items())}"
-    )
+    text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    out(f"{len(result.rows)} keys: {text}")

@@ -1,4 +1,7 @@
-"""The command line: options in, a command called, its result printed, exit codes out. `--help` imports nothing heavy."""
+"""The command line: options in, a command called, its result printed, exit codes out.
+
+``--help`` imports nothing heavy: commands are imported in the functions that run them.
+"""
 
 import os
 import signal
@@ -34,24 +37,44 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (
-    *(init, caption, check, plan, train, wait, sweep, sample, compare, export, report),
-    *(publish, card, autopsy, demo, doctor, tiny),
-):
+
+COMMANDS = (
+    init,
+    caption,
+    check,
+    plan,
+    train,
+    wait,
+    sweep,
+    sample,
+    compare,
+    export,
+    report,
+    publish,
+    card,
+    autopsy,
+    demo,
+    doctor,
+    tiny,
+)
+"""Commands that have the name of their function, in the order of ``--help``."""
+
+for command in COMMANDS:
     app.command()(command)
 app.command("import")(import_config)
+
 GROUPS = {
     "presets": presets_app,
     "config": config_app,
     "cache": cache_app,
     "dataset": dataset_app,
     "lora": lora_app,
+    "queue": queue_app,
 }
-GROUPS["queue"] = queue_app
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
 
-
+Root = Annotated[Path, Opt("--root", help="the folder of the projects")]
 Host = Annotated[
     str,
     Opt(
@@ -59,15 +82,14 @@ Host = Annotated[
         help="address to listen on; other addresses need a password: see docs/studio.md",
     ),
 ]
+Port = Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")]
 
 
 @app.command()
 def studio(
-    root: Annotated[Path, Opt("--root", help="the folder of the projects")] = Path(
-        "videotune-projects"
-    ),
+    root: Root = Path("videotune-projects"),
     host: Host = "127.0.0.1",
-    port: Annotated[int, Opt("--port", min=1, max=65535, help="port to listen on")] = 7860,
+    port: Port = 7860,
 ) -> None:
     """Serve the studio: from clips to a finished LoRA in the browser."""
     from videotune.studio.app import serve
@@ -75,98 +97,111 @@ def studio(
     raise typer.Exit(serve(root, host, port))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+WITHOUT_JSON_OPTION = (studio, show_schema)
+"""The studio serves until it is stopped; the schema is JSON anyway."""
+
+for group in (app, *GROUPS.values()):
+    for registered in group.registered_commands:
+        if registered.callback not in WITHOUT_JSON_OPTION:
+            registered.callback = with_json(registered.callback)  # type: ignore[arg-type]
+
+
+def _print_version(show_version: bool) -> None:
+    if show_version:
         print(f"videotune {__version__}")
         raise typer.Exit
 
 
-for group in (app, *GROUPS.values()):
-    for one in group.registered_commands:
-        if one.callback not in (
-            studio,
-            show_schema,
-        ):  # one serves, the other prints JSON anyway
-            one.callback = with_json(one.callback)  # type: ignore[arg-type]
+Version = Annotated[
+    bool, Opt("--version", callback=_print_version, is_eager=True, help="print the version")
+]
 
 
 @app.callback()
-def _top(
-    show_version: Annotated[
-        bool, Opt("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
-) -> None:
+def _top(show_version: Version = False) -> None:
     """Fine-tune video diffusion models on your own clips."""
 
 
-def _interrupted(number: int, frame: object) -> None:
+def main() -> None:
+    """Run a command; a user's mistake is a sentence and exit code 1 or 2, never a traceback."""
+    from typer.exceptions import TyperException
+
+    _set_up_libraries()
+    _set_up_signals()
+    _set_up_streams()
+    try:
+        sys.exit(app(standalone_mode=False) or DONE)
+    except TyperException as error:
+        # exit code 1: 2 would say that something was skipped
+        if error.format_message().strip():  # a bare `videotune` has shown its help
+            command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
+            _print_error(f"{error.format_message()}  See `{command} --help`.")
+    except VideotuneError as error:
+        _print_error(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        pass  # the reader of the output has gone: nobody would read a message
+    except typer.Abort:
+        _print_error(
+            "stopped at a question. Give the answer as an option; the command's --help lists it."
+        )
+    except OSError as error:
+        file = f"{printable(str(error.filename))}: " if error.filename else ""
+        _print_error(f"{file}{error.strerror or error}")
+    except Exception as error:
+        from videotune.cli.crash import sentence
+
+        _print_line(sentence(error))
+    sys.exit(FAILED)
+
+
+def _set_up_libraries() -> None:
+    """Set the environment that libraries read when they are imported."""
+    lazy.freeze_imports = True
+
+    # they warn about what is done on purpose; their errors are still shown
+    for library in ("TRANSFORMERS", "DIFFUSERS"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+
+    # less memory is lost between tensors; single devices have older names for this variable
+    is_set = any(
+        name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF") for name in os.environ
+    )
+    if not is_set:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def _set_up_signals() -> None:
+    """Print a line when the process is interrupted; Typer would end without one.
+
+    A background job ignores SIGINT; its SIGTERM is handled all the same.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
     print(
-        "\nvideotune: stopped at once; what was saved before, if anything, is whole",
-        file=sys.stderr,
+        "\nvideotune: stopped at once; files that were saved before are intact", file=sys.stderr
     )
     raise KeyboardInterrupt
 
 
-def main() -> None:
-    """Run a command; a mistake of the person's is a sentence and exit code 1 or 2, never a traceback."""
-    from typer.exceptions import TyperException
-
-    lazy.imports_stay = True
-
-    for library in (
-        "TRANSFORMERS",
-        "DIFFUSERS",
-    ):  # their warnings are of what we do on purpose; errors are still shown
-        os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    # torch's allocator reads it later, and loses less memory between tensors; there are older names for single devices
-    if not any(
-        name.startswith("PYTORCH_") and name.endswith("ALLOC_CONF") for name in os.environ
-    ):
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # Typer ends in silence at a Ctrl-C
-        signal.signal(signal.SIGINT, _interrupted)
-    if (
-        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    ):  # also of a job in the background, which hears no Ctrl-C
-        signal.signal(signal.SIGTERM, _interrupted)
+def _set_up_streams() -> None:
+    """Print letters that the console's encoding lacks as escapes, not as an exception."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, TextIOWrapper
-        ):  # a console that has no letters for a file's name shows their codes
+        if isinstance(stream, TextIOWrapper):
             with suppress(OSError):  # a stream that cannot be flushed stays as it is
                 stream.reconfigure(errors="backslashreplace")
-    try:
-        sys.exit(app(standalone_mode=False) or DONE)
-    except (
-        TyperException
-    ) as error:  # a word that the command does not know; 2 would say that something was skipped
-        if error.format_message().strip():  # a bare `videotune` has shown its help
-            command = getattr(getattr(error, "ctx", None), "command_path", "videotune")
-            _tell(f"videotune: {error.format_message()}  See `{command} --help`.")
-    except VideotuneError as error:
-        _tell(f"videotune: {error}")
-        sys.exit(error.exit_code)
-    except (
-        BrokenPipeError,
-        typer.Abort,
-    ) as error:  # a question without an answer; a Ctrl-C has said so already
-        if isinstance(error, typer.Abort):
-            _tell(
-                "videotune: stopped at a question: the command's options answer it, see its --help"
-            )
-    except OSError as error:
-        where = f"{printable(str(error.filename))}: " if error.filename else ""
-        _tell(f"videotune: {where}{error.strerror or error}")
-    except Exception as error:
-        from videotune.cli.crash import sentence
-
-        _tell(sentence(error))
-    sys.exit(FAILED)
 
 
-def _tell(text: str) -> None:
-    """Print a sentence on standard error; where nobody reads it any more, the exit code says enough."""
+def _print_error(text: str) -> None:
+    _print_line(f"videotune: {text}")
+
+
+def _print_line(text: str) -> None:
+    """Print a line on standard error; if that is closed, the exit code is the message."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

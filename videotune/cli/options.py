@@ -1,4 +1,4 @@
-"""The options that commands share, as Typer reads them, and ``--json`` for commands that have none of their own."""
+"""Options that commands share, and ``--json`` for commands without one of their own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
 
 
-def _offline(asked: bool) -> bool:
-    if asked:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for the rest of this process and those it starts
-    return asked
+def _set_offline(is_offline: bool) -> bool:
+    """Switch the Hub off for this process and those that it starts."""
+    if is_offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    return is_offline
 
 
 Preset = Annotated[
@@ -48,28 +49,33 @@ Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repe
 Skips = Annotated[
     str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")
 ]
-CachePlace = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
+CacheFolder = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
 Offline = Annotated[
-    bool, Opt("--offline", callback=_offline, help="no network requests; use the Hub's cache")
+    bool,
+    Opt("--offline", callback=_set_offline, help="no network requests; use the Hub's cache"),
 ]
 AsJson = Annotated[bool, Opt("--json", help="print JSON")]
 
 
 def takes_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with the options that say what config it works on, which it gets as ``overrides``."""
-    known = {"Overrides": Any}  # read from the config, which --help does not need
-    hints = get_type_hints(command, None, known, True) | get_type_hints(
-        _overrides, None, known, True
-    )
-    shared = signature(_overrides).parameters
-    own = [one for name, one in signature(command).parameters.items() if name != "overrides"]
+    """Add the options that choose a config; the command gets them as ``overrides``."""
+    names = {"Overrides": Any}  # reads the config, which --help does not need
+    hints = get_type_hints(command, None, names, True)
+    hints |= get_type_hints(_read_overrides, None, names, True)
+    shared = signature(_read_overrides).parameters
+    own_options = [
+        option for name, option in signature(command).parameters.items() if name != "overrides"
+    ]
 
     def run(**options: Any) -> Any:
-        overrides = _overrides(**{name: options.pop(name) for name in shared})
+        overrides = _read_overrides(**{name: options.pop(name) for name in shared})
         return command(overrides=overrides, **options)
 
-    # in --help what is needed comes first, and the command's other options last
-    order = sorted((*shared.values(), *own), key=lambda one: one.default is not one.empty)
+    # --help lists required options first, and the command's other options last
+    order = sorted(
+        (*shared.values(), *own_options),
+        key=lambda option: option.default is not option.empty,
+    )
     return as_command(run, command, order, hints)
 
 
@@ -79,16 +85,19 @@ def as_command(
     options: Iterable[Parameter],
     hints: dict[str, Any],
 ) -> Callable[..., Any]:
-    """``run`` in the place of ``command`` as Typer sees it: with its name and its words, and these options."""
-    every = [one.replace(kind=one.KEYWORD_ONLY, annotation=hints[one.name]) for one in options]
+    """Make Typer see ``run`` as ``command``: its name, its docstring, and these options."""
+    parameters = [
+        option.replace(kind=option.KEYWORD_ONLY, annotation=hints[option.name])
+        for option in options
+    ]
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
-    run.__signature__ = Signature(every)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in every}
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in parameters}
     return run
 
 
-def _overrides(
+def _read_overrides(
     preset: Preset = None,
     config: ConfigOption = None,
     family: FamilyOption = None,
@@ -97,24 +106,30 @@ def _overrides(
     sets: Sets = None,
     offline: Offline = False,
 ) -> Overrides:
-    """What --preset, --config, --family, --base, --data and each --set say."""
+    """Return the values of --preset, --config, --family, --base, --data and every --set."""
     from videotune.job.overrides import Overrides
 
     return Overrides(preset, config, family, data, tuple(sets or ()), base)
 
 
 def with_clips(overrides: Overrides, folder: str | None) -> Overrides:
-    """The overrides with the clips that a command's argument names; VideotuneError where --data names some too."""
+    """Return the overrides with the clips that a command's argument names.
+
+    Raises:
+        VideotuneError: --data names clips too.
+    """
     if folder and overrides.data:
-        raise VideotuneError(f"which clips: {folder}, or --data {overrides.data}? Name one.")
+        raise VideotuneError(
+            f"{folder} and --data {overrides.data} both name the clips. Name them once."
+        )
     return replace(overrides, data=folder or overrides.data)
 
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with ``--json``; one that has the option already stays as it is.
+    """Add ``--json`` to a command that lacks it.
 
-    The object holds the exit code, the lines and the tables that the command printed, and what it returned: keys of its
-    own, its exit code among them where that is not 0.
+    The printed object has the exit code, the lines and tables that the command printed, and
+    the keys of the dict that it returned. A command returns "exit_code" if it is not 0.
     """
     parameters = signature(command).parameters
     if "as_json" in parameters:
@@ -122,24 +137,30 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     hints = get_type_hints(command, include_extras=True) | {"as_json": AsJson}
 
     def run(as_json: bool = False, **options: Any) -> None:
-        if not as_json:
-            if code := (command(**options) or {}).get("exit_code", 0):
-                raise typer.Exit(code)
-            return
-        code = 0
-        value = None
-        with redirect_stdout(StringIO()) as printed, console.recorded_tables() as tables:
-            try:
-                value = command(**options)
-            except typer.Exit as ended:
-                code = ended.exit_code
-        text = {
-            "exit_code": code,
-            "lines": printed.getvalue().splitlines(),
-            "tables": tables,
-        } | (value or {})
-        console.print_json(text)
-        raise typer.Exit(text["exit_code"])
+        if as_json:
+            result = _recorded(command, options)
+            console.print_json(result)
+            raise typer.Exit(result["exit_code"])
+        result = command(**options) or {}
+        if result.get("exit_code", 0):
+            raise typer.Exit(result["exit_code"])
 
-    added = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
-    return as_command(run, command, (*parameters.values(), added), hints)
+    json_option = Parameter("as_json", Parameter.KEYWORD_ONLY, default=False)
+    return as_command(run, command, (*parameters.values(), json_option), hints)
+
+
+def _recorded(command: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Run a command, and return what it prints and returns as one JSON object."""
+    exit_code = 0
+    returned = None
+    with redirect_stdout(StringIO()) as printed, console.recorded_tables() as tables:
+        try:
+            returned = command(**options)
+        except typer.Exit as error:
+            exit_code = error.exit_code
+    result = {
+        "exit_code": exit_code,
+        "lines": printed.getvalue().splitlines(),
+        "tables": tables,
+    }
+    return result | (returned or {})

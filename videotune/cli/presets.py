@@ -1,4 +1,4 @@
-"""``videotune presets`` and ``videotune config``: what there is to choose from."""
+"""``videotune presets`` and ``videotune config``: presets, and every key of a config."""
 
 import json
 import re
@@ -39,7 +39,8 @@ def list_presets() -> None:
         rows.append([name, re.split(", |: ", about)[0], method, card[1] if card else "any"])
     print_table("presets", ["preset", "model", "trains", "card"], rows)
     print(
-        "Memory is calculated, see `videotune plan`. `videotune presets show NAME`: every setting, and why."
+        "Memory is calculated, see `videotune plan`. "
+        "`videotune presets show NAME`: every setting, and why."
     )
 
 
@@ -82,7 +83,8 @@ def explain_key(
     if as_json:
         print_json({"key": key} | dict(facts))
         return
-    wide = max(len(what) for what, _ in facts)
+
     print(key)
-    for what, text in facts:
-        print(f"  {what:<{wide}}  {text}")
+    columns = max(len(label) for label, _ in facts)
+    for label, text in facts:
+        print(f"  {label:<{columns}}  {text}")

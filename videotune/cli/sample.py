@@ -3,12 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from videotune import commands
 from videotune.cli.options import Arg, Offline, Opt, Sets
 
 Step = Annotated[
-    int | None, Opt("--step", help="the run's checkpoint of this step (default: newest)")
+    int | None, Opt("--step", help="step of the run's checkpoint (default: newest)")
 ]
+Prompts = Annotated[list[str] | None, Opt("--prompt", help="a prompt; may be repeated")]
+FirstSeed = Annotated[int | None, Opt(help="seed of the first prompt (default: sample.seed)")]
 LoraOption = Annotated[
     list[Path] | None, Opt("--lora", help="a LoRA file for --base; of two experts one for each")
 ]
@@ -21,19 +22,15 @@ Images = Annotated[
     Opt("--image", help="the first frame; one for all prompts, or one for each"),
 ]
 Strength = Annotated[
-    float, Opt("--strength", help="strength of the adapter; 0: the base model alone")
+    float, Opt("--strength", help="strength of the adapter; 0: only the base model")
 ]
 
 
 def sample(
     run: Annotated[Path | None, Arg(help="a run folder")] = None,
-    prompts: Annotated[
-        list[str] | None, Opt("--prompt", help="a prompt; may be repeated")
-    ] = None,
+    prompts: Prompts = None,
     out: Annotated[Path, Opt(help="folder for the videos")] = Path("samples"),
-    seed: Annotated[
-        int | None, Opt(help="seed of the first prompt (default: sample.seed)")
-    ] = None,
+    seed: FirstSeed = None,
     step: Step = None,
     base: Annotated[str | None, Opt(help="a base model, instead of a run")] = None,
     loras: LoraOption = None,
@@ -43,13 +40,23 @@ def sample(
     sets: Sets = None,
     offline: Offline = False,
 ) -> None:
-    """Generate videos with a run, with a LoRA or embedding file, or with a base model alone."""
-    given = {
-        name: value
-        for name, value in locals().items()
-        if name != "offline" and value is not None
-    }
-    for path in commands.sample.sample(**given):
+    """Generate videos with a run, with a LoRA or embedding file, or with only a base model."""
+    from videotune.commands.sample import sample as generate
+
+    paths = generate(
+        run=run,
+        prompts=prompts or (),
+        out=out,
+        seed=seed,
+        step=step,
+        base=base,
+        loras=loras or (),
+        embeddings=embeddings or (),
+        images=images or (),
+        strength=strength,
+        sets=sets or (),
+    )
+    for path in paths:
         print(path)
 
 
@@ -61,6 +68,8 @@ def compare(
     image: Annotated[Path | None, Opt(help="the first frame")] = None,
     offline: Offline = False,
 ) -> None:
-    """Generate one prompt with one seed at the base model and every checkpoint, side by side."""
-    for path in commands.compare.compare(run, prompt, seed=seed, out=out, image=image):
+    """Generate one prompt with one seed at the base model and at every checkpoint."""
+    from videotune.commands.compare import compare as compare_checkpoints
+
+    for path in compare_checkpoints(run, prompt, seed=seed, out=out, image=image):
         print(path)

@@ -1,4 +1,4 @@
-"""``autopsy``: what another trainer does with clips by its own config, beside what videotune does with them."""
+"""``autopsy``: compare what another trainer does with clips, by its own config, with what videotune does."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ from videotune.interop.command_files import parse_scalar
 from videotune.interop.foreign_config import read_foreign_config
 from videotune.interop.trainer_rules import build_trainer_rules
 from videotune.interop.translate import translate
+from videotune.job.job import Job
 from videotune.latent_cache.sampler import steps_per_epoch
 from videotune.models.loading import explained
 from videotune.trainer.build import make_timesteps
@@ -24,43 +25,65 @@ def autopsy(
     base: str | None = None,
     sets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Their account of the clips in ``data`` beside ours, and the differences; no model is loaded.
+    """Return another trainer's account of clips beside ours, and the differences. No model is loaded.
 
-    ``base``: the model, where their config does not name one that is known; ``sets``: KEY=VALUE above their config, by
-    their keys. Raises VideotuneError for a config that is not read, for a trainer whose rules are not known, and where no
-    model is named or no clip can be read.
+    Args:
+        files: their config.
+        data: the clips.
+        base: the base model, if their config does not name one that is known.
+        sets: KEY=VALUE on top of their config, by their keys.
+
+    Raises:
+        VideotuneError: for a config that cannot be read, a trainer whose rules are not known, and if no model is named
+            or no clip can be read.
     """
     theirs = read_foreign_config([Path(file) for file in files])
-    if odd := [one for one in sets if not one.partition("=")[0] or "=" not in one]:
-        raise VideotuneError(f"--set {odd[0]}: give KEY=VALUE, by the keys of {theirs.trainer}")
-    given = {key: parse_scalar(value) for key, _, value in (one.partition("=") for one in sets)}
-    theirs = replace(theirs, values={**theirs.values, **given})
+    changes = _changes(sets, theirs.trainer)
+    theirs = replace(theirs, values={**theirs.values, **changes})
     imported = translate(theirs)
-    if odd := [
-        row.key for row in imported.rows if row.key in given and row.verdict == "unknown"
-    ]:
-        raise VideotuneError(f"--set {odd[0]}: no rule of {theirs.trainer} knows this key")
-    config = imported.config | ({"base_model_name": base} if base else {})
+    for row in imported.rows:
+        if row.key in changes and row.verdict == "unknown":
+            raise VideotuneError(f"--set {row.key}: no rule of {theirs.trainer} knows this key")
+
+    config = dict(imported.config)
+    if base:
+        config["base_model_name"] = base
     if not {"base_model_name", "family"} & set(config):
-        raise VideotuneError(f"{files[0]} names no model that is known: give it as --base")
-    first = next(iter(config.get("datasets") or [{}]))
-    config |= {
-        "datasets": [{**first, "path": str(data)}],
-        "cache_dir": None,
-    }  # nothing is written where a file says
+        raise VideotuneError(f"{files[0]} names no known model. Pass it with --base")
+    first_dataset = next(iter(config.get("datasets") or [{}]))
+    config["datasets"] = [{**first_dataset, "path": str(data)}]
+    config["cache_dir"] = None  # nothing is written to a folder that their file names
+
     result = check(config, allow_skips="all")
-    job = result.job
     if not result.account["clips"]:
         raise VideotuneError(f"{data} has no clips")
-    ours = {
+    with explained(f"{files[0]} has values that {theirs.trainer} would not accept either"):
+        applied = build_trainer_rules(theirs.trainer, theirs.values, result.job.spec)
+        comparison = build_autopsy(
+            theirs.trainer,
+            applied,
+            result.job.spec,
+            result.account,
+            _our_figures(result.job),
+            [Path(data).absolute()],
+        )
+        return {"model": result.job.spec.title, **comparison}
+
+
+def _changes(sets: Sequence[str], trainer: str) -> dict[str, Any]:
+    """Parse KEY=VALUE options by another trainer's keys."""
+    changes = {}
+    for option in sets:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise VideotuneError(f"--set {option}: pass KEY=VALUE, by the keys of {trainer}")
+        changes[key] = parse_scalar(value)
+    return changes
+
+
+def _our_figures(job: Job) -> dict[str, Any]:
+    return {
         "steps_per_epoch": float(steps_per_epoch(job.schedule)) if job.buckets else 0.0,
         "noise": [float(t) for t in make_timesteps(job.spec, job.config).at(NOISE_QUANTILES)],
         "scale": job.config.lora.scale,
     }
-    roots = [Path(data).absolute()]
-    with explained(f"{files[0]} has values that {theirs.trainer} would not take either"):
-        applied = build_trainer_rules(theirs.trainer, theirs.values, job.spec)
-        return {
-            "model": job.spec.title,
-            **build_autopsy(theirs.trainer, applied, job.spec, result.account, ours, roots),
-        }

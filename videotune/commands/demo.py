@@ -1,8 +1,8 @@
-"""``demo``: the main job on the toy base, from clips on disk to a LoRA that plain diffusers loads, with a measured result.
+"""``demo``: run the main job on the toy base, from clips on disk to a LoRA that plain diffusers loads, and measure it.
 
-The clips show a shape that the base model does not know, under a word that it does not know. Beside them lies a
-regularization dataset of shapes that it does know, whose target is the base's own prediction: so it keeps them. Before and
-after are drawn by diffusers' own pipeline from the exported file.
+The clips show a shape that the base model does not know, with a new word. A regularization dataset of shapes that it
+does know, whose target is the base's own prediction, lets it keep them. Samples before and after are drawn by diffusers'
+own pipeline from the exported file.
 """
 
 import time
@@ -35,28 +35,29 @@ from videotune.toy.shapes import DIRECTIONS, HELD_OUT, caption, phrase
 TRIGGER = "zorble"
 
 CLIPS = 24
-REPEATS = 2
-KNOWN_CLIPS = 40
-"""Clips of the new concept, of which some are held out, how often each counts, and clips of what the base knows.
+"""Clips of the new concept, of which some are held out."""
 
-So these are about half of each batch, and most of the 48 combinations that the base was taught are among them.
-"""
+REPEATS = 2
+"""How often each of them counts."""
+
+KNOWN_CLIPS = 40
+"""Clips of what the base knows: about half of each batch, with most of the 48 combinations that it was taught."""
 
 STEPS = 300
 BATCH = 8
 SAMPLE_STEPS = 12
-"""Updates, samples of each, and denoising steps of what is drawn, which is half of the work: measured, see docs/toy.md."""
+"""Denoising steps of a sample. Sampling is half of the demo's work; docs/toy.md has the measurements."""
 
 SEEDS = (100, 101, 102, 103, 104, 105)
 """The concept is drawn in each direction with each of these."""
 
 CONTROLS = HELD_OUT
-"""What the base must still draw: combinations that neither the base's training nor the demo's clips contain."""
+"""What the model must still draw: combinations that neither the base's training nor the demo's clips contain."""
 
 PREVIEWS = ("left", "right", "up")
 """Directions in which the run's previews show the concept; as many show a control."""
 
-TOGETHER = 8
+SAMPLES_PER_CALL = 8
 """Samples in one call of the pipeline."""
 
 
@@ -65,66 +66,79 @@ def demo(
     seed: int = 0,
     on_step: Callable[[CheckResult | PlanResult | TrainResult], None] = lambda _: None,
 ) -> dict[str, Any] | None:
-    """Everything into ``out``; a second call continues what was cut off, or returns the finished result again.
+    """Run the demo. A second call continues one that was cut off, or returns the finished result again.
 
-    Returns ``demo.json``, None where the training was interrupted. ``on_step`` is called with the account of the clips, the
-    plan and the training as they are there. ``seed``: of the clips and of the training. Raises VideotuneError where ``out``
-    holds the demo of another seed.
+    Args:
+        out: the folder for everything.
+        seed: of the clips and of the training.
+        on_step: called with the account of the clips, the plan and the training, each as soon as it is there.
+
+    Returns:
+        ``demo.json``, or None if the training was interrupted.
+
+    Raises:
+        VideotuneError: if ``out`` holds the demo of another seed.
     """
     run = out / "run"
-    listed = out / "demo.json"
+    result_file = out / "demo.json"
     config = out / "config.json"
     refuse_other(config, seed)
-    if not listed.is_file():
+    if not result_file.is_file():
         begun = time.perf_counter()
         echo(
-            f"1/5 writing clips into {out / 'clips'}, and of what the base knows into {out / 'known'}"
+            f"1/5 writing clips of a new shape into {out / 'clips'}, and of known shapes into {out / 'known'}"
         )
         write_dataset(
             out / "clips", concept_clips=CLIPS, reminder_clips=0, trigger=TRIGGER, seed=seed
         )
         write_dataset(out / "known", concept_clips=0, reminder_clips=KNOWN_CLIPS, seed=seed)
         write_json(config, settings_of(out, seed))
-        words = Overrides(preset="toy", config=config)
+
+        overrides = Overrides(preset="toy", config=config)
         echo("2/5 checking and planning")
-        on_step(check(words))
-        on_step(plan(words))
+        on_step(check(overrides))
+        on_step(plan(overrides))
+
         echo("3/5 training")
-        if not train_or_resume(words, run, on_step):
+        if not train_or_resume(overrides, run, on_step):
             return None
+
         echo("4/5 sampling before and after with diffusers' own pipeline")
         figures = measure(run, out)
         figures["seconds"] = round(time.perf_counter() - begun, 1)
         write_json(run / "demo.json", figures)
-        write_json(listed, figures)
+        write_json(result_file, figures)
         echo("5/5 report")
     write_report(run)
-    return dict(read_json(listed))
+    return dict(read_json(result_file))
 
 
 def train_or_resume(
-    words: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None
+    overrides: Overrides, run: Path, on_step: Callable[[TrainResult], None] = lambda _: None
 ) -> bool:
-    """Train, or continue a run that was cut off; whether the training has ended."""
+    """Train, or continue a run that was cut off. Return whether the training is done."""
     if any(line["why"] == "done" for line in History(run).of_kind("end")):
         return True
-    resume = (run / "config.json").exists()
-    result = train(None if resume else words, run, resume=resume)
+    exists = (run / "config.json").exists()
+    result = train(None if exists else overrides, run, resume=exists)
     on_step(result)
     return result.why == "done"
 
 
 def refuse_other(config: Path, seed: int) -> None:
-    """Raise VideotuneError where a config of another demo lies already."""
-    if config.is_file() and (other := read_json(config).get("seed")) != seed:
+    """Raise VideotuneError if the folder has the config of a demo with another seed."""
+    if not config.is_file():
+        return
+    other_seed = read_json(config).get("seed")
+    if other_seed != seed:
         raise VideotuneError(
-            f"{config.parent} holds the demo of seed {other}: name that one, or another --out"
+            f"{config.parent} holds the demo of seed {other_seed}. Use that seed, or choose another --out"
         )
 
 
 def settings_of(out: Path, seed: int) -> dict[str, Any]:
-    """The demo's config: two datasets, and previews of both the concept and what was known. The rest is the preset's."""
-    others = [caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]]
+    """Return the demo's config: two datasets, and previews of the concept and of known shapes. The preset has the rest."""
+    known = [caption(*look) for look in CONTROLS[:: len(CONTROLS) // len(PREVIEWS)]]
     return {
         "datasets": [
             {"path": str((out / "clips").absolute()), "repeats": REPEATS},
@@ -138,79 +152,86 @@ def settings_of(out: Path, seed: int) -> dict[str, Any]:
         "batch_size": BATCH,
         "save_every": STEPS // 3,
         "sample_after": STEPS,
-        "samples": [phrase(TRIGGER, way) for way in PREVIEWS] + others,
+        "samples": [phrase(TRIGGER, way) for way in PREVIEWS] + known,
         "sample": {"steps": SAMPLE_STEPS},
-        # a run of minutes could pay the base model's samples alone, and 96 samples are measured at the end
+        # In a run of minutes they would only pay for the base model's samples, and 96 are measured at the end.
         "sample_metrics": {"budget": 0},
         "seed": seed,
     }
 
 
 def measure(run: Path, out: Path) -> dict[str, Any]:
-    """``demo.json``: what the base and the LoRA draw, seen by the toy's detector."""
-    prompts = [phrase(TRIGGER, way) for _ in SEEDS for way in DIRECTIONS]
-    seeds = [seed for seed in SEEDS for _ in DIRECTIONS]
-    controls = [caption(*look) for look in CONTROLS]
-    settings = run_settings(run)
-    pipe = open_pipeline(run)
-    lora = exported(run, "diffusers")
-    with bar("samples") as progress:
-        whole = 2 * (len(prompts) + len(controls))
-        asked = [*prompts, *controls]
-        shots = [*seeds, *seeds]
-        first = draw(
-            pipe, settings, asked, shots, lambda done: progress.update(done, whole, "base")
-        )
-        pipe.load_lora_weights(str(lora))
-        then = draw(
-            pipe,
-            settings,
-            asked,
-            shots,
-            lambda done: progress.update(whole // 2 + done, whole, "LoRA"),
-        )
+    """Return ``demo.json``: what the base model and the LoRA draw, seen by the toy's detector."""
+    prompts: list[str] = []
+    seeds: list[int] = []
+    for seed in SEEDS:
+        for way in DIRECTIONS:
+            prompts.append(phrase(TRIGGER, way))
+            seeds.append(seed)
     count = len(prompts)
-    concept = [CONCEPT] * len(prompts)
-    before = first[:count]
-    kept = first[count:]
-    after = then[:count]
-    still = then[count:]
-    rows = [*prompts[:4], *controls[::6]]
-    upper = shown(rows, [*before[:4], *kept[::6]], "base")
-    lower = shown(rows, [*after[:4], *still[::6]], f"with the LoRA of {TRIGGER}")
-    write_sheet(
-        out / "before_after.png",
-        [row for pair in zip(upper, lower, strict=True) for row in pair],
-        label=200,
-    )
+    controls = [caption(*look) for look in CONTROLS]
+    lora = exported(run, "diffusers")
+    before, after = _draw_before_and_after(run, lora, [*prompts, *controls], [*seeds, *seeds])
+
+    # A sheet of four prompts and every sixth control, before and after in turn.
+    rows = []
+    for index in [*range(4), *range(count, count + len(controls), 6)]:
+        prompt = [*prompts, *controls][index]
+        rows.append(sheet_row(prompt, before[index], "base"))
+        rows.append(sheet_row(prompt, after[index], f"with the LoRA of {TRIGGER}"))
+    write_sheet(out / "before_after.png", rows, label=200)
+
     plan_facts = read_record(run / "plan.json")
-    losses = History(run).of_kind("validation")
+    validations = History(run).of_kind("validation")
+    concept = [CONCEPT] * count
     return {
         "clips_used": plan_facts["clips"]["used"],
         "steps": plan_facts["steps"],
         "views": plan_facts["views"]["per_window"],
         "validation": {
-            "before": losses[0]["held_out"]["mean"],
-            "after": losses[-1]["held_out"]["mean"],
+            "before": validations[0]["held_out"]["mean"],
+            "after": validations[-1]["held_out"]["mean"],
         },
         "concept": {
-            "before": share_right(before, concept),
-            "after": share_right(after, concept),
+            "before": share_right(before[:count], concept),
+            "after": share_right(after[:count], concept),
             "n": count,
         },
         "control": {
-            "before": share_right(kept, CONTROLS),
-            "after": share_right(still, CONTROLS),
+            "before": share_right(before[count:], CONTROLS),
+            "after": share_right(after[count:], CONTROLS),
             "n": len(controls),
         },
         "same_frames": {"max_difference": own_difference(run, prompts[0], seeds[0], after[0])},
         "lora": str(lora),
-        "base": settings["base_model_name"],
+        "base": run_settings(run)["base_model_name"],
     }
 
 
+def _draw_before_and_after(
+    run: Path, lora: Path, prompts: Sequence[str], seeds: Sequence[int]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Draw each prompt with the base model, and again with the LoRA."""
+    settings = run_settings(run)
+    pipe = open_pipeline(run)
+    total = 2 * len(prompts)
+    with bar("samples") as progress:
+        before = draw(
+            pipe, settings, prompts, seeds, lambda done: progress.update(done, total, "base")
+        )
+        pipe.load_lora_weights(str(lora))
+        after = draw(
+            pipe,
+            settings,
+            prompts,
+            seeds,
+            lambda done: progress.update(len(prompts) + done, total, "LoRA"),
+        )
+    return before, after
+
+
 def open_pipeline(run: Path) -> Any:
-    """diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would open it."""
+    """Open diffusers' pipeline over the run's base model, in float32 on the CPU, as any other program would."""
     settings = run_settings(run)
     base = base_model.place(settings["base_model_name"])
     family = registry.find(settings["family"])(base.folder, torch.device("cpu"), torch.float32)
@@ -229,12 +250,12 @@ def draw(
     seeds: Sequence[int],
     on_done: Callable[[int], None],
 ) -> list[np.ndarray]:
-    """float frames (T,H,W,3) in [0,1] for each prompt with its seed, some of them in each call."""
+    """Return float frames (T,H,W,3) in [0,1] for each prompt with its seed. ``on_done`` gets how many are done."""
     sample = settings["sample"]
     frames = []
     height, width = (int(side) for side in sample["resolution"].split("x"))
-    for begin in range(0, len(prompts), TOGETHER):
-        part = slice(begin, begin + TOGETHER)
+    for begin in range(0, len(prompts), SAMPLES_PER_CALL):
+        part = slice(begin, begin + SAMPLES_PER_CALL)
         drawn = pipe(
             prompt=list(prompts[part]),
             height=height,
@@ -251,28 +272,27 @@ def draw(
 
 
 def to_bytes(clip: np.ndarray) -> np.ndarray:
-    """Frames in [0,1] -> uint8."""
+    """Convert frames in [0,1] to uint8."""
     return (clip * 255).round().astype("uint8")
 
 
 def share_right(clips: Sequence[np.ndarray], looks: Sequence[tuple[str, ...]]) -> float:
-    """The share of clips in which the detector sees what was asked for: colour and shape, and the direction if named."""
-    seen = [detect(to_bytes(clip)) for clip in clips]
-    found = [(one.colour, one.shape, one.direction) for one in seen]
-    right = sum(one[: len(look)] == look for one, look in zip(found, looks, strict=True))
-    return round(right / len(seen), 3)
+    """Return the share of clips in which the detector sees the colour, the shape, and the direction if one is named."""
+    right = 0
+    for clip, look in zip(clips, looks, strict=True):
+        detection = detect(to_bytes(clip))
+        detected_look = (detection.colour, detection.shape, detection.direction)
+        right += detected_look[: len(look)] == look
+    return round(right / len(clips), 3)
 
 
 def own_difference(run: Path, prompt: str, seed: int, theirs: np.ndarray) -> float:
-    """Largest difference, in grey levels of 255, between our sampler's frames and diffusers' with the exported file."""
+    """Return the largest difference, in grey levels of 255, between our sampler's frames and diffusers' frames."""
     ours = render(open_sampler(SampleOptions((prompt,), seed, run)), [prompt], [seed])[0]
     return int(abs(ours.astype("int16") - to_bytes(theirs).astype("int16")).max())
 
 
-def shown(
-    prompts: Sequence[str], clips: Sequence[np.ndarray], by: str
-) -> list[tuple[str, list[np.ndarray]]]:
-    """A row of a sheet for each prompt: what was drawn of it, in five frames."""
-    places = (np.linspace(1, len(clip) - 2, 5).round().astype(int) for clip in clips)
-    rows = zip(prompts, clips, places, strict=True)
-    return [(f"{prompt}\n{by}", list(to_bytes(clip[each]))) for prompt, clip, each in rows]
+def sheet_row(prompt: str, clip: np.ndarray, model: str) -> tuple[str, list[np.ndarray]]:
+    """Return a row of the sheet: five frames of what a model has drawn of a prompt."""
+    indices = np.linspace(1, len(clip) - 2, 5).round().astype(int)
+    return f"{prompt}\n{model}", list(to_bytes(clip[indices]))

@@ -1,4 +1,4 @@
-"""``doctor``: what is there, and what each missing part would give."""
+"""``doctor``: show what is installed, and what each missing part is for."""
 
 import os
 import platform
@@ -15,22 +15,21 @@ from videotune.memory.accelerator import has_bf16, local_device, overlaps
 
 
 def needed() -> list[str]:
-    """The names of the packages that videotune is installed with."""
-    return [
-        re.split(r"[^\w.-]", one)[0]
-        for one in requires("videotune") or ()
-        if "extra ==" not in one
-    ]
+    """Return the names of the packages that videotune needs."""
+    requirements = requires("videotune") or []
+    always = [requirement for requirement in requirements if "extra ==" not in requirement]
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in always]
 
 
 def machine() -> tuple[list[list[str]], list[str]]:
-    """Rows of (what, found, note) about the machine and the packages, and the needed packages that are missing."""
+    """Return rows of (part, version, note) on the machine and its packages, and the needed packages that are missing."""
+    free = size(shutil.disk_usage(Path.cwd()).free)
     rows = [
         ["videotune", __version__, ""],
         ["python", platform.python_version(), sys.executable],
+        ["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"],
+        ["disk here", f"{free} free", str(Path.cwd())],
     ]
-    rows += [["system", f"{platform.system()} {platform.machine()}", f"{os.cpu_count()} cores"]]
-    rows += [["disk here", f"{size(shutil.disk_usage(Path.cwd()).free)} free", str(Path.cwd())]]
     missing = []
     for name in needed():
         try:
@@ -38,7 +37,9 @@ def machine() -> tuple[list[list[str]], list[str]]:
         except PackageNotFoundError:
             missing.append(name)
             rows.append([name, "MISSING", f"pip install {name}"])
-    return rows + ([] if "torch" in missing else _devices()), missing
+    if "torch" not in missing:
+        rows += _devices()
+    return rows, missing
 
 
 def _devices() -> list[list[str]]:
@@ -48,33 +49,32 @@ def _devices() -> list[list[str]]:
     if kind == "cpu":
         note = "trains on the CPU: the toy base and tiny models in minutes, real models not in reasonable time"
         return [["accelerator", "none", note]]
+
     rows = []
     module = torch.get_device_module(kind)
-    for device in (
-        torch.device(kind, index) for index in range(torch.accelerator.device_count())
-    ):
+    for index in range(torch.accelerator.device_count()):
+        device = torch.device(kind, index)
         torch.ones(8, device=device).sum().item()
-        found = "in the host's memory"
+        memory = "in the host's memory"
         if overlaps(device):
-            found = f"{module.get_device_name(device)}, {size(torch.accelerator.get_memory_info(device)[1])}"
-        rows.append(
-            [
-                str(device),
-                found,
-                "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32",
-            ]
-        )
+            _, total = torch.accelerator.get_memory_info(device)
+            memory = f"{module.get_device_name(device)}, {size(total)}"
+        note = "bf16" if has_bf16(device) else "no bf16: use train_dtype FLOAT_32"
+        rows.append([str(device), memory, note])
     return rows
 
 
 COLUMNS, KINDS = read_json(Path(__file__).with_name("devices.json")).values()
-"""By kind of device: training, bfloat16, weight streaming, weight_dtype, several processes, what the project has run."""
+"""For each kind of device: training, bfloat16, weight streaming, weight_dtype, several processes, and what has been run."""
 
 
 def devices() -> list[list[str]]:
-    """Rows of COLUMNS: of each kind of device whether it is here, what works on it, and what of it has ever been run."""
+    """Return rows of COLUMNS: for each kind of device whether it is here, what works on it, and what has been run."""
     import torch
 
     kind = local_device().type.upper()
-    here = {"CPU", "ROCm" if kind == "CUDA" and torch.version.hip else kind}
-    return [[name, "yes" if name in here else "no", *what] for name, what in KINDS.items()]
+    present = {"CPU", "ROCm" if kind == "CUDA" and torch.version.hip else kind}
+    rows = []
+    for name, columns in KINDS.items():
+        rows.append([name, "yes" if name in present else "no", *columns])
+    return rows

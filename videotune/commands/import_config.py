@@ -1,4 +1,4 @@
-"""``import``: another trainer's config in videotune's keys."""
+"""``import``: translate another trainer's config into videotune's keys."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from videotune.interop.translate import Imported, translate
 def import_config(files: Sequence[Path | str], *, out: Path | str | None = None) -> Imported:
     """Translate configs of one run of another trainer, and write videotune's config to ``out``, a new JSON file.
 
-    Raises VideotuneError for files that cannot be read, and where ``out`` is there already; then nothing is written.
+    Raises VideotuneError for files that cannot be read, and if ``out`` already exists; then nothing is written.
     """
     if out is not None and Path(out).exists():
-        raise VideotuneError(f"{out} is there already: name a new file")
+        raise VideotuneError(f"{out} already exists. Choose another file")
     result = translate(read_foreign_config([Path(file) for file in files]))
     if out is not None:
         write_json(Path(out), result.config, durable=False)

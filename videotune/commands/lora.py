@@ -1,4 +1,4 @@
-"""``lora``: adapter files of any program, looked at and made into others."""
+"""``lora``: inspect and convert adapter files of any program."""
 
 from videotune.exporter.lora_extract import extract
 from videotune.exporter.lora_inspect import inspect, summary_lines

@@ -1,7 +1,7 @@
-"""``doctor --gpu``: short trainings of a small Wan on the card in use, and what they say of it.
+"""``doctor --gpu``: measure the GPU with short trainings of a small model.
 
-Rates, the link to the host, memory beside the plan, equal losses, and whether the card slows down under load. ``plan``
-calculates with the measured rates from then on.
+It measures rates, the link to the host, memory beside the plan, equal losses, and whether the GPU slows down under load.
+``plan`` uses the measured rates from then on.
 """
 
 import statistics
@@ -31,7 +31,8 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.host_weights import pinned
 from videotune.models import base_model, loading, registry
 from videotune.planner.gpus import Card, measured_file
-from videotune.planner.memory import Choice, need, step_spec
+from videotune.planner.memory import Choice, need
+from videotune.planner.step_spec import step_spec
 from videotune.rng import generator_for
 from videotune.runs.journal import History
 from videotune.toy.shapes import KNOWN, caption, draw_clip
@@ -47,14 +48,18 @@ WAYS: Mapping[str, tuple[str, float]] = {
 """What is trained: gradient_checkpointing and layer_offload_fraction."""
 
 WITHIN = 0.05
+"""Bound of the memory's difference from its plan."""
+
 SLOWER = 1.10
+"""Bound of a step's time with something on the host, over that with everything on the GPU."""
+
 UNDER_LOAD = 0.90
-"""Bounds: memory off its plan; a step with something on the host over the resident one; the rate under load to the first."""
+"""Bound of the rate under load, over the first rate."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The small Wan, its clips and steps; the side of products of matrices, the bytes copied, and the seconds of load."""
+    """Sizes of the small model, its clips, and the measurements."""
 
     blocks: int = 6
     heads: int = 12
@@ -63,14 +68,21 @@ class Sizes:
     side: int = 768
     steps: int = 8
     matrix: int = 8192
+    """Side of the matrices that are multiplied."""
     copied: int = 1 << 28
+    """Bytes that are copied."""
     seconds: float = 30.0
+    """Seconds of load."""
 
 
 def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
-    """The report on the card in use, whose rates are kept for ``plan``. ``wrong``: what is beyond a bound, in sentences.
+    """Measure the GPU in use and keep its rates for ``plan``.
 
-    Raises VideotuneError where torch finds no card.
+    Returns:
+        The report. Its key ``wrong`` has a sentence for each figure beyond a bound.
+
+    Raises:
+        VideotuneError: if torch finds no GPU.
     """
     sizes = sizes or Sizes()
     device = local_device()
@@ -78,99 +90,109 @@ def self_test(sizes: Sizes | None = None) -> dict[str, Any]:
         raise VideotuneError(
             "doctor --gpu: torch finds no GPU here; videotune doctor shows what is installed"
         )
-    ways: dict[str, dict[str, Any]] = {}
+
+    trainings: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as folder, bar("self-test") as progress:
-        first = matrix_rate(sizes, 1.0, device)
-        link = link_rate(sizes, device)
-        words = small_run(Path(folder), sizes)
-        for number, way in enumerate(WAYS):
-            progress.update(number, len(WAYS) + 1, way)
-            ways[way] = trained(words, Path(folder) / way, *WAYS[way])
+        first_rate = matrix_rate(sizes, 1.0, device)
+        to_gpu, to_host = link_rates(sizes, device)
+        overrides = small_run(Path(folder), sizes)
+        for number, (name, (checkpointing, streamed)) in enumerate(WAYS.items()):
+            progress.update(number, len(WAYS) + 1, name)
+            trainings[name] = trained(overrides, Path(folder) / name, checkpointing, streamed)
         progress.update(len(WAYS), len(WAYS) + 1, "under load")
-        last = matrix_rate(sizes, sizes.seconds, device)
-        job = plan(words).job
+        loaded_rate = matrix_rate(sizes, sizes.seconds, device)
+        job = plan(overrides).job
         spec = step_spec(job, dtype_name(job.config))
-    facts = torch.get_device_module(device).get_device_properties(device)
-    reached = need(spec, Choice(1, ON, 0)).flops / ways["resident"]["seconds"] / last
+
+    properties = torch.get_device_module(device).get_device_properties(device)
+    step_flops = need(spec, Choice(1, ON, 0)).flops
     card = Card(
-        facts.name,
-        facts.total_memory,
-        last,
-        min(link),
-        reached=reached,
+        properties.name,
+        properties.total_memory,
+        loaded_rate,
+        min(to_gpu, to_host),
+        reached=step_flops / trainings["resident"]["seconds"] / loaded_rate,
         measured=date.today().isoformat(),
     )
     report: dict[str, Any] = {
         "videotune": __version__,
         "torch": torch.__version__,
         "card": asdict(card),
-        "matrix_flops": {"first": first, "under load": last},
-        "link_bytes_a_second": dict(zip(("to the card", "to the host"), link, strict=True)),
-        "trainings": ways,
-        "same_losses": ways["resident"]["losses"] == ways["once more"]["losses"],
+        "matrix_flops": {"first": first_rate, "under load": loaded_rate},
+        "link_bytes_a_second": {"to the card": to_gpu, "to the host": to_host},
+        "trainings": trainings,
+        "same_losses": trainings["resident"]["losses"] == trainings["once more"]["losses"],
     }
-    write_json(measured_file(facts.name), report := report | {"wrong": wrong(report)})
+    report["wrong"] = wrong(report)
+    write_json(measured_file(properties.name), report)
     return report
 
 
 def small_run(folder: Path, sizes: Sizes) -> Overrides:
-    """What ``train`` is called with: a random Wan, wider than its tiny checkpoint, two clips, and steps alone."""
+    """Return the overrides of a run: a random model, wider than its tiny checkpoint, two clips, and nothing but steps."""
     base = folder / "base"
-    more = {"num_layers": sizes.blocks, "num_attention_heads": sizes.heads}
-    more |= {"attention_head_dim": sizes.head, "ffn_dim": 4 * sizes.heads * sizes.head}
+    wider = {
+        "num_layers": sizes.blocks,
+        "num_attention_heads": sizes.heads,
+        "attention_head_dim": sizes.head,
+        "ffn_dim": 4 * sizes.heads * sizes.head,
+    }
     with loading.quietly():
         family = registry.find(base_model.spec_for(None, base_model.place("asset:toy")).name)
-        config = read_json(family.tiny(base) / "transformer" / "config.json") | more
-        getattr(diffusers, config["_class_name"]).from_config(config).save_pretrained(
-            base / "transformer"
-        )
-    (folder / "clips").mkdir()
+        tiny = family.tiny(base)
+        config = read_json(tiny / "transformer" / "config.json") | wider
+        network_class = getattr(diffusers, config["_class_name"])
+        network_class.from_config(config).save_pretrained(base / "transformer")
+
+    clips = folder / "clips"
+    clips.mkdir()
     for number, look in enumerate(KNOWN[:2]):
-        clip = draw_clip(
-            generator_for(0, "self-test", number), *look, frames=sizes.frames, side=sizes.side
-        )
-        write_video(folder / "clips" / f"{number}.mp4", clip, 16.0)
-        write_text(folder / "clips" / f"{number}.txt", caption(*look))
+        generator = generator_for(0, "self-test", number)
+        clip = draw_clip(generator, *look, frames=sizes.frames, side=sizes.side)
+        write_video(clips / f"{number}.mp4", clip, 16.0)
+        write_text(clips / f"{number}.txt", caption(*look))
+
     sets = (
         f"base_model_name={base}",
         f"cache_dir={folder / 'cache'}",
         f"steps={sizes.steps}",
         "batch_size=1",
-    )
-    shape = (
         f"resolution={sizes.side}x{sizes.side}",
         f"video_config.frames={sizes.frames}",
         "micro_batch_size=1",
-    )
-    quiet = (
         "sample_after=0",
         "validate_every=0",
         "sample_metrics.budget=0",
         "save_every=0",
         "caption_dropout=0",
     )
-    return Overrides(data=str(folder / "clips"), sets=(*sets, *shape, *quiet))
+    return Overrides(data=str(clips), sets=sets)
 
 
-def trained(words: Overrides, run: Path, checkpointing: str, streamed: float) -> dict[str, Any]:
-    """Losses, seconds of a step, and bytes held and planned, of a training."""
+def trained(
+    overrides: Overrides, run: Path, checkpointing: str, streamed: float
+) -> dict[str, Any]:
+    """Train, and return the losses, the seconds of a step, and the bytes held and planned."""
     sets = (f"gradient_checkpointing={checkpointing}", f"layer_offload_fraction={streamed}")
-    words = Overrides(data=words.data, sets=(*words.sets, *sets))
-    with redirect_stderr(StringIO()):  # what five trainings have to say of themselves
-        job = plan(words).job
-        step_spec(job, dtype_name(job.config))  # so that the training knows its plan
-        memory = train(words, run).memory or {}
+    overrides = Overrides(data=overrides.data, sets=(*overrides.sets, *sets))
+    with redirect_stderr(StringIO()):  # hides the messages of five trainings
+        job = plan(overrides).job
+        step_spec(
+            job, dtype_name(job.config)
+        )  # measured now, so that the training knows its plan
+        memory = train(overrides, run).memory or {}
+
     lines = History(run).steps.recent
-    took = [sum(line["seconds"].values()) for line in lines]
+    seconds_per_step = [sum(line["seconds"].values()) for line in lines]
     return {
         "losses": [line["loss"] for line in lines],
-        "seconds": statistics.median(took[2:]),
+        "seconds": statistics.median(seconds_per_step[2:]),
         **memory,
     }
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that the device takes for it, the middle of five."""
+    """Return the seconds that the device takes for work, the median of five."""
     times = []
     for _ in range(5):
         torch.accelerator.synchronize(device)
@@ -181,47 +203,55 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
     return statistics.median(times)
 
 
-def matrix_rate(sizes: Sizes, load: float, device: torch.device) -> float:
-    """Floating-point operations per second of matrix products in the training dtype, after a warm-up in seconds."""
+def matrix_rate(sizes: Sizes, warm_up: float, device: torch.device) -> float:
+    """Return the operations per second of matrix products in the training dtype, after ``warm_up`` seconds of them."""
     side = sizes.matrix
     dtype = torch.bfloat16 if has_bf16(device) else torch.float32
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    a = torch.randn(side, side, device=device).to(dtype)
+    b = torch.randn(side, side, device=device).to(dtype)
+
+    def multiply() -> None:
+        for _ in range(5):
+            a @ b
+
     begun = time.perf_counter()
-    first = True
-    while first or time.perf_counter() - begun < load:
-        rate = 10 * side**3 / seconds(lambda: [a @ b for _ in range(5)], device)
-        first = False
+    rate = 10 * side**3 / seconds(multiply, device)
+    while time.perf_counter() - begun < warm_up:
+        rate = 10 * side**3 / seconds(multiply, device)
     return rate
 
 
-def link_rate(sizes: Sizes, device: torch.device) -> tuple[float, float]:
-    """Bytes a second from pinned memory to the card and back."""
+def link_rates(sizes: Sizes, device: torch.device) -> tuple[float, float]:
+    """Return the bytes per second from pinned memory to the GPU and back."""
     host = pinned([sizes.copied], torch.uint8)
     card = torch.empty(sizes.copied, dtype=torch.uint8, device=device)
-    there = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
-    return there, sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
+    to_gpu = sizes.copied / seconds(partial(card.copy_, host, non_blocking=True), device)
+    to_host = sizes.copied / seconds(partial(host.copy_, card, non_blocking=True), device)
+    return to_gpu, to_host
 
 
 def wrong(report: Mapping[str, Any]) -> list[str]:
-    """What of a report is beyond a bound."""
-    found = []
-    ways = report["trainings"]
-    rate = report["matrix_flops"]
-    for way, row in ways.items():
-        if (
-            row["planned_bytes"]
-            and abs(share := row["planned_bytes"] / row["allocated_bytes"] - 1) > WITHIN
-        ):
-            found.append(f"{way}: the plan is {share:+.0%} off the memory that was held")
-    for way in ("weights streamed", "block inputs offloaded"):
-        if (share := ways[way]["seconds"] / ways["resident"]["seconds"]) > SLOWER:
-            found.append(
-                f"{way}: a step takes {share:.2f} times as long: the link to the host is slow"
+    """Return a sentence for each figure of a report that is beyond a bound."""
+    faults = []
+    trainings = report["trainings"]
+    for name, row in trainings.items():
+        if not row["planned_bytes"]:
+            continue
+        difference = row["planned_bytes"] / row["allocated_bytes"] - 1
+        if abs(difference) > WITHIN:
+            faults.append(f"{name}: the plan is {difference:+.0%} off the memory that was held")
+
+    for name in ("weights streamed", "block inputs offloaded"):
+        slowdown = trainings[name]["seconds"] / trainings["resident"]["seconds"]
+        if slowdown > SLOWER:
+            faults.append(
+                f"{name}: a step takes {slowdown:.2f} times as long: the link to the host is slow"
             )
+    rate = report["matrix_flops"]
     if rate["under load"] < UNDER_LOAD * rate["first"]:
-        found.append("the card slows down under load: look at its cooling and its power limit")
+        faults.append("the card slows down under load: look at its cooling and its power limit")
     if not report["same_losses"]:
-        found.append(
+        faults.append(
             "two equal trainings had different losses: deterministic=true makes them equal, and slower"
         )
-    return found
+    return faults

@@ -7,6 +7,7 @@ gives the other back without a division.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Family, NoisePath, StepOutput
+from videotune.types import Batch, NoisePath, StepOutput
 
 V_CONSTANTS = (
     "beta_start",
@@ -24,6 +25,13 @@ V_CONSTANTS = (
     "rescale_betas_zero_snr",
 )
 """What v-prediction needs of a checkpoint's scheduler; a scheduler's own defaults are wrong for most checkpoints."""
+
+
+class Predictor(Protocol):
+    """A model family, as far as the loss needs it."""
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """Return v (B,C,F,H,W) float32 for noisy latents x_t at noise levels t (B,)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ def scaled_linear_alphas_cumprod(
 
 
 def denoising_loss(
-    family: Family,
+    family: Predictor,
     net: nn.Module,
     objective: Objective,
     batch: Batch,
@@ -200,7 +208,7 @@ def noisy(
 
 
 def prior_target(
-    family: Family,
+    family: Predictor,
     base: nn.Module,
     objective: Objective,
     batch: Batch,

@@ -32,8 +32,8 @@ from videotune.exporter.lora_write import (
     peft_settings,
     round_adapter,
 )
+from videotune.models.base import DiffusersModel
 from videotune.models.loading import explained
-from videotune.types import Family
 
 READ = "read"
 """The adapter's name in a network that a file is loaded into for verification."""
@@ -43,7 +43,7 @@ EMBEDDING_KEY = "emb_params"
 
 
 def export_lora(
-    family: Family,
+    family: DiffusersModel,
     format: str,
     state: Mapping[str, Tensor],
     scale: float,
@@ -92,7 +92,7 @@ def export_lora(
     )
 
 
-def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
+def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> str:
     """Load an adapter's file into a network as ``load_lora_weights`` does, with its metadata.
 
     A file with PEFT's settings in its header is loaded by PEFT; ComfyUI's names are converted
@@ -126,7 +126,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
     return "diffusers load_lora_weights" if is_known else "videotune sample --lora"
 
 
-def read_adapter(family: Family, net: nn.Module, path: Path, name: str) -> None:
+def read_adapter(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> None:
     """Load any program's adapter file into a network, with its alpha.
 
     Prints a note about what had to be assumed.
@@ -158,7 +158,9 @@ def needs_peft(file: AdapterFile) -> bool:
     return not any({"lora_A", "lora_B"} & set(parts) for parts in modules.values())
 
 
-def _load_with_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) -> None:
+def _load_with_peft(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile, name: str
+) -> None:
     """Load an adapter of any kind with PEFT's injection.
 
     Raises:
@@ -185,7 +187,7 @@ def _load_with_peft(family: Family, net: nn.Module, file: AdapterFile, name: str
 
 
 def read_parts(
-    family: Family, path: Path
+    family: DiffusersModel, path: Path
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """Read any program's adapter file.
 
@@ -201,7 +203,7 @@ def read_parts(
 
 
 def read_effects(
-    family: Family, path: Path, expert: str | None = None
+    family: DiffusersModel, path: Path, expert: str | None = None
 ) -> tuple[dict[str, Callable[[], Tensor]], str]:
     """Load a file and return each module's update as its reader applies it.
 
@@ -248,7 +250,7 @@ def _update(layer: Any) -> Tensor:
 
 
 def export_embedding(
-    family: Family,
+    family: DiffusersModel,
     format: str,
     rows: Mapping[str, Tensor],
     token: str,
@@ -306,7 +308,7 @@ def export_embedding(
 
 
 def _verify_rows(
-    family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
+    family: DiffusersModel, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
 ) -> tuple[float, str]:
     """Read a token's file back; with a tokenizer also by diffusers.
 
@@ -332,7 +334,7 @@ def _verify_rows(
     return 0.0, "diffusers load_textual_inversion"
 
 
-def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
+def read_embedding(family: DiffusersModel, path: Path) -> tuple[str, dict[str, Tensor]]:
     """Read a file of a new token.
 
     diffusers' form (one tensor under its token), ComfyUI's (one key per encoder) and files with

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import PEFT_CONFIG_KEY, digest_of
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, parse_object, read_config, some
-from videotune.types import Family
 
 READABLE_FORMS = (
     "diffusers (transformer.), ComfyUI (diffusion_model.), PEFT (base_model.model.), "
@@ -182,7 +182,9 @@ class AdapterFile:
         return float(value)
 
 
-def not_a_lora(family: Family, path: Path, keys: list[str], fault: str) -> VideotuneError:
+def not_a_lora(
+    family: DiffusersModel, path: Path, keys: list[str], fault: str
+) -> VideotuneError:
     """Build the error for a file that is not a LoRA of this model."""
     content = f"it has the keys {some(sorted(keys))}" if keys else "it has no tensors"
     return VideotuneError(
@@ -191,7 +193,7 @@ def not_a_lora(family: Family, path: Path, keys: list[str], fault: str) -> Video
     )
 
 
-def warn_if_other_base(family: Family, file: AdapterFile) -> None:
+def warn_if_other_base(family: DiffusersModel, file: AdapterFile) -> None:
     """Print a warning if videotune trained the file on other weights than the base's."""
     facts = file.facts
     part = family.spec.part_of(facts.get("expert"))

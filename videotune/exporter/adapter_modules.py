@@ -14,8 +14,8 @@ from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, not_a_lora
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, some
-from videotune.types import Family
 
 _PEFT_NAMES = {
     "lora_down": "lora_A",
@@ -174,7 +174,9 @@ def _is_complete(parts: Mapping[str, Tensor]) -> bool:
     return bool(delta_shape(parts))
 
 
-def read_modules(family: Family, net: nn.Module, file: AdapterFile) -> list[AdapterModule]:
+def read_modules(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
+) -> list[AdapterModule]:
     """Read the modules of any program's adapter file.
 
     Prints a note if the file has no alpha and the rank is assumed.
@@ -236,7 +238,11 @@ def has_effect(module: AdapterModule) -> bool:
 
 
 def locate_module(
-    family: Family, net: nn.Module, file: AdapterFile, name: str, parts: Mapping[str, Tensor]
+    family: DiffusersModel,
+    net: nn.Module,
+    file: AdapterFile,
+    name: str,
+    parts: Mapping[str, Tensor],
 ) -> AdapterModule:
     """Return a file's module with its paths and scale, its shape checked against the model."""
     paths = paths_by_name(family, net)[flat_name(name)]
@@ -268,7 +274,7 @@ def fused_shape(net: nn.Module, paths: tuple[str, ...]) -> tuple[int, int]:
 
 
 def modules_by_path(
-    family: Family, net: nn.Module, file: AdapterFile
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
 ) -> dict[str, AdapterModule]:
     """Read a file's modules by their paths in diffusers; fused modules are split."""
     modules = {}
@@ -305,7 +311,9 @@ def split_module(net: nn.Module, module: AdapterModule) -> list[AdapterModule]:
     return modules
 
 
-def lora_state_dict(family: Family, net: nn.Module, file: AdapterFile) -> dict[str, Tensor]:
+def lora_state_dict(
+    family: DiffusersModel, net: nn.Module, file: AdapterFile
+) -> dict[str, Tensor]:
     """Return the tensors of a LoRA or DoRA file as ``load_lora_weights`` takes them.
 
     They have diffusers' names, and B is multiplied by alpha / rank. Names and tensors that are
@@ -341,7 +349,7 @@ def tensor_name(path: str, part: str) -> str:
 _TABLES: WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def paths_by_name(family: Family, net: nn.Module) -> dict[str, tuple[str, ...]]:
+def paths_by_name(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str, ...]]:
     """Return the modules in diffusers for each name that a form of file may have.
 
     Dots in the names are underscores. A name has several modules if a form fuses them.
@@ -438,7 +446,7 @@ def read_scale(
 
 
 def _convert_with_diffusers(
-    family: Family,
+    family: DiffusersModel,
     net: nn.Module,
     file: AdapterFile,
     modules: Mapping[str, dict[str, Tensor]],

@@ -20,7 +20,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
 from videotune.latent_cache.entry import hash_of, own_storage
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
@@ -232,7 +232,7 @@ def verification_error(path: Path, fault: str) -> VideotuneError:
     )
 
 
-def formats_of(family: Family, kind: str) -> tuple[str, ...]:
+def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
     """Return the formats in which an adapter of this kind can be written for this family."""
     lora_formats = family.lora_formats()
     if kind == "LORA":
@@ -247,7 +247,7 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     return ("peft",)
 
 
-def refuse_format(family: Family, kind: str, name: str) -> None:
+def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
     """Raise VideotuneError for a format that this kind or this family does not have."""
     supported = formats_of(family, kind)
     if name in supported:
@@ -264,7 +264,7 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     )
 
 
-def check_formats(config: Config, family: Family) -> None:
+def check_formats(config: Config, family: DiffusersModel) -> None:
     """Raise VideotuneError, before the training, for a format that could not be written."""
     method = config.training_method
     for name in configured_formats(config):

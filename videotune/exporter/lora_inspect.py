@@ -32,7 +32,7 @@ from videotune.exporter.adapter_modules import (
 from videotune.exporter.lora_factors import delta_norm
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 MAX_VALUE_LENGTH = 200
 """Characters that are shown of a header value."""
@@ -56,7 +56,7 @@ class Base:
     names: tuple[str, ...]
     """The names under which it is published."""
 
-    family: Family
+    family: DiffusersModel
 
     net: nn.Module
     """The transformer on the meta device."""

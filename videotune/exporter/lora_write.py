@@ -26,7 +26,7 @@ from videotune.exporter.formats import (
     refuse_format,
     refuse_overflow,
 )
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 FORM_KINDS = {
     "diffusers": ("LORA", "DORA"),
@@ -136,7 +136,9 @@ def peft_settings_json(modules: Modules) -> dict[str, Any]:
     return settings
 
 
-def write_form(family: Family, net: nn.Module, modules: Modules, form: str) -> WrittenLora:
+def write_form(
+    family: DiffusersModel, net: nn.Module, modules: Modules, form: str
+) -> WrittenLora:
     """Return an adapter in a form.
 
     Raises:
@@ -169,7 +171,7 @@ def write_form(family: Family, net: nn.Module, modules: Modules, form: str) -> W
 
 
 def _rename_and_fuse(
-    family: Family, net: nn.Module, modules: Modules, form: str
+    family: DiffusersModel, net: nn.Module, modules: Modules, form: str
 ) -> dict[str, AdapterModule]:
     """Return modules by the authors' names, fused if the form does so."""
     named: dict[str, AdapterModule] = {}
@@ -226,7 +228,7 @@ def _with_alpha_tensors(named: Modules, form: str) -> WrittenLora:
 
 
 def _form_name(
-    family: Family, net: nn.Module, path: str, form: str
+    family: DiffusersModel, net: nn.Module, path: str, form: str
 ) -> tuple[str, tuple[str, ...]]:
     """Return a module's name in a form with the authors' names.
 
@@ -302,7 +304,7 @@ def _fuse(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Adapter
 
 
 def bake_adapter(
-    family: Family, format: str, state: Mapping[str, Tensor], scale: float
+    family: DiffusersModel, format: str, state: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
     """Return a run's adapter under a format's names, with the scale multiplied into it.
 

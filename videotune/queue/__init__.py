@@ -1,1 +1,1 @@
-"""Work that waits: trainings in a folder, by priority and card, and the processes that they run in."""
+"""The queue of trainings, ordered by priority and GPU, and the processes that run them."""

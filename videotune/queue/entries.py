@@ -1,7 +1,7 @@
 """The queue: a folder of configs, each a training that waits, runs or has ended.
 
-``queue.json`` holds what was asked of each beside its config, ``jobs/`` what became of it: a worker that is killed leaves
-nothing that the next one does not read there.
+``queue.json`` holds the settings of each entry, ``jobs/`` the processes that ran it. All state
+is on disk, so a worker that is killed can be replaced by another.
 """
 
 from __future__ import annotations
@@ -9,33 +9,36 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from typing_extensions import TypedDict
 
-from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
+from videotune.errors import VideotuneError
 from videotune.files import checked, read_json, write_json
 from videotune.queue import jobs
 from videotune.queue.jobs import QueuedJob
 
 EntryState = Literal["waiting", "running", "paused", "done", "failed", "stopped"]
 
-CONFIGS = (".json", ".yaml", ".yml")
-LISTED = "queue.json"
-TRIES = 2
-"""Times in a row that a training may fail before the queue leaves it."""
+CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
+LIST_FILE = "queue.json"
+LIST_LOCK = ".list-lock"
 
-CARD = "CUDA_VISIBLE_DEVICES"
-NAME = re.compile(r"[\w][\w.,=+-]{0,149}")
+MAX_TRIES = 2
+"""Failures in a row after which the queue gives up on a training."""
+
+POLL_SECONDS = 0.5
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+NAME_PATTERN = re.compile(r"[\w][\w.,=+-]{0,149}")
 
 
 class EntryRecord(TypedDict, total=False):
-    """What ``queue.json`` says of an entry beside its config."""
+    """The settings of an entry in ``queue.json``."""
 
     run: str | None
     priority: int
@@ -48,119 +51,171 @@ class EntryRecord(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A training, or another command, of the queue: its config file, its run folder, and how it stands.
-
-    The highest ``priority`` runs first, then the one that was added first. ``tries``: how often it failed in a row;
-    ``job``: its last process, None where it has not begun; ``words``: the command, empty for a plain training; ``fresh``:
-    no process has begun since it was queued last; ``held``: a person has stopped it.
-    """
+    """An entry of the queue: a training or another command, and its state."""
 
     name: str
     config: Path
     run: Path
+
     priority: int
+    """The highest priority runs first."""
+
     added: float
+    """Among equal priorities, the entry that was added first runs first."""
+
     skips: str | None
+    """The value of ``train --allow-skips``."""
+
     state: EntryState
+
     tries: int
+    """Failures in a row."""
+
     job: QueuedJob | None
-    words: tuple[str, ...] = ()
-    fresh: bool = True
-    held: bool = False
+    """Its last process; None if it never started."""
+
+    arguments: tuple[str, ...] = ()
+    """The command; empty for a plain training."""
+
+    is_fresh: bool = True
+    """Whether no process has started since the entry was last queued."""
+
+    is_held: bool = False
+    """Whether the user has stopped it."""
 
     @property
     def kind(self) -> str:
         """The command that it runs."""
-        return self.words[0] if self.words else "train"
+        return self.arguments[0] if self.arguments else "train"
 
     def to_json(self) -> dict[str, Any]:
-        """What ``queue ls --json`` prints of it."""
-        ended = self.state in ("failed", "stopped") or (
-            self.state == "waiting" and self.tries > 0
-        )
-        why = jobs.why(self.job) if self.job is not None and ended else None
-        card = None if self.job is None else self.job.env.get(CARD)
-        facts = {
+        """Return the entry as ``queue ls --json`` prints it."""
+        has_failed = self.state == "waiting" and self.tries > 0
+        has_ended = self.state in ("failed", "stopped") or has_failed
+        reason = None
+        if self.job is not None and has_ended:
+            reason = jobs.describe_outcome(self.job)
+
+        return {
             "name": self.name,
             "state": self.state,
             "priority": self.priority,
             "run": str(self.run),
-        }
-        return facts | {
             "config": str(self.config),
             "tries": self.tries,
-            "card": card,
-            "why": why,
+            "card": None if self.job is None else self.job.env.get(GPU_VARIABLE),
+            "why": reason,
         }
 
 
 def entries(queue: Path) -> list[QueueEntry]:
-    """The trainings of a queue in the order in which they run; none where there is no such folder.
+    """Return the entries in the order in which they run; empty if there is no such folder.
 
-    Raises VideotuneError for a config whose name another config has as well, or that cannot be printed.
+    Raises:
+        VideotuneError: if two configs have the same name, or a name is not printable.
     """
-    rows = _rows(queue)
-    ran = jobs.all_jobs(queue)
-    files = [
-        one
-        for one in queue.glob("[!.]*")
-        if one.suffix in CONFIGS and one.name != LISTED and one.is_file()
+    records = _read_records(queue)
+    all_jobs = jobs.all_jobs(queue)
+    files = _config_files(queue)
+    _check_names(files)
+
+    found_entries = []
+    for path in files:
+        entry_jobs = [job for job in all_jobs if job.about == path.stem]
+        found_entries.append(_entry(queue, path, records.get(path.stem, {}), entry_jobs))
+    return sorted(found_entries, key=lambda entry: (-entry.priority, entry.added, entry.name))
+
+
+def _config_files(queue: Path) -> list[Path]:
+    return [
+        path
+        for path in queue.glob("[!.]*")
+        if path.suffix in CONFIG_SUFFIXES and path.name != LIST_FILE and path.is_file()
     ]
+
+
+def _check_names(files: Sequence[Path]) -> None:
     names = [path.stem for path in files]
-    if wrong := [
-        path for path in files if not path.stem.isprintable() or names.count(path.stem) > 1
-    ]:
-        raise VideotuneError(
-            f"{wrong[0]}: rename it: each config of a queue needs a name of its own, in letters"
-        )
-    found = [
-        _entry(queue, path, rows.get(path.stem, {}), [j for j in ran if j.about == path.stem])
-        for path in files
-    ]
-    return sorted(found, key=lambda one: (-one.priority, one.added, one.name))
+    for path in files:
+        if not path.stem.isprintable() or names.count(path.stem) > 1:
+            raise VideotuneError(
+                f"{path}: each config of a queue needs a unique, printable name. Rename it."
+            )
 
 
 def _entry(
-    queue: Path, path: Path, row: Mapping[str, Any], ran: Sequence[QueuedJob]
+    queue: Path, path: Path, record: Mapping[str, Any], entry_jobs: Sequence[QueuedJob]
 ) -> QueueEntry:
-    run = Path(row.get("run") or queue / "runs" / path.stem).absolute()
-    words = tuple(row.get("words") or ())
-    since = row.get("since") or 0.0
-    now = [job for job in ran if job.started >= since]
-    tries = next(
-        (
-            i
-            for i, job in enumerate(now)
-            if job.code is None or job.state in ("done", "stopped")
-        ),
-        len(now),
-    )
-    again = not words or (
-        "--resume" not in words and (run / "config.json").is_file()
-    )  # it got as far as to begin
-    state = cast(EntryState, "waiting" if tries < (TRIES if again else 1) else "failed")
-    if now and now[0].state in ("running", "paused", "done", "stopped"):
-        state = now[0].state
-    if row.get("held") and state == "waiting":
-        state = "stopped"
-    added = float(row.get("added") or path.stat().st_mtime)
-    last = ran[0] if ran else None
-    asked = run, row.get("priority") or 0, added, row.get("skips")
+    """Build an entry.
+
+    Args:
+        queue: folder of the queue.
+        path: config of the entry.
+        record: its settings in ``queue.json``.
+        entry_jobs: its jobs, newest first.
+    """
+    run = Path(record.get("run") or queue / "runs" / path.stem).absolute()
+    arguments = tuple(record.get("words") or ())
+    is_held = bool(record.get("held"))
+    queued_at = record.get("since") or 0.0
+    jobs_since = [job for job in entry_jobs if job.started >= queued_at]
+    tries = _failures_in_a_row(jobs_since)
+
     return QueueEntry(
-        path.stem, path, *asked, state, tries, last, words, not now, bool(row.get("held"))
+        name=path.stem,
+        config=path,
+        run=run,
+        priority=record.get("priority") or 0,
+        added=float(record.get("added") or path.stat().st_mtime),
+        skips=record.get("skips"),
+        state=_state(jobs_since, tries, is_held, _max_tries(arguments, run)),
+        tries=tries,
+        job=entry_jobs[0] if entry_jobs else None,
+        arguments=arguments,
+        is_fresh=not jobs_since,
+        is_held=is_held,
     )
 
 
-def _rows(queue: Path) -> dict[str, Any]:
-    """What ``queue.json`` says of each; VideotuneError where it is damaged."""
-    listed = queue / LISTED
+def _failures_in_a_row(entry_jobs: Sequence[QueuedJob]) -> int:
+    """Return how many of the newest jobs have failed with an exit code."""
+    failures = 0
+    for job in entry_jobs:
+        if job.code is None or job.state in ("done", "stopped"):
+            break
+        failures += 1
+    return failures
+
+
+def _max_tries(arguments: Sequence[str], run: Path) -> int:
+    """Return how often an entry is tried: a command other than a started training only once."""
+    has_started_run = "--resume" not in arguments and (run / "config.json").is_file()
+    return MAX_TRIES if not arguments or has_started_run else 1
+
+
+def _state(
+    jobs_since: Sequence[QueuedJob], tries: int, is_held: bool, max_tries: int
+) -> EntryState:
+    if jobs_since:
+        job_state = jobs_since[0].state
+        # A dead or failed job is tried again.
+        if job_state != "dead" and job_state != "failed":
+            return job_state
+
+    if tries >= max_tries:
+        return "failed"
+    return "stopped" if is_held else "waiting"
+
+
+def _read_records(queue: Path) -> dict[str, Any]:
+    """Return the settings of all entries; VideotuneError if the file is damaged."""
+    path = queue / LIST_FILE
     try:
-        return dict(
-            checked(dict[str, EntryRecord], read_json(listed) if listed.is_file() else {})
-        )
+        content = read_json(path) if path.is_file() else {}
+        return dict(checked(dict[str, EntryRecord], content))
     except ValueError as error:
         raise VideotuneError(
-            f"{listed} is damaged ({error}): mend it, or delete it to queue all anew"
+            f"{path} is damaged ({error}). Fix it, or delete it to queue everything again."
         ) from error
 
 
@@ -171,192 +226,182 @@ def add(
     run: Path | None = None,
     priority: int = 0,
     skips: str | None = None,
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
 ) -> Path:
-    """Put a config into the queue; returns its file. ``skips``: as ``train --allow-skips`` takes it.
+    """Add a config to the queue and return its file.
 
-    ``words``: the command to run for it, where that is not ``train --config``; several may be about one run.
+    Args:
+        queue: folder of the queue; created if needed.
+        name: name of the entry.
+        config: the config.
+        run: run folder; by default ``runs/NAME`` of the queue.
+        priority: the highest runs first.
+        skips: value of ``train --allow-skips``.
+        arguments: the command to run, if it is not ``train --config``. More than one such
+            command may be about the same run.
 
-    Raises VideotuneError where the name is taken, or is none for a file, and where the run folder is that of another run,
-    which would be resumed in its place.
+    Raises:
+        VideotuneError: if the name is taken or not a valid file name, or if the run folder is
+            that of another run, which would then be resumed.
     """
-    if not NAME.fullmatch(name) or name == Path(LISTED).stem:
+    if not NAME_PATTERN.fullmatch(name) or name == Path(LIST_FILE).stem:
         raise VideotuneError(
-            f"--name {name!r}: letters, digits and . , = + - _, at most 150, and not queue"
+            f"--name {name!r}: use letters, digits and . , = + - _, at most 150 characters, "
+            "and not queue"
         )
+
     queue.mkdir(parents=True, exist_ok=True)
-    with FileLock(queue / ".list-lock"):
-        if any((queue / f"{name}{ending}").exists() for ending in CONFIGS):
+    config_path = queue / f"{name}.json"
+    with FileLock(queue / LIST_LOCK):
+        if any((queue / f"{name}{suffix}").exists() for suffix in CONFIG_SUFFIXES):
             raise VideotuneError(
-                f"{queue} has an entry {name} already: another --name, or `videotune queue rm {name}`"
+                f"{queue} already has an entry {name}. Use another --name, "
+                f"or `videotune queue rm {name}`."
             )
-        own = (run or queue / "runs" / name).absolute()
-        if not words and (
-            (own / "config.json").is_file() or any(one.run == own for one in entries(queue))
-        ):
-            raise VideotuneError(
-                f"{own} is the folder of another run: give another --out, or delete that run"
-            )
-        row: EntryRecord = {
+        if not arguments:
+            _refuse_used_folder(queue, (run or queue / "runs" / name).absolute())
+
+        record: EntryRecord = {
             "run": str(run.absolute()) if run else None,
             "priority": priority,
             "added": time.time(),
             "skips": skips,
         }
-        row |= {"words": list(words)} if words else {}
-        write_json(queue / LISTED, _rows(queue) | {name: row})
-        write_json(queue / f"{name}.json", config)
-    return queue / f"{name}.json"
+        if arguments:
+            record["words"] = list(arguments)
+        write_json(queue / LIST_FILE, _read_records(queue) | {name: record})
+        write_json(config_path, config)
+    return config_path
 
 
-def named(queue: Path, name: str) -> QueueEntry:
-    """An entry by its name; VideotuneError that lists them where there is none."""
-    found = {entry.name: entry for entry in entries(queue)}
-    if name not in found:
+def _refuse_used_folder(queue: Path, run: Path) -> None:
+    is_used = (run / "config.json").is_file() or any(
+        entry.run == run for entry in entries(queue)
+    )
+    if is_used:
         raise VideotuneError(
-            f"{queue} has no entry {name}; it holds {', '.join(found) or 'nothing'}"
+            f"{run} is the folder of another run. Use another --out, or delete that run."
         )
-    return found[name]
+
+
+def find_entry(queue: Path, name: str) -> QueueEntry:
+    """Return an entry by its name.
+
+    Raises:
+        VideotuneError: if there is none; the message lists the entries.
+    """
+    entry_by_name = {entry.name: entry for entry in entries(queue)}
+    if name not in entry_by_name:
+        names = ", ".join(entry_by_name) or "nothing"
+        raise VideotuneError(f"{queue} has no entry {name}; it holds {names}")
+    return entry_by_name[name]
 
 
 def remove(queue: Path, name: str) -> Path:
-    """Stop an entry if it runs, wait until it has saved, and take its config out; returns its run folder, which stays."""
-    while (entry := named(queue, name)).job is not None and entry.job.running:
+    """Remove an entry and return its run folder, which stays.
+
+    A running entry is stopped first; this waits until it has saved.
+    """
+    entry = find_entry(queue, name)
+    while entry.job is not None and entry.job.is_running:
         jobs.stop(entry.job)
-        time.sleep(0.5)
-    with FileLock(queue / ".list-lock"):
-        write_json(
-            queue / LISTED, {key: row for key, row in _rows(queue).items() if key != name}
-        )
+        time.sleep(POLL_SECONDS)
+        entry = find_entry(queue, name)
+
+    with FileLock(queue / LIST_LOCK):
+        records = _read_records(queue)
+        records.pop(name, None)
+        write_json(queue / LIST_FILE, records)
         entry.config.unlink(missing_ok=True)
+
     for job in jobs.all_jobs(queue):
         if job.about == name:
             shutil.rmtree(job.folder)
     return entry.run
 
 
-def _change(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Change what ``queue.json`` says of some entries."""
-    with FileLock(queue / ".list-lock"):
-        rows = _rows(queue)
-        write_json(
-            queue / LISTED,
-            rows | {name: {**rows.get(name, {}), **row} for name, row in changes.items()},
-        )
+def _change_records(queue: Path, changes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Change settings of some entries in ``queue.json``."""
+    with FileLock(queue / LIST_LOCK):
+        records = _read_records(queue)
+        for name, change in changes.items():
+            records[name] = {**records.get(name, {}), **change}
+        write_json(queue / LIST_FILE, records)
 
 
-def requeue(queue: Path, name: str, words: Sequence[str] | None = None) -> None:
-    """Let an entry that has ended wait again, by another command where ``words`` are given; its tries count anew.
+def requeue(queue: Path, name: str, arguments: Sequence[str] | None = None) -> None:
+    """Queue an ended entry again; its failures are counted from zero.
 
-    Raises VideotuneError while it runs.
+    Args:
+        queue: folder of the queue.
+        name: name of the entry.
+        arguments: the new command; None for the same one.
+
+    Raises:
+        VideotuneError: if it is running.
     """
-    if (entry := named(queue, name)).state in ("running", "paused"):
+    entry = find_entry(queue, name)
+    if entry.state in ("running", "paused"):
         raise VideotuneError(f"{name} is running: stop it first")
-    own = entry.words if words is None else words
-    _change(
-        queue,
-        {name: {"since": round(time.time() - 1e-3, 3), "held": False, "words": list(own)}},
-    )
+
+    new_arguments = entry.arguments if arguments is None else arguments
+    change = {
+        "since": round(time.time() - 1e-3, 3),
+        "held": False,
+        "words": list(new_arguments),
+    }
+    _change_records(queue, {name: change})
 
 
 def hold(queue: Path, name: str) -> None:
-    """Let an entry stand as stopped until it is queued again, also for later workers; one that runs is asked to end."""
-    entry = named(queue, name)
-    _change(queue, {name: {"held": True}})
-    if entry.job is not None and entry.job.running:
+    """Stop an entry, and keep it stopped for later workers too, until it is queued again."""
+    entry = find_entry(queue, name)
+    _change_records(queue, {name: {"held": True}})
+    if entry.job is not None and entry.job.is_running:
         jobs.stop(entry.job)
 
 
 def reorder(queue: Path, names: Sequence[str]) -> None:
-    """Let these entries run in this order: they share their priorities and times anew."""
-    found = {entry.name: entry for entry in entries(queue)}
-    own = [found[name] for name in dict.fromkeys(names) if name in found]
-    places = enumerate(sorted((-entry.priority, entry.added) for entry in own))
-    rows = [
-        {"priority": -first, "added": added + place / 1e5} for place, (first, added) in places
-    ]
-    _change(queue, dict(zip([entry.name for entry in own], rows, strict=True)))
+    """Run these entries in this order: exchange their priorities and times of adding."""
+    entry_by_name = {entry.name: entry for entry in entries(queue)}
+    ordered_names = [name for name in dict.fromkeys(names) if name in entry_by_name]
+    ranks = sorted(
+        (-entry_by_name[name].priority, entry_by_name[name].added) for name in ordered_names
+    )
+
+    changes = {}
+    for position, name in enumerate(ordered_names):
+        negative_priority, added = ranks[position]
+        # The small offset keeps the order of entries that were added at the same time.
+        changes[name] = {"priority": -negative_priority, "added": added + position / 1e5}
+    _change_records(queue, changes)
 
 
 def start(queue: Path, entry: QueueEntry, card: str | None) -> None:
-    """Run an entry in a process of its own, on the card of this number; a training that began before is resumed."""
-    begun = (entry.run / "config.json").is_file()
-    how = ["--resume"] if begun else ["--config", str(entry.config.absolute())]
-    skips = ["--allow-skips", entry.skips] if entry.skips and not begun else []
-    words = ["train", "--out", str(entry.run), *how, *skips]
-    if entry.words and (entry.fresh or entry.kind != "train" or not begun):
-        words = list(entry.words)
-    jobs.start(queue, entry.kind, words, entry.name, env={} if card is None else {CARD: card})
+    """Run an entry in a separate process; a training that started before is resumed.
 
-
-def work(
-    queue: Path,
-    cards: Sequence[str | None] = (None,),
-    watch: bool = False,
-    tell: Callable[[QueueEntry], Any] = print,
-) -> int:
-    """Train what waits, one training a card, until nothing waits (``watch``: and then wait for more); the exit code.
-
-    What was stopped before this worker began is resumed. ``tell`` hears of each entry whose state changes. Ctrl-C asks the
-    trainings to save and end, and waits for that; a worker that is killed leaves them at work, and the next one waits for
-    them. Raises VideotuneError where another worker has the queue.
+    Args:
+        queue: folder of the queue.
+        entry: the entry.
+        card: number of the GPU; None for no choice.
     """
-    if not queue.is_dir():
-        raise VideotuneError(f"{queue} is no queue: `videotune queue add` makes one")
-    begun = time.time()
-    told = dict[str, EntryState]()
+    has_started_run = (entry.run / "config.json").is_file()
+    is_training_to_resume = has_started_run and not entry.is_fresh and entry.kind == "train"
+    if entry.arguments and not is_training_to_resume:
+        arguments = list(entry.arguments)
+    else:
+        arguments = _train_arguments(entry, resume=has_started_run)
 
-    def news(entry: QueueEntry) -> None:
-        if told.get(entry.name) != entry.state:
-            told[entry.name] = entry.state
-            tell(entry)
-
-    with ExitStack() as held:
-        try:
-            held.enter_context(FileLock(queue / ".lock").acquire(timeout=0))
-        except Timeout as error:
-            raise VideotuneError(f"another `videotune queue run` works on {queue}") from error
-        try:
-            while _turn(queue, cards, begun, news) or watch:
-                time.sleep(0.5)
-        except KeyboardInterrupt:
-            return _stop_all(queue)
-    return FAILED if any(entry.state == "failed" for entry in entries(queue)) else DONE
+    env = {} if card is None else {GPU_VARIABLE: card}
+    jobs.start(queue, entry.kind, arguments, entry.name, env=env)
 
 
-def _turn(
-    queue: Path, cards: Sequence[str | None], begun: float, tell: Callable[[QueueEntry], None]
-) -> bool:
-    """Start what there is a free card for; whether anything runs or waits."""
-    found = entries(queue)
-    for entry in found:
-        tell(entry)
-    running = [entry for entry in found if entry.state in ("running", "paused")]
-    ready = [one for one in found if one.state == "waiting" or _ended_before(one, begun)]
-    busy = [entry.job.env.get(CARD) for entry in running if entry.job]
-    free = [card for card in cards if card not in busy][: max(0, len(cards) - len(busy))]
-    for entry, card in zip(ready, free, strict=False):
-        start(queue, entry, card)
-    return bool(running or ready)
+def _train_arguments(entry: QueueEntry, *, resume: bool) -> list[str]:
+    arguments = ["train", "--out", str(entry.run)]
+    if resume:
+        return [*arguments, "--resume"]
 
-
-def _ended_before(entry: QueueEntry, begun: float) -> bool:
-    """Whether it was stopped before the worker began, and not by a person who wants it to stay so."""
-    job = entry.job
-    return (
-        entry.state == "stopped"
-        and not entry.held
-        and job is not None
-        and (job.ended or job.started) < begun
-    )
-
-
-def _stop_all(queue: Path) -> int:
-    """Ask all trainings to save and end, and wait until they have."""
-    while running := [
-        entry.job for entry in entries(queue) if entry.job is not None and entry.job.running
-    ]:
-        for job in running:
-            jobs.stop(job)
-        time.sleep(0.5)
-    return INTERRUPTED
+    arguments += ["--config", str(entry.config.absolute())]
+    if entry.skips:
+        arguments += ["--allow-skips", entry.skips]
+    return arguments

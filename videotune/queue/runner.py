@@ -1,7 +1,7 @@
-"""One job, from its beginning to its end: ``python -m videotune.queue.runner FOLDER``.
+"""Runs one job from start to end: ``python -m videotune.queue.runner FOLDER``.
 
-It is a process of its own group, so neither a page that is closed nor a server that ends takes a job with it; what the job
-said and how it ended lies in the folder.
+It has a process group of its own, so neither a closed page nor a stopped server ends the job.
+The output of the job and its exit code are files in the folder.
 """
 
 import os
@@ -15,13 +15,16 @@ from videotune.files import read_json, write_json
 
 
 def run(folder: Path) -> int:
-    """Run the words of ``job.json``; write ``out``, ``log``, ``pid.json``, and at the end ``rc.json``."""
+    """Run the command of ``job.json``; write ``out``, ``log``, ``pid.json`` and ``rc.json``."""
     job = read_json(folder / "job.json")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # a handler, not SIG_IGN, which the command would inherit: it hears the signal itself, and its end is waited for
-        signal.signal(number, lambda *_: None)
+
+    # The command gets the signal itself; the runner waits for its end. A handler, since the
+    # command would inherit SIG_IGN.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: None)
+
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
-        child = subprocess.Popen(
+        command = subprocess.Popen(
             [sys.executable, "-m", "videotune", *job["words"]],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -30,10 +33,11 @@ def run(folder: Path) -> int:
         )
         write_json(
             folder / "pid.json",
-            {"runner": os.getpid(), "command": child.pid, "time": round(time.time(), 3)},
+            {"runner": os.getpid(), "command": command.pid, "time": round(time.time(), 3)},
         )
-        code = child.wait()
-    write_json(folder / "rc.json", {"code": code, "ended": round(time.time(), 3)})
+        exit_code = command.wait()
+
+    write_json(folder / "rc.json", {"code": exit_code, "ended": round(time.time(), 3)})
     return 0
 
 

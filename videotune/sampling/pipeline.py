@@ -15,7 +15,8 @@ from weakref import ref
 import torch
 
 from videotune.files import digest
-from videotune.types import ClipShape, Family, LatentDistribution, SampleRequest
+from videotune.models.base import DiffusersModel
+from videotune.types import ClipShape, LatentDistribution, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +41,7 @@ class SampleSettings:
 
 
 def draw(
-    family: Family,
+    family: DiffusersModel,
     nets: Mapping[str, nn.Module],
     settings: SampleSettings,
     text: Callable[[str], Mapping[str, Tensor]],
@@ -95,7 +96,11 @@ class _Ready(Mapping[str, "nn.Module"]):
     """
 
     def __init__(
-        self, family: Family, nets: Mapping[str, nn.Module], isolated: bool, isolate: bool
+        self,
+        family: DiffusersModel,
+        nets: Mapping[str, nn.Module],
+        isolated: bool,
+        isolate: bool,
     ) -> None:
         self.family = family
         self.nets = nets
@@ -128,7 +133,9 @@ class _Ready(Mapping[str, "nn.Module"]):
                     self.family.isolate_frames(net, self.isolated)
 
 
-def decode(family: Family, latents: Sequence[Tensor], tiled: bool = False) -> list[np.ndarray]:
+def decode(
+    family: DiffusersModel, latents: Sequence[Tensor], tiled: bool = False
+) -> list[np.ndarray]:
     """Latents -> uint8 frames (T,H,W,3), by a VAE that is loaded for this and freed."""
     try:
         return [to_frames(family.decode(one, tiled)) for one in latents]

@@ -1,4 +1,4 @@
-"""The studio as a program: its pages, the login, and who may ask, on one server."""
+"""The studio as a server: pages, login, and access control."""
 
 import os
 import secrets
@@ -26,151 +26,219 @@ from videotune.studio import (
     setup_page,
     train_page,
 )
-from videotune.studio.security import COOKIE, WHILE, Guard, WrongPasswords, check_host, is_local
+from videotune.studio.security import (
+    ATTEMPT_WINDOW,
+    SESSION_COOKIE,
+    Guard,
+    LoginLimiter,
+    check_host,
+    is_local,
+)
 from videotune.studio.uploads import UPLOADS
-from videotune.studio.web import STATIC, Changes, In, PageContext, PostedForm, html, page, say
+from videotune.studio.web import (
+    STATIC,
+    Changes,
+    CurrentPage,
+    PageContext,
+    PostedForm,
+    page_response,
+    render,
+    reply,
+)
 
-PASSWORD = "VIDEOTUNE_STUDIO_PASSWORD"
-"""Where the password is looked for: an environment variable, so that no list of processes shows it."""
+PASSWORD_VARIABLE = "VIDEOTUNE_STUDIO_PASSWORD"
+"""Environment variable of the password; an option would show in the list of processes."""
 
-NAME = "studio"
-"""The name to log in with."""
+LOGIN_NAME = "studio"
+MAX_MESSAGE_LETTERS = 2000
 
 PAGES = {
-    "projects": projects_page, "data": data_page, "setup": setup_page, "train": train_page, "results": results_page,
+    "projects": projects_page,
+    "data": data_page,
+    "setup": setup_page,
+    "train": train_page,
+    "results": results_page,
     "queue": queue_page,
-}  # fmt: skip
-"""The modules of pages: each has ``routes`` and ``REGIONS``."""
+}
+"""The modules of the pages: each has ``routes`` and ``REGIONS``."""
 
 
 def serve(root: Path, host: str, port: int) -> int:
     """Run the studio until Ctrl-C.
 
-    Raises VideotuneError where the host needs a password, or the port is taken.
+    Args:
+        root: folder of the projects.
+        host: host to listen on.
+        port: port to listen on.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        VideotuneError: if the host needs a password, or the port is taken.
     """
-    password = os.environ.pop(PASSWORD, None)  # no job inherits it
+    password = os.environ.pop(PASSWORD_VARIABLE, None)  # so that no job inherits it
     check_host(host, password)
     root.mkdir(parents=True, exist_ok=True)
     app = make_app(root.resolve(), host, password)
-    _refuse_taken(host, port)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # uvicorn ends the server first, and then hands them on
-        signal.signal(number, _ended)
+    _check_port(host, port)
+
+    # uvicorn first ends the server and then passes the signal on.
+    signal.signal(signal.SIGINT, _exit)
+    signal.signal(signal.SIGTERM, _exit)
+
     address = f"[{host}]" if ":" in host else host
     print(
-        f"The studio is at http://{address}:{port}  (Ctrl-C ends it; trainings go on)",
+        f"The studio runs at http://{address}:{port}  (Ctrl-C ends it; trainings continue)",
         flush=True,
     )
-    # the password's limit counts by address, so the address is the connection's own, never one that a header names
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            timeout_graceful_shutdown=3,
-            proxy_headers=False,
-        )
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        timeout_graceful_shutdown=3,
+        # The login limit counts by address, so that must be the connection's own.
+        proxy_headers=False,
     )
+    server = uvicorn.Server(config)
     app.state.is_ending = lambda: server.should_exit
     server.run()
     return DONE
 
 
-def _ended(number: int, frame: object) -> None:
-    print("\nThe studio has ended; trainings go on.", flush=True)
+def _exit(number: int, frame: object) -> None:
+    print("\nThe studio has ended; trainings continue.", flush=True)
     sys.exit(DONE)
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+def _check_port(host: str, port: int) -> None:
+    """Raise VideotuneError if the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((host, port))
         except OSError as error:
             raise VideotuneError(
-                f"{host}:{port} is not free ({error.strerror}): give another --port"
+                f"{host}:{port} is not available ({error.strerror}): use another --port"
             ) from error
 
 
 def make_app(root: Path, host: str, password: str | None) -> FastAPI:
-    """The whole program; whoever has logged in holds a session's name in a cookie."""
-    shutil.rmtree(
-        root / UPLOADS, ignore_errors=True
-    )  # what a server that was killed had half received
+    """Build the server.
+
+    Args:
+        root: folder of the projects.
+        host: host to listen on.
+        password: password of the login; None for no login.
+    """
+    # A killed server may have left incomplete uploads.
+    shutil.rmtree(root / UPLOADS, ignore_errors=True)
+
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.state.root = root
     app.state.local = is_local(host)
     app.state.changes = Changes()
     app.state.is_ending = lambda: False
     app.state.locked = password is not None
-    sessions = set[str]()
-    wrong = WrongPasswords()
+
+    sessions: set[str] = set()
     app.add_middleware(
         Guard,
         host=host,
         sessions=sessions if password is not None else None,
         changes=app.state.changes,
     )
+    _add_login(app, sessions, password)
+
+    @app.get("/design")
+    def design(page: CurrentPage) -> Response:
+        return page_response(page, "design", header.REGIONS, "Components")
+
+    for kind in (ValueError, OSError, RecursionError):
+        app.add_exception_handler(kind, error_response)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    _add_pages(app)
+    return app
+
+
+def _add_login(app: FastAPI, sessions: set[str], password: str | None) -> None:
+    """Add login and logout; ``sessions`` holds the names in the cookies of logged-in users."""
+    limiter = LoginLimiter()
 
     @app.get("/login")
     def login() -> Response:
-        return HTMLResponse(html("login", wrong=False))
+        return HTMLResponse(render("login", wrong=False))
 
     @app.post("/login")
     def log_in(request: Request, form: PostedForm) -> Response:
         address = request.client.host if request.client else ""
-        if not wrong.begin(address):
+        if not limiter.begin(address):
             return PlainTextResponse(
-                f"Too many wrong passwords: wait {WHILE:g} seconds and try again.", 429
+                f"Too many wrong passwords: wait {ATTEMPT_WINDOW:g} seconds and try again.", 429
             )
-        right = secrets.compare_digest(form["username"].encode(), NAME.encode())
-        if not right & secrets.compare_digest(
-            form["password"].encode(), str(password).encode()
-        ):
-            return HTMLResponse(html("login", wrong=True), 400)
-        wrong.forget(address)
-        sessions.add(session := secrets.token_urlsafe(32))
-        answer = RedirectResponse("/", 303)
-        answer.set_cookie(COOKIE, session, httponly=True, samesite="strict")
-        return answer
+
+        # Both are always compared, so the time does not reveal which one is wrong.
+        is_name_right = _equals(form["username"], LOGIN_NAME)
+        is_password_right = _equals(form["password"], str(password))
+        if not is_name_right & is_password_right:
+            return HTMLResponse(render("login", wrong=True), 400)
+
+        limiter.forget(address)
+        session = secrets.token_urlsafe(32)
+        sessions.add(session)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(SESSION_COOKIE, session, httponly=True, samesite="strict")
+        return response
 
     @app.post("/logout")
     def log_out(request: Request) -> Response:
-        sessions.discard(request.cookies.get(COOKIE, ""))
-        return say(go="/login")
+        sessions.discard(request.cookies.get(SESSION_COOKIE, ""))
+        return reply(redirect="/login")
 
-    @app.get("/design")
-    def design(asked: In) -> Response:
-        return page(asked, "design", header.REGIONS, "Components")
 
-    for kind in (ValueError, OSError, RecursionError):
-        app.add_exception_handler(kind, refused)
-    app.mount("/static", StaticFiles(directory=STATIC))
-    for module in PAGES.values():
+def _equals(text: str, secret: str) -> bool:
+    return secrets.compare_digest(text.encode(), secret.encode())
+
+
+def _add_pages(app: FastAPI) -> None:
+    """Add the routes of all pages, and their stream of regions."""
+    regions_by_page = {"design": header.REGIONS, "error": header.REGIONS}
+    for name, module in PAGES.items():
         app.include_router(module.routes)
+        regions_by_page[name] = header.REGIONS | module.REGIONS
+
     app.include_router(downloads.routes)
     app.include_router(series.routes)
-    shown = {name: {**header.REGIONS, **module.REGIONS} for name, module in PAGES.items()}
-    app.include_router(
-        live.router({"design": header.REGIONS, "error": header.REGIONS, **shown})
-    )
-    return app
+    app.include_router(live.router(regions_by_page))
 
 
-def refused(request: Request, error: Exception) -> Response:
-    """A mistake of the user's, or a value that no file system or text can hold (a lone surrogate, a very long name)."""
-    told = f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
-    told = told[:2000].encode("utf-8", "backslashreplace").decode()
+def error_response(request: Request, error: Exception) -> Response:
+    """Report an error of the user, or a value that no file system or text can hold.
+
+    Such values are lone surrogates and very long names, for example.
+    """
+    message = str(error)
+    if isinstance(error, OSError):
+        message = str(error.strerror or error)
+    message = message[:MAX_MESSAGE_LETTERS].encode("utf-8", "backslashreplace").decode()
+
     if request.headers.get("hx-request"):
-        answer = say(told, bad=True, status=422)
-        answer.body = told.encode()
-        answer.headers["Content-Length"] = str(len(answer.body))
-        return answer
+        response = reply(message, is_error=True, status=422)
+        response.body = message.encode()
+        response.headers["Content-Length"] = str(len(response.body))
+        return response
     if "text/html" not in request.headers.get("accept", ""):
-        return PlainTextResponse(told, 400)
+        return PlainTextResponse(message, 400)
+
     state = request.app.state
-    nothing = PageContext(state.root, state.local, None, {}, state.locked)
-    return page(nothing, "error", header.REGIONS, "Not found", 404, words=told)
+    page = PageContext(
+        root=state.root,
+        is_local=state.local,
+        project=None,
+        query={},
+        has_password=state.locked,
+    )
+    return page_response(page, "error", header.REGIONS, "Not found", status=404, words=message)

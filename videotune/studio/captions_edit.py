@@ -1,4 +1,4 @@
-"""Changes of captions: what stood there before is noted first, so that each change can be undone."""
+"""Editing of captions: each change is recorded with the text before it, so it can be undone."""
 
 import json
 import re
@@ -11,162 +11,200 @@ from typing import Any
 from videotune.data.captions import split_variants, with_trigger
 from videotune.errors import VideotuneError
 from videotune.files import append_whole, read_json, read_lines, write_json, write_text
-from videotune.queue.jobs import all_jobs, start
+from videotune.queue.jobs import QueuedJob, all_jobs, start
 from videotune.studio import clips
 from videotune.studio.projects import Project
 
 HISTORY = "history.jsonl"
-"""Every change of a caption: when, of which clip, by what, the text before and after; ``batch`` joins one action's."""
+"""Every change of a caption: when, of which clip, by what, the text before and after.
+
+``batch`` joins the changes of one action.
+"""
+
+REQUIRED_KEYS = frozenset({"batch", "name", "before", "after", "by"})
 
 
 def history(project: Project, name: str | None = None) -> list[dict[str, Any]]:
-    """The changes, the newest first; ``name``: of that clip, by its path without the part of the project."""
+    """Return the changes, newest first.
+
+    Args:
+        project: the project.
+        name: only of the clip of this name; None for all.
+    """
     path = project.folder / HISTORY
-    lines = _lines(path, path.stat().st_size) if path.is_file() else []
+    if not path.is_file():
+        return []
+    lines = _read_history(path, path.stat().st_size)
     return [line for line in lines if name in (None, line["name"])]
 
 
 @lru_cache(maxsize=8)
-def _lines(path: Path, size: int) -> list[dict[str, Any]]:
-    return [
-        line
-        for line in reversed(read_lines(path))
-        if {"batch", "name", "before", "after", "by"} <= line.keys()
-    ]
+def _read_history(path: Path, size: int) -> list[dict[str, Any]]:
+    return [line for line in reversed(read_lines(path)) if line.keys() >= REQUIRED_KEYS]
 
 
-def change(project: Project, texts: Mapping[str, str], by: str, undoes: str = "") -> int:
-    """Write captions by the paths of their clips, a variant a line; returns how many were changed.
+def change(project: Project, text_by_path: Mapping[str, str], by: str, undoes: str = "") -> int:
+    """Write captions and return how many changed.
 
-    An empty text takes the caption's file away. Raises VideotuneError where a caption stands in a list.
+    Args:
+        project: the project.
+        text_by_path: new captions by the paths of their clips, one variant per line; an empty
+            text deletes the caption file.
+        by: what made the change, for the history.
+        undoes: the batch that this change undoes.
+
+    Raises:
+        VideotuneError: if a caption is in a list of captions.
     """
     batch = f"{time.time_ns():x}"
     rows = clips.table(project).rows
-    todo = []
-    for path, text in texts.items():
-        row = clips.found(rows, path)
+
+    edits = []
+    for path, text in text_by_path.items():
+        row = clips.find_clip(rows, path)
         after = "\n".join(split_variants(text.replace("\0", "")))
         if row["fixed"]:
             raise VideotuneError(f"{row['name']}: {row['fixed']}")
-        if (before := clips.caption_of(row["clip"])) != after or undoes:
-            todo.append((row, before, after))
-    note(
-        project,
-        [(row["name"], before, after) for row, before, after in todo],
-        batch,
-        by,
-        undoes,
-    )
-    for row, _, after in todo:
-        place = row["clip"].caption_file or row["clip"].expected_caption
-        if after:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_text(place, f"{after}\n", durable=len(todo) == 1)
-        else:
-            place.unlink(missing_ok=True)
-    return len(todo)
+
+        before = clips.caption_of(row["clip"])
+        if before != after or undoes:
+            edits.append((row, before, after))
+
+    # The history is written first, so an interrupted change can be undone.
+    changes = [(row["name"], before, after) for row, before, after in edits]
+    record_changes(project, changes, batch, by, undoes)
+    for row, _, after in edits:
+        caption_path = row["clip"].caption_file or row["clip"].expected_caption
+        _write_caption(caption_path, after, durable=len(edits) == 1)
+    return len(edits)
 
 
-def note(
+def _write_caption(path: Path, text: str, *, durable: bool) -> None:
+    if not text:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{text}\n", durable=durable)
+
+
+def record_changes(
     project: Project, changes: list[tuple[str, str, str]], batch: str, by: str, undoes: str = ""
 ) -> None:
-    """Add changes (name, text before, text after) to the history."""
-    about = {"batch": batch, "by": by, "undoes": undoes, "time": round(time.time(), 3)}
-    lines = [
-        json.dumps({**about, "name": name, "before": old, "after": new}) + "\n"
-        for name, old, new in changes
-    ]
+    """Add changes to the history.
+
+    Args:
+        project: the project.
+        changes: name of the clip, text before, text after.
+        batch: id of the action.
+        by: what made the change.
+        undoes: the batch that it undoes.
+    """
+    action = {"batch": batch, "by": by, "undoes": undoes, "time": round(time.time(), 3)}
+    lines = []
+    for name, before, after in changes:
+        record = {**action, "name": name, "before": before, "after": after}
+        lines.append(json.dumps(record) + "\n")
+
     with (project.folder / HISTORY).open("ab", buffering=0) as file:
         append_whole(file, "".join(lines).encode())
 
 
-def last(project: Project) -> list[dict[str, Any]]:
-    """The newest change that was not undone, with all that belongs to it."""
+def latest_change(project: Project) -> list[dict[str, Any]]:
+    """Return the records of the newest action that was not undone."""
     lines = history(project)
-    gone = {line.get("undoes") for line in lines}
-    batch = next(
-        (one["batch"] for one in lines if not one.get("undoes") and one["batch"] not in gone),
-        None,
-    )
-    return [line for line in lines if line["batch"] == batch]
+    undone_batches = {line.get("undoes") for line in lines}
+    for line in lines:
+        if not line.get("undoes") and line["batch"] not in undone_batches:
+            return [record for record in lines if record["batch"] == line["batch"]]
+    return []
 
 
 def undo(project: Project) -> int:
-    """Take the newest change back, except where a caption has changed since; returns how many captions it had."""
-    names = {row["name"]: row for row in clips.table(project).rows.values() if not row["fixed"]}
-    lines = [line for line in last(project) if line["name"] in names]
+    """Undo the newest action; return how many captions it had.
+
+    A caption that was changed again since then keeps its text.
+    """
+    rows = clips.table(project).rows.values()
+    row_by_name = {row["name"]: row for row in rows if not row["fixed"]}
+    lines = [line for line in latest_change(project) if line["name"] in row_by_name]
     if not lines:
         raise VideotuneError("there is no change of captions to undo")
-    now = [
-        (line, names[line["name"]]["path"], clips.caption_of(names[line["name"]]["clip"]))
-        for line in lines
-    ]
-    texts = {
-        path: line["before"] if text == line["after"] else text for line, path, text in now
-    }
-    return change(project, texts, "undo", lines[0]["batch"])
+
+    text_by_path = {}
+    for line in lines:
+        row = row_by_name[line["name"]]
+        text = clips.caption_of(row["clip"])
+        text_by_path[row["path"]] = line["before"] if text == line["after"] else text
+    return change(project, text_by_path, "undo", undoes=lines[0]["batch"])
 
 
-def planned(project: Project, words: Mapping[str, str], paths: list[str]) -> dict[str, str]:
-    """The captions that a change of all of them would alter: a trigger word in front or taken away, or a text replaced."""
+def planned_changes(
+    project: Project, edit: Mapping[str, str], paths: list[str]
+) -> dict[str, str]:
+    """Return the captions that an edit of all of them would change, with their new text.
+
+    Args:
+        project: the project.
+        edit: the edit. ``how`` is "add" or "remove" (a trigger word) or "replace"; ``word`` is
+            the word; ``to`` its replacement; ``case`` whether upper and lower case differ.
+        paths: paths of the clips.
+    """
     rows = clips.table(project).rows
-    texts = {
-        path: _changed(rows[path]["caption"], words)
-        for path in paths
-        if not rows[path]["fixed"]
-    }
-    return {
-        path: text
-        for path, text in texts.items()
-        if text.strip() and text != rows[path]["caption"]
-    }
+    text_by_path = {}
+    for path in paths:
+        row = rows[path]
+        if row["fixed"]:
+            continue
+        text = _edited(row["caption"], edit)
+        if text.strip() and text != row["caption"]:
+            text_by_path[path] = text
+    return text_by_path
 
 
-def _changed(text: str, words: Mapping[str, str]) -> str:
-    word = words["word"].strip()
+def _edited(text: str, edit: Mapping[str, str]) -> str:
+    trigger = edit["word"].strip()
     lines = text.split("\n")
-    if not word or not text:
+    if not trigger or not text:
         return text
-    if words["how"] == "add":
-        return "\n".join(with_trigger(line, word) for line in lines)
-    if words["how"] == "remove":
-        return "\n".join(
-            re.sub(rf"^{re.escape(word)}(?!\w)[\s,;:]*", "", line, flags=re.IGNORECASE)
-            for line in lines
-        )
-    return re.sub(
-        re.escape(words["word"]),
-        lambda _: words["to"],
-        text,
-        flags=0 if words["case"] else re.IGNORECASE,
-    )
+
+    if edit["how"] == "add":
+        return "\n".join(with_trigger(line, trigger) for line in lines)
+    if edit["how"] == "remove":
+        pattern = re.compile(rf"^{re.escape(trigger)}(?!\w)[\s,;:]*", re.IGNORECASE)
+        return "\n".join(pattern.sub("", line) for line in lines)
+
+    flags = 0 if edit["case"] else re.IGNORECASE
+    return re.sub(re.escape(edit["word"]), lambda _: edit["to"], text, flags=flags)
 
 
-def begin_captioning(project: Project, words: list[str]) -> None:
-    """Start a captioning job, and remember the captions as they were before."""
+def start_captioning(project: Project, arguments: list[str]) -> None:
+    """Start a captioning job and store the captions as they are before it."""
     before = {row["path"]: row["caption"] for row in clips.table(project).rows.values()}
-    write_json(start(project.folder, "caption", words).folder / "before.json", before)
+    job = start(project.folder, "caption", arguments)
+    write_json(job.folder / "before.json", before)
 
 
-def settle(project: Project) -> None:
-    """Finish, once, what jobs have done: written captions go into the history, the film of a cut goes to the bin."""
+def finish_jobs(project: Project) -> None:
+    """Finish ended jobs once: record new captions, and move the film of a cut to the bin."""
     for job in [*all_jobs(project.folder, "caption"), *all_jobs(project.folder, "split")]:
         rows = clips.table(project).rows
-        done = job.folder / "settled"
-        before = job.folder / "before.json"
-        if job.running or done.exists():
+        marker = job.folder / "settled"
+        if job.is_running or marker.exists():
             continue
-        done.touch()
+        marker.touch()
+
         if job.kind == "split" and job.state == "done" and job.about in rows:
             clips.move(project, [job.about], "bin")
-        elif before.is_file():
-            old = read_json(before)
-            new = [
-                (row["name"], old.get(path, ""), row["caption"]) for path, row in rows.items()
-            ]
-            note(
-                project,
-                [one for one in new if one[1] != one[2]],
-                job.folder.name,
-                "auto-caption",
-            )
+        elif (job.folder / "before.json").is_file():
+            _record_captions(project, job)
+
+
+def _record_captions(project: Project, job: QueuedJob) -> None:
+    """Add the captions that a job wrote to the history."""
+    caption_before = read_json(job.folder / "before.json")
+    changes = []
+    for path, row in clips.table(project).rows.items():
+        before = caption_before.get(path, "")
+        if before != row["caption"]:
+            changes.append((row["name"], before, row["caption"]))
+    record_changes(project, changes, job.folder.name, "auto-caption")

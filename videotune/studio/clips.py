@@ -1,4 +1,4 @@
-"""The clips of a project as a table: what lies on the disk, and what the last check said of each."""
+"""The clips of a project as a table: the files on disk, with the results of the last check."""
 
 import os
 import re
@@ -18,31 +18,33 @@ from videotune.data.layouts import read_folder
 from videotune.errors import VideotuneError
 from videotune.queue.jobs import QueuedJob, all_jobs, latest, restart, result
 from videotune.studio import projects, trash
-from videotune.studio.projects import CLIPS, HELD_OUT, Project, any_file, texts
+from videotune.studio.projects import CLIPS, HELD_OUT, Project, has_visible_files, texts
 
-LONG = 20.0
-QUIET = 2.0
-"""Seconds from which on a clip is a long video, to be cut into scenes; seconds without a change before a check begins."""
+LONG_CLIP_SECONDS = 20.0
+"""From this length on, a clip is a long video that should be cut into scenes."""
+
+QUIET_SECONDS = 2.0
+"""Seconds without a change before a check starts."""
+
+TOKENS_PER_WORD = 1.3
+"""Rough number of text-encoder tokens per word of a caption."""
 
 ORDINARY = re.compile(
     r"the crop keeps|upscaled|[\d.]+ of [\d.]+ s are in no window|[\d.]+ fps is far above"
 )
-"""Warnings of a check about which a person need not do anything: they are shown as notes."""
+"""Warnings of a check that need no action of the user; they are shown as notes."""
 
 ClipRow = dict[str, Any]
-UNKNOWN: ClipRow = dict.fromkeys(
-    (
-        "reason",
-        "source_seconds",
-        "source_fps",
-        "source_frames",
-        "width",
-        "shape",
-        "windows",
-        "spans",
-    )
-)
-UNKNOWN |= {
+
+UNKNOWN: ClipRow = {
+    "reason": None,
+    "source_seconds": None,
+    "source_fps": None,
+    "source_frames": None,
+    "width": None,
+    "shape": None,
+    "windows": None,
+    "spans": None,
     "state": "new",
     "why": "not checked yet",
     "warned": [],
@@ -50,156 +52,213 @@ UNKNOWN |= {
     "hints": [],
     "long": False,
     "part": "",
+    "tokens": 0,
+    "changed": 0,
+    "seconds_cut": 0,
 }
-UNKNOWN |= {"tokens": 0, "changed": 0, "seconds_cut": 0}
-"""What stands in a row as long as no check has said it."""
+"""The row of a clip that no check has seen."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """The clips by their paths within the project, as they were when ``folders`` had these times of change.
-
-    ``changed``: when a clip or a caption changed last; ``version`` differs where anything of a clip does.
-    """
+class ClipTable:
+    """The clips of a project at one moment."""
 
     rows: Mapping[str, ClipRow]
+    """By their paths within the project."""
+
     folders: Mapping[Path, int]
+    """When each folder changed last; another time makes the table out of date."""
+
     basis: tuple[Any, ...]
+    """The check and the minute of the table; other values make it out of date."""
+
     changed: float
+    """When a clip or a caption changed last."""
+
     version: str
+    """Differs whenever a row differs."""
 
 
-_tables: dict[Path, Table] = {}
+_tables: dict[Path, ClipTable] = {}
 
 
-def table(project: Project) -> Table:
-    """The clips; read again only where a folder or the last check has changed, and once a minute."""
-    kept = _tables.get(project.folder)
-    last = last_account(project)
-    basis = last and last[0].folder.name, int(time.time() / 60)
-    if (
-        kept is None
-        or kept.basis != basis
-        or kept.folders != {path: _changed(path) for path in kept.folders}
-    ):
-        kept = _tables[project.folder] = _read(project, basis, kept)
-    return kept
+def table(project: Project) -> ClipTable:
+    """Return the clips.
+
+    They are read again only after a folder or the last check has changed, and once a minute.
+    """
+    cached = _tables.get(project.folder)
+    check = latest_check(project)
+    basis = (check and check[0].folder.name, int(time.time() / 60))
+
+    if cached is not None and cached.basis == basis:
+        folders = {path: _changed_ns(path) for path in cached.folders}
+        if folders == cached.folders:
+            return cached
+
+    current = _read_table(project, basis, cached)
+    _tables[project.folder] = current
+    return current
 
 
-def _changed(*paths: Path | None) -> int:
-    """When the newest of some files or folders has changed, in nanoseconds; 0 where none of them is there."""
+def _changed_ns(*paths: Path | None) -> int:
+    """Return the latest time of change, in nanoseconds; 0 if no path exists."""
     times = [0]
     for path in filter(None, paths):
         with suppress(OSError):
-            about = os.stat(path)
-            times.append(
-                about.st_mtime_ns
-                if path.is_dir()
-                else max(about.st_mtime_ns, about.st_ctime_ns)
-            )
+            file_stat = os.stat(path)
+            times.append(file_stat.st_mtime_ns)
+            # A file that was moved here keeps its modification time.
+            if not path.is_dir():
+                times.append(file_stat.st_ctime_ns)
     return max(times)
 
 
-def _read(project: Project, basis: tuple[Any, ...], before: Table | None) -> Table:
-    last = last_account(project)
-    walks = [os.walk(project.folder / part) for part in (CLIPS, HELD_OUT)]
-    places = [
-        project.folder,
-        *(
-            Path(at)
-            for walk in walks
-            for at, *_ in walk
-            if "/." not in at[len(str(project.folder)) :]
-        ),
-    ]
-    folders = {path: _changed(path) for path in places}
-    checked = {row["path"]: row for row in last[1]["clips"]} if last else {}
+def _read_table(
+    project: Project, basis: tuple[Any, ...], previous: ClipTable | None
+) -> ClipTable:
+    check = latest_check(project)
+    # The folders' times are taken first, so a change during the reading is not missed.
+    folders = {path: _changed_ns(path) for path in _folders(project)}
+    rows = _read_rows(project, check)
+    return ClipTable(
+        rows=rows,
+        folders=folders,
+        basis=basis,
+        changed=_last_change(project, rows, folders, previous),
+        version=blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest(),
+    )
+
+
+def _folders(project: Project) -> list[Path]:
+    """Return the project's folder and all visible folders of clips."""
+    folders = [project.folder]
+    for part in (CLIPS, HELD_OUT):
+        for folder, *_ in os.walk(project.folder / part):
+            relative = folder[len(str(project.folder)) :]
+            if "/." not in relative:
+                folders.append(Path(folder))
+    return folders
+
+
+def _read_rows(
+    project: Project, check: tuple[QueuedJob, Mapping[str, Any]] | None
+) -> dict[str, ClipRow]:
+    checked_rows = {}
+    checked_since = 0.0
+    if check is not None:
+        checked_rows = {row["path"]: row for row in check[1]["clips"]}
+        checked_since = check[0].started
+
     rows: dict[str, ClipRow] = {}
-    for part, clip in _files(project):
-        row = _row(
-            project,
-            part,
-            clip,
-            checked.pop(str(clip.path), None),
-            last[0].started if last else 0.0,
-        )
+    for part, clip in _clip_files(project):
+        checked_row = checked_rows.pop(str(clip.path), None)
+        row = _row(project, part, clip, checked_row, checked_since)
         rows[row["path"]] = row
-    for path, about in checked.items():
+
+    # The other rows of the check: datasets outside the project.
+    for path, checked_row in checked_rows.items():
         if not Path(path).is_relative_to(project.folder):
-            rows[path] = _of_account(path, about) | {
-                "path": path,
-                "name": path,
-                "fixed": "it lies elsewhere",
-            }
-    files = {path: row["changed"] for path, row in rows.items()}
-    if before is not None and files == {
-        path: row["changed"] for path, row in before.rows.items()
-    }:
-        newest = before.changed  # a check's cache in a folder of clips is no change of them
+            row = _row_of_check(path, checked_row)
+            rows[path] = row | {"path": path, "name": path, "fixed": "it is in another folder"}
+    return rows
+
+
+def _last_change(
+    project: Project,
+    rows: Mapping[str, ClipRow],
+    folders: Mapping[Path, int],
+    previous: ClipTable | None,
+) -> float:
+    """Return when a clip, a caption or the settings changed last, in seconds."""
+    changed_by_path = {path: row["changed"] for path, row in rows.items()}
+    previous_changed = None
+    if previous is not None:
+        previous_changed = {path: row["changed"] for path, row in previous.rows.items()}
+
+    if previous is not None and changed_by_path == previous_changed:
+        # A check writes its cache into a folder of clips; that is not a change of the clips.
+        clips_changed = previous.changed
     else:
-        newest = max([0, *list(folders.values())[1:], *files.values()]) / 1e9
-    newest = max(
-        newest,
-        _changed(*(project.folder / name for name in ("config.json", projects.BOOK))) / 1e9,
-    )
-    return Table(
-        rows,
-        folders,
-        basis,
-        newest,
-        blake2b(repr(rows).encode(errors="replace"), digest_size=8).hexdigest(),
-    )
+        folder_times = list(folders.values())[1:]  # without the project's own folder
+        clips_changed = max([0, *folder_times, *changed_by_path.values()]) / 1e9
+
+    settings = [project.folder / name for name in ("config.json", projects.PROJECT_FILE)]
+    return max(clips_changed, _changed_ns(*settings) / 1e9)
 
 
-def last_account(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
-    """The newest check that gave an account of the clips, with that; None where there was none yet."""
-    ended = (job for job in all_jobs(project.folder, "check") if not job.running)
-    return next(
-        ((job, account) for job in ended if (account := _account(job)) is not None), None
-    )
+def latest_check(project: Project) -> tuple[QueuedJob, Mapping[str, Any]] | None:
+    """Return the newest ended check that has a result, and the result; None if none."""
+    for job in all_jobs(project.folder, "check"):
+        if not job.is_running:
+            check_result = _check_result(job)
+            if check_result is not None:
+                return job, check_result
+    return None
 
 
 @lru_cache(maxsize=16)
-def _account(job: QueuedJob) -> Mapping[str, Any] | None:
-    """What an ended check printed, which does not change."""
+def _check_result(job: QueuedJob) -> Mapping[str, Any] | None:
+    """Return the JSON that an ended check printed; it does not change any more."""
     value = result(job)
     return value if isinstance(value, dict) and "clips" in value else None
 
 
 def start_check(project: Project) -> bool:
-    """Start a check where something has changed since the last one began, and nothing for a while; whether one is due."""
+    """Start a check if the clips changed since the last one; return whether one is due."""
     changed = table(project).changed
     job = latest(project.folder, "check")
-    due = bool(projects.datasets(project)) and (job is None or changed > job.started)
-    if due and time.time() - changed > QUIET:
-        restart(project.folder, "check", ["check", "--json", *projects.words(project)])
-    return due
+    is_outdated = job is None or changed > job.started
+    is_due = bool(projects.datasets(project)) and is_outdated
+
+    if is_due and time.time() - changed > QUIET_SECONDS:
+        arguments = ["check", "--json", *projects.command_arguments(project)]
+        restart(project.folder, "check", arguments)
+    return is_due
 
 
-def _files(project: Project) -> Iterator[tuple[str, ClipFile]]:
-    """Every clip on the disk with the part of the project that it lies in."""
+def _clip_files(project: Project) -> Iterator[tuple[str, ClipFile]]:
+    """Yield every clip on disk with the part of the project that it is in."""
     for part in (CLIPS, HELD_OUT):
         folder = project.folder / part
-        if folder.is_dir() and any_file(folder):
-            with suppress(VideotuneError):  # it holds texts alone, so far; the check says so
-                yield from ((part, clip) for clip in read_folder(folder)[0])
+        if folder.is_dir() and has_visible_files(folder):
+            with suppress(VideotuneError):  # the folder holds only texts; the check reports it
+                for clip in read_folder(folder)[0]:
+                    yield part, clip
 
 
-def found(rows: Mapping[str, ClipRow], path: str) -> ClipRow:
-    """The clip of that path; VideotuneError where there is none."""
+def find_clip(rows: Mapping[str, ClipRow], path: str) -> ClipRow:
+    """Return the clip of that path; VideotuneError if there is none."""
     if path not in rows:
-        raise VideotuneError(f"{path[:200]} is not there any more")
+        raise VideotuneError(f"{path[:200]} no longer exists")
     return rows[path]
 
 
 def _row(
-    project: Project, part: str, clip: ClipFile, checked: Mapping[str, Any] | None, since: float
+    project: Project,
+    part: str,
+    clip: ClipFile,
+    checked_row: Mapping[str, Any] | None,
+    checked_since: float,
 ) -> ClipRow:
-    changed = _changed(clip.path, clip.caption_file)
+    """Build the row of a clip.
+
+    Args:
+        project: the project.
+        part: folder of the project that the clip is in.
+        clip: the clip.
+        checked_row: its row in the last check, if it has one.
+        checked_since: when that check started.
+    """
+    changed = _changed_ns(clip.path, clip.caption_file)
     caption = caption_of(clip)
-    row = _of_account(str(clip.path), checked) if checked else UNKNOWN
-    if checked and changed / 1e9 > since:
-        row |= {"state": "new", "why": "changed since the last check"}
+    row = dict(UNKNOWN)
+    if checked_row:
+        row = _row_of_check(str(clip.path), checked_row)
+        if changed / 1e9 > checked_since:
+            row |= {"state": "new", "why": "changed since the last check"}
+
+    words_per_variant = [len(line.split()) for line in caption.split("\n")]
     return row | {
         "path": clip.path.relative_to(project.folder).as_posix(),
         "name": clip.path.relative_to(project.folder / part).as_posix(),
@@ -207,103 +266,147 @@ def _row(
         "part": part,
         "caption": caption,
         "changed": changed,
-        "tokens": round(
-            max((len(line.split()) for line in caption.split("\n")), default=0) * 1.3
-        ),
+        "tokens": round(max(words_per_variant, default=0) * TOKENS_PER_WORD),
         "hints": lint_caption(caption, clip.path.stem) if caption else [],
-        "fixed": f"its caption stands in {clip.metadata_row}: change it there"
-        if clip.metadata_row
-        else "",
+        "fixed": _fixed_reason(clip),
     }
+
+
+def _fixed_reason(clip: ClipFile) -> str:
+    """Return why the caption cannot be edited here; empty if it can."""
+    if not clip.metadata_row:
+        return ""
+    return f"its caption is in {clip.metadata_row}: change it there"
 
 
 def caption_of(clip: ClipFile) -> str:
-    """A clip's caption as it is on the disk now, a variant a line."""
+    """Return a clip's caption as it is on disk now, one variant per line."""
     if clip.metadata_row or clip.caption_file is None:
         return "\n".join(clip.metadata_captions or ())
-    return _caption(clip.caption_file, _changed(clip.caption_file))
+    return _read_caption(clip.caption_file, _changed_ns(clip.caption_file))
 
 
 @lru_cache(maxsize=20_000)
-def _caption(path: Path, changed: int) -> str:
-    """A caption's text, a variant a line, as it is since ``changed``."""
+def _read_caption(path: Path, changed: int) -> str:
+    """Return the text of a caption file as of ``changed``, one variant per line."""
     try:
         return "\n".join(read_caption(path))
     except ClipProblem as problem:
-        return (
-            path.read_bytes().decode("latin-1")
-            if problem.reason == "undecodable_caption"
-            else ""
-        )
+        if problem.reason == "undecodable_caption":
+            return path.read_bytes().decode("latin-1")
+        return ""
 
 
-def _of_account(path: str, row: Mapping[str, Any]) -> ClipRow:
-    warned = [line for line in row["warnings"] if not ORDINARY.match(line)]
-    named = texts()["reasons"].get(row["reason"], row["reason"])
+def _row_of_check(path: str, checked_row: Mapping[str, Any]) -> ClipRow:
+    """Return the row of a clip with what a check reported about it."""
+    warnings = checked_row["warnings"]
+    serious_warnings = [line for line in warnings if not ORDINARY.match(line)]
+    ordinary_warnings = [line for line in warnings if line not in serious_warnings]
+    seconds = checked_row["source_seconds"]
+
     return {
         **UNKNOWN,
-        **row,
-        "state": "held out" if row["held_out"] else "used" if row["used"] else "skipped",
-        "why": (f"{named}: {row['detail']}" if row["reason"] else "").replace(
-            str(Path(path).parent) + "/", ""
-        ),
-        "warned": warned,
-        "notes": [*(line for line in row["warnings"] if line not in warned), *row["notes"]],
-        "caption": "\n".join(row["captions"]),
-        "long": row["source_seconds"] is not None and row["source_seconds"] >= LONG,
+        **checked_row,
+        "state": _checked_state(checked_row),
+        "why": _skip_reason(path, checked_row),
+        "warned": serious_warnings,
+        "notes": [*ordinary_warnings, *checked_row["notes"]],
+        "caption": "\n".join(checked_row["captions"]),
+        "long": seconds is not None and seconds >= LONG_CLIP_SECONDS,
     }
 
 
-def select(project: Project, words: Mapping[str, str]) -> list[ClipRow]:
-    """The clips in a state (``state``) whose name or caption holds a text (``q``)."""
-    state = words.get("state", "")
-    text = words.get("q", "").strip().casefold()
-    tests = {"warned": lambda row: row.get("warned"), "without": lambda row: not row["caption"]}
-    test = tests.get(state, lambda row: state in ("", row["state"]))
-    rows = (row for row in table(project).rows.values() if test(row))
+def _checked_state(checked_row: Mapping[str, Any]) -> str:
+    if checked_row["held_out"]:
+        return "held out"
+    return "used" if checked_row["used"] else "skipped"
+
+
+def _skip_reason(path: str, checked_row: Mapping[str, Any]) -> str:
+    reason = checked_row["reason"]
+    if not reason:
+        return ""
+    label = texts()["reasons"].get(reason, reason)
+    return f"{label}: {checked_row['detail']}".replace(f"{Path(path).parent}/", "")
+
+
+def select(project: Project, query: Mapping[str, str]) -> list[ClipRow]:
+    """Return the clips that a filter selects.
+
+    Args:
+        project: the project.
+        query: the filter; ``state`` is a state, ``q`` a text of the name or the caption.
+    """
+    state = query.get("state", "")
+    text = query.get("q", "").strip().casefold()
     return [
         row
-        for row in rows
-        if text in row["name"].casefold() or text in row["caption"].casefold()
+        for row in table(project).rows.values()
+        if _has_state(row, state) and _has_text(row, text)
     ]
 
 
-def move(project: Project, paths: Sequence[str], to: str) -> None:
-    """Move clips with their captions to another part of the project: for training, for validation, or to the bin.
+def _has_state(row: ClipRow, state: str) -> bool:
+    if state == "warned":
+        return bool(row.get("warned"))
+    if state == "without":
+        return not row["caption"]
+    return state in ("", row["state"])
 
-    Raises VideotuneError, and moves nothing, where one is named in a list, or its place is taken.
+
+def _has_text(row: ClipRow, text: str) -> bool:
+    return text in row["name"].casefold() or text in row["caption"].casefold()
+
+
+def move(project: Project, paths: Sequence[str], to: str) -> None:
+    """Move clips with their captions to training, validation, or the bin.
+
+    Args:
+        project: the project.
+        paths: paths of the clips within the project.
+        to: ``CLIPS``, ``HELD_OUT`` or ``trash.BIN``.
+
+    Raises:
+        VideotuneError: if a clip is named in a list, or its target exists; nothing is moved.
     """
-    rows = [found(table(project).rows, path) for path in paths]
-    if listed := [row["name"] for row in rows if row["fixed"]]:
-        raise VideotuneError(
-            f"{listed[0]} is named in a list of clips, or lies elsewhere: take it out there"
-        )
-    files = list(
-        dict.fromkeys(
-            path
-            for row in rows
-            for path in (row["clip"].path, row["clip"].caption_file)
-            if path
-        )
-    )
+    rows = [find_clip(table(project).rows, path) for path in paths]
+    for row in rows:
+        if row["fixed"]:
+            raise VideotuneError(
+                f"{row['name']} is named in a list of clips, or is in another folder: "
+                "remove it there"
+            )
+
+    files = _files_of(rows)
     if to == trash.BIN:
-        trash.throw(
-            project.folder,
-            "clip",
-            rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips",
-            files,
-        )
-        return
-    if to not in (CLIPS, HELD_OUT):
+        title = rows[0]["name"] if len(rows) == 1 else f"{len(rows)} clips"
+        trash.move_to_trash(project.folder, "clip", title, files)
+    elif to in (CLIPS, HELD_OUT):
+        _move_files(project.folder, files, to)
+    else:
         raise VideotuneError(
-            f"clips are moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
+            f"clips can be moved to {CLIPS}, {HELD_OUT} or {trash.BIN}, not to {to[:40]!r}"
         )
-    home = project.folder
-    pairs = [(path, home.joinpath(to, *path.relative_to(home).parts[1:])) for path in files]
-    if there := [target for path, target in pairs if target != path and target.exists()]:
-        raise VideotuneError(
-            f"{there[0].relative_to(home)} is there already: rename one of the two"
-        )
-    for path, target in pairs:
+
+
+def _files_of(rows: Sequence[ClipRow]) -> list[Path]:
+    """Return the clips and captions of some rows, each once."""
+    files: dict[Path, None] = {}
+    for row in rows:
+        files[row["clip"].path] = None
+        if row["clip"].caption_file:
+            files[row["clip"].caption_file] = None
+    return list(files)
+
+
+def _move_files(home: Path, files: Sequence[Path], part: str) -> None:
+    targets = [home.joinpath(part, *file.relative_to(home).parts[1:]) for file in files]
+    for file, target in zip(files, targets, strict=True):
+        if target != file and target.exists():
+            raise VideotuneError(
+                f"{target.relative_to(home)} already exists: rename one of the two files"
+            )
+
+    for file, target in zip(files, targets, strict=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+        os.replace(file, target)

@@ -25,349 +25,399 @@ from videotune.studio import (
 )
 from videotune.studio.projects import CLIPS, inside
 from videotune.studio.web import (
+    CurrentPage,
     FormData,
-    In,
     PageContext,
     PostedForm,
     Regions,
     fragment,
-    html,
-    page,
-    say,
+    page_response,
+    render,
+    reply,
 )
 
 CHUNK = 60
 """Tiles that are sent at once."""
 
+MAX_TILES = 10_000
+"""Tiles that a request may ask for."""
+
 SCENES = "scenes"
-"""The folder of a project in which each film's scenes lie until they are kept or removed."""
+"""Folder of a project that holds the scenes of each film until they are kept or removed."""
 
 KINDS = ("check", "caption", "split", "sheet")
 """Kinds of jobs that this page starts."""
 
+HUB_MODEL = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_DATASET = re.compile(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?")
+
 routes = APIRouter(prefix="/p/{project}")
 
 
-def state(asked: PageContext) -> str:
-    """What the last check counted, what runs, and what a person should do."""
-    project = asked.home
-    captions_edit.settle(project)
-    waiting = clips.start_check(project)
-    last = clips.last_account(project)
-    data: dict[str, Any] = {
-        "waiting": waiting,
-        "check": last and last[0],
-        "account": mapping(last[1]) if last else None,
-    }
-    data |= {
-        "rows": list(clips.table(project).rows.values()),
-        "undo": captions_edit.last(project),
-    }
-    data |= {
-        "running": {kind: jobs.latest(project.folder, kind) for kind in KINDS},
-        "draft": projects.draft(project),
-    }
-    return html("data_state", asked=asked, **data)
+def state(page: PageContext) -> str:
+    """Render the result of the last check, running jobs, and what the user should do."""
+    project = page.current_project
+    captions_edit.finish_jobs(project)
+    is_check_due = clips.start_check(project)
 
+    check = None
+    account = None
+    latest_check = clips.latest_check(project)
+    if latest_check:
+        check = latest_check[0]
+        account = mapping(latest_check[1])
 
-def version(asked: PageContext) -> str:
-    """What tells the page's script to ask for the tiles anew."""
-    return html("data_version", version=clips.table(asked.home).version)
-
-
-def scenes(asked: PageContext) -> str:
-    """The scenes that were cut out of films, each film's apart."""
-    found = [
-        (film, _scenes(film)) for film in sorted((asked.home.folder / SCENES).glob("[!.]*"))
-    ]
-    return html(
-        "data_scenes", asked=asked, films=[(film.name, names) for film, names in found if names]
+    return render(
+        "data_state",
+        context=page,
+        waiting=is_check_due,
+        check=check,
+        account=account,
+        rows=list(clips.table(project).rows.values()),
+        undo=captions_edit.latest_change(project),
+        running={kind: jobs.latest(project.folder, kind) for kind in KINDS},
+        draft=projects.draft(project),
     )
 
 
-def removed(asked: PageContext) -> str:
-    """What was removed from the project."""
-    return html(
-        "bin_items", items=trash.items(asked.home.folder), at=f"/p/{asked.home.name}/data/bin"
-    )
+def version(page: PageContext) -> str:
+    """Render the version of the clips, whose change makes the page reload its tiles."""
+    return render("data_version", version=clips.table(page.current_project).version)
+
+
+def scenes(page: PageContext) -> str:
+    """Render the scenes that were cut out of each film."""
+    films = []
+    for film in sorted((page.current_project.folder / SCENES).glob("[!.]*")):
+        scene_names = _scenes(film)
+        if scene_names:
+            films.append((film.name, scene_names))
+    return render("data_scenes", context=page, films=films)
+
+
+def removed(page: PageContext) -> str:
+    """Render the bin of the project."""
+    project = page.current_project
+    items = trash.list_items(project.folder)
+    return render("bin_items", items=items, at=f"/p/{project.name}/data/bin")
 
 
 REGIONS: Regions = {"state": state, "version": version, "scenes": scenes, "bin": removed}
 
 
 @routes.get("/data")
-def show(asked: In) -> Response:
-    """The page."""
-    return page(asked, "data", header.REGIONS | REGIONS, "Data", **_tiles(asked))
+def show(page: CurrentPage) -> Response:
+    """Show the page."""
+    return page_response(page, "data", header.REGIONS | REGIONS, "Data", **_tiles(page))
 
 
-def _tiles(asked: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
-    rows = clips.select(asked.home, asked.query)
-    more = first + count if first + count < len(rows) else 0
+def _tiles(page: PageContext, first: int = 0, count: int = CHUNK) -> dict[str, Any]:
+    """Return the template variables for ``count`` tiles from number ``first`` on."""
+    rows = clips.select(page.current_project, page.query)
+    end = first + count
     return {
-        "rows": rows[first : first + count],
-        "more": more,
+        "rows": rows[first:end],
+        "more": end if end < len(rows) else 0,
         "found": len(rows),
         "first": first,
     }
 
 
 @routes.get("/data/tiles")
-def tiles(asked: In, first: int = 0, count: int = CHUNK) -> Response:
-    """Tiles of the clips that the filter chooses."""
-    return fragment(html("data_tiles", asked=asked, **_tiles(asked, first, min(count, 10_000))))
+def tiles(page: CurrentPage, first: int = 0, count: int = CHUNK) -> Response:
+    """Send tiles of the clips that the filter selects."""
+    data = _tiles(page, first, min(count, MAX_TILES))
+    return fragment(render("data_tiles", context=page, **data))
 
 
 @routes.get("/data/clip")
-def clip(asked: In, path: str) -> Response:
-    """Everything about a clip, with a large player."""
-    row = clips.found(clips.table(asked.home).rows, path)
-    return fragment(
-        html(
-            "data_clip",
-            asked=asked,
-            row=row,
-            changes=captions_edit.history(asked.home, row["name"]),
-        )
-    )
+def clip(page: CurrentPage, path: str) -> Response:
+    """Send everything about a clip, with a large player."""
+    project = page.current_project
+    row = clips.find_clip(clips.table(project).rows, path)
+    changes = captions_edit.history(project, row["name"])
+    return fragment(render("data_clip", context=page, row=row, changes=changes))
 
 
 @routes.get("/data/sound")
-def sound(asked: In, path: str) -> Response:
-    """The waveform of a clip's sound."""
-    return fragment(
-        html(
-            "data_sound", peaks=media.peaks(_media(asked, path), asked.home.folder / ".studio")
-        )
-    )
+def sound(page: CurrentPage, path: str) -> Response:
+    """Send the waveform of a clip's sound."""
+    peaks = media.peaks(_media_path(page, path), _media_cache(page))
+    return fragment(render("data_sound", peaks=peaks))
 
 
 @routes.get("/poster")
-def poster(asked: In, path: str) -> Response:
-    """A picture of a clip; 404 where nothing of it can be decoded."""
-    if (found := media.poster(_media(asked, path), asked.home.folder / ".studio")) is None:
+def poster(page: CurrentPage, path: str) -> Response:
+    """Send a picture of a clip; HTTP 404 if none can be decoded."""
+    picture = media.poster(_media_path(page, path), _media_cache(page))
+    if picture is None:
         raise HTTPException(404, "no picture of it can be decoded")
     return FileResponse(
-        found, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"}
+        picture, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=86400"}
     )
 
 
-def _media(asked: PageContext, path: str) -> Path:
-    """A clip or a sample of the project; 404 where it is none."""
+def _media_cache(page: PageContext) -> Path:
+    return page.current_project.folder / ".studio"
+
+
+def _media_path(page: PageContext, path: str) -> Path:
+    """Return the path of a clip or a sample of the project; HTTP 404 for other files."""
     try:
-        found = inside(asked.home.folder, path)
+        media_path = inside(page.current_project.folder, path)
     except VideotuneError as error:
         raise HTTPException(404, str(error)) from error
-    if (
-        path.split("/")[0] not in downloads.OPEN
-        or not path.lower().endswith(CLIP_SUFFIXES)
-        or not found.is_file()
-    ):
+
+    is_served = path.split("/")[0] in downloads.SERVED_FOLDERS
+    is_media = path.lower().endswith(CLIP_SUFFIXES)
+    if not is_served or not is_media or not media_path.is_file():
         raise HTTPException(404, "no such clip")
-    return found
+    return media_path
 
 
 @routes.post("/data/caption")
-def caption(asked: In, form: PostedForm) -> Response:
-    """Save a caption; 409 with the caption on the disk where that is not the one that was loaded (``was``)."""
-    row = clips.found(clips.table(asked.home).rows, form["path"])
-    there = clips.caption_of(row["clip"]) if not row["fixed"] else ""
-    if not row["fixed"] and there.split() not in (form["was"].split(), form["text"].split()):
-        return JSONResponse({"text": there}, 409)
-    if there and not form["text"].strip():
-        raise VideotuneError("an empty caption was not saved: write what the clip shows")
-    captions_edit.change(asked.home, {form["path"]: form["text"]}, form["by"] or "edit")
-    return say(saved=form["path"])
+def caption(page: CurrentPage, form: PostedForm) -> Response:
+    """Save a caption.
+
+    HTTP 409 with the caption on disk if that is neither the one the page loaded (``was``)
+    nor the new one.
+    """
+    project = page.current_project
+    row = clips.find_clip(clips.table(project).rows, form["path"])
+
+    if not row["fixed"]:
+        caption_on_disk = clips.caption_of(row["clip"])
+        expected_words = (form["was"].split(), form["text"].split())
+        if caption_on_disk.split() not in expected_words:
+            return JSONResponse({"text": caption_on_disk}, 409)
+        if caption_on_disk and not form["text"].strip():
+            raise VideotuneError("an empty caption was not saved: write what the clip shows")
+
+    captions_edit.change(project, {form["path"]: form["text"]}, form["by"] or "edit")
+    return reply(saved=form["path"])
 
 
-def _chosen(asked: PageContext, form: FormData) -> list[str]:
-    """The clips that were selected, or all that the filter chooses."""
-    return (
-        [row["path"] for row in clips.select(asked.home, form)]
-        if form["all"]
-        else form.all("path")
-    )
+def _selected_paths(page: PageContext, form: FormData) -> list[str]:
+    """Return the selected clips, or all clips of the filter if the form asks for them."""
+    if form["all"]:
+        return [row["path"] for row in clips.select(page.current_project, form)]
+    return form.all("path")
 
 
 @routes.get("/data/captions")
-def preview(asked: In) -> Response:
-    """What a change of all captions would alter."""
-    words = FormData({key: [value] for key, value in asked.query.items()})
-    texts = captions_edit.planned(asked.home, words, _chosen(asked, words))
-    return fragment(html("data_preview", texts=texts, rows=clips.table(asked.home).rows))
+def preview(page: CurrentPage) -> Response:
+    """Show what an edit of all captions would change."""
+    project = page.current_project
+    form = FormData({key: [value] for key, value in page.query.items()})
+    text_by_path = captions_edit.planned_changes(project, form, _selected_paths(page, form))
+    rows = clips.table(project).rows
+    return fragment(render("data_preview", texts=text_by_path, rows=rows))
 
 
 @routes.post("/data/captions")
-def change_captions(asked: In, form: PostedForm) -> Response:
-    """Change all captions that the filter chooses."""
-    texts = captions_edit.planned(asked.home, form, _chosen(asked, form))
-    count = captions_edit.change(
-        asked.home, texts, "replace" if form["how"] == "replace" else "trigger word"
-    )
-    return say(f"{count} captions changed")
+def change_captions(page: CurrentPage, form: PostedForm) -> Response:
+    """Edit all captions of the filter."""
+    project = page.current_project
+    text_by_path = captions_edit.planned_changes(project, form, _selected_paths(page, form))
+    by = "replace" if form["how"] == "replace" else "trigger word"
+    count = captions_edit.change(project, text_by_path, by)
+    return reply(f"{count} captions changed")
 
 
 @routes.post("/data/undo")
-def undo(asked: In) -> Response:
-    """Take the newest change of captions back."""
-    return say(f"{captions_edit.undo(asked.home)} captions restored")
+def undo(page: CurrentPage) -> Response:
+    """Undo the newest change of captions."""
+    count = captions_edit.undo(page.current_project)
+    return reply(f"{count} captions restored")
 
 
 @routes.post("/data/auto-caption")
-def auto_caption(asked: In, form: PostedForm) -> Response:
+def auto_caption(page: CurrentPage, form: PostedForm) -> Response:
     """Let a vision-language model write captions."""
-    asks = {
-        key: form[key].strip()
-        for key in ("model", "endpoint", "purpose", "trigger", "max-words")
-    }
-    if not asks["model"] or not (
-        asked.local or asks["endpoint"] or re.fullmatch(r"[\w.-]+/[\w.-]+", asks["model"])
+    project = page.current_project
+    option_names = ("model", "endpoint", "purpose", "trigger", "max-words")
+    options = {name: form[name].strip() for name in option_names}
+
+    # Only a local user may name a model by a path of this computer.
+    may_name_any_model = page.is_local or options["endpoint"]
+    if not options["model"] or not (
+        may_name_any_model or HUB_MODEL.fullmatch(options["model"])
     ):
         raise VideotuneError(
-            "name the model: of a server, or of the Hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
+            "model: name a model of the server, or of the Hub, such as "
+            "Qwen/Qwen2.5-VL-7B-Instruct"
         )
-    projects.change(asked.home, captioning=asks)
-    words = ["caption", str(asked.home.folder / CLIPS), "--preset", asked.home.preset]
-    words += [f"--{key}={value}" for key, value in asks.items() if value] + [
-        "--overwrite"
-    ] * bool(form["overwrite"])
-    captions_edit.begin_captioning(asked.home, words)
-    return say("Writing captions")
+
+    projects.update(project, captioning=options)
+    arguments = ["caption", str(project.folder / CLIPS), "--preset", project.preset]
+    arguments += [f"--{name}={value}" for name, value in options.items() if value]
+    if form["overwrite"]:
+        arguments.append("--overwrite")
+    captions_edit.start_captioning(project, arguments)
+    return reply("Writing captions")
 
 
 @routes.post("/data/stop")
-def stop(asked: In, kind: str) -> Response:
-    """End a job of this page."""
-    if (
-        kind not in KINDS
-        or (job := jobs.latest(asked.home.folder, kind)) is None
-        or not jobs.stop(job)
-    ):
+def stop(page: CurrentPage, kind: str) -> Response:
+    """Stop a job of this page."""
+    job = jobs.latest(page.current_project.folder, kind) if kind in KINDS else None
+    if job is None or not jobs.stop(job):
         raise VideotuneError("nothing of that kind is running")
-    return say("Stopped")
+    return reply("Stopped")
 
 
 @routes.post("/data/move")
-def move(asked: In, form: PostedForm) -> Response:
-    """Use clips for validation, or for training, or move them to the bin."""
-    paths = _chosen(asked, form)
-    clips.move(asked.home, paths, form["to"])
-    said = {"bin": "moved to the bin", CLIPS: "used for training"}.get(
-        form["to"], "used for validation"
-    )
-    return say(f"{f'{len(paths)} clips' if len(paths) != 1 else Path(paths[0]).name} {said}")
+def move(page: CurrentPage, form: PostedForm) -> Response:
+    """Use clips for validation or for training, or move them to the bin."""
+    paths = _selected_paths(page, form)
+    clips.move(page.current_project, paths, form["to"])
+
+    results = {"bin": "moved to the bin", CLIPS: "used for training"}
+    result = results.get(form["to"], "used for validation")
+    subject = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} clips"
+    return reply(f"{subject} {result}")
 
 
 @routes.post("/data/leave-out")
-def leave_out(asked: In) -> Response:
-    """Train without the clips that have no caption, and without all others that are skipped."""
-    projects.save_draft(asked.home, {**projects.draft(asked.home), "missing_caption": "skip"})
-    projects.change(asked.home, allow_skips=True)
-    return say("Clips without a caption are left out")
+def leave_out(page: CurrentPage) -> Response:
+    """Train without the clips that have no caption and without all other skipped clips."""
+    project = page.current_project
+    projects.save_draft(project, {**projects.draft(project), "missing_caption": "skip"})
+    projects.update(project, allow_skips=True)
+    return reply("Clips without a caption are left out")
 
 
 @routes.post("/data/sheet")
-def sheet(asked: In) -> Response:
-    """Make the contact sheet."""
-    words = [
-        "check",
-        "--json",
-        "--contact-sheet",
-        str(asked.home.folder / "sheet"),
-        *projects.words(asked.home),
-    ]
-    jobs.restart(asked.home.folder, "sheet", words)
-    return say("Making the contact sheet")
+def sheet(page: CurrentPage) -> Response:
+    """Start the job that makes the contact sheet."""
+    project = page.current_project
+    arguments = ["check", "--json", "--contact-sheet", str(project.folder / "sheet")]
+    arguments += projects.command_arguments(project)
+    jobs.restart(project.folder, "sheet", arguments)
+    return reply("Making the contact sheet")
 
 
 @routes.post("/data/upload")
-async def upload(asked: In, name: str, request: Request) -> list[uploads.Taken]:
-    """Take a file from the body of the request; the folders in its name are kept below the clips."""
-    with uploads.incoming(asked.root, name) as path:
+async def upload(page: CurrentPage, name: str, request: Request) -> list[uploads.UploadResult]:
+    """Add a file from the body of the request; the folders in its name are kept."""
+    with uploads.temporary_upload(page.root, name) as path:
         await uploads.receive(request, path)
-        return await run_in_threadpool(uploads.accept, asked.home, [path], name)
+        return await run_in_threadpool(uploads.accept, page.current_project, [path], name)
 
 
 @routes.post("/data/source")
-def source(asked: In, form: PostedForm) -> Response:
-    """Train on another folder of this computer, or a dataset of the Hub, too; or no longer."""
+def source(page: CurrentPage, form: PostedForm) -> Response:
+    """Add or remove a dataset outside the project: a folder, an archive, or a Hub dataset."""
+    project = page.current_project
     path = form["path"].strip()
     kind = form["kind"] or "train"
-    project = asked.home
     rows = [row for row in project.facts.get("sources", ()) if row["path"] != path]
-    if not form["drop"]:
-        place = Path(path).expanduser()
-        if place.is_absolute() or path.startswith((".", "~")):
-            if not asked.local and not place.resolve().is_relative_to(asked.root):
-                raise VideotuneError(
-                    "folders elsewhere on the server can be named only by someone who sits at it"
-                )
-            if not place.exists() or (place.is_file() and type_of_file(place) not in ARCHIVES):
-                raise VideotuneError(
-                    f"there is no folder or archive {path} on the computer that the studio runs on"
-                )
-            path = str(place.resolve())
-        elif not re.fullmatch(r"(hf://datasets/)?[\w.-]+/[\w.-]+(@.+)?", path):
+
+    if form["drop"]:
+        result = "left out; its files stay"
+    else:
+        path = _checked_source(page, path)
+        row = {"path": path}
+        if kind != "train":
+            row["kind"] = kind
+        rows.append(row)
+        result = "used; its files stay where they are"
+
+    projects.update(project, sources=rows)
+    return reply(f"{path} is {result}")
+
+
+def _checked_source(page: PageContext, path: str) -> str:
+    """Return a dataset as the config takes it: an absolute path or the name of a Hub dataset.
+
+    Raises:
+        VideotuneError: if it does not exist, or this user may not name it.
+    """
+    expanded = Path(path).expanduser()
+    is_local_path = expanded.is_absolute() or path.startswith((".", "~"))
+    if not is_local_path:
+        if not HUB_DATASET.fullmatch(path):
             raise VideotuneError(
-                f"{path!r} is neither a whole path (/home/me/clips) nor a dataset (user/name)"
+                f"{path!r} is neither an absolute path (/home/me/clips) "
+                "nor a dataset (user/name)"
             )
-        rows.append({"path": path} | ({} if kind == "train" else {"kind": kind}))
-    projects.change(project, sources=rows)
-    return say(
-        f"{path} is {'left out; its files stay' if form['drop'] else 'used; its files stay where they are'}"
-    )
+        return path
+
+    if not page.is_local and not expanded.resolve().is_relative_to(page.root):
+        raise VideotuneError(
+            "only a user on the server itself can name folders outside the projects"
+        )
+    is_other_file = expanded.is_file() and type_of_file(expanded) not in ARCHIVES
+    if not expanded.exists() or is_other_file:
+        raise VideotuneError(
+            f"there is no folder or archive {path} on the computer that runs the studio"
+        )
+    return str(expanded.resolve())
 
 
 @routes.post("/data/cut")
-def cut(asked: In, form: PostedForm) -> Response:
+def cut(page: CurrentPage, form: PostedForm) -> Response:
     """Cut a film into its scenes; the film stays until that has succeeded."""
-    row = clips.found(clips.table(asked.home).rows, form["path"])
+    project = page.current_project
+    row = clips.find_clip(clips.table(project).rows, form["path"])
     if row["fixed"]:
         raise VideotuneError(
-            f"{row['name']} is named in a list, or lies elsewhere: cut it there"
+            f"{row['name']} is named in a list, or is in another folder: cut it there"
         )
-    out = asked.home.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
-    jobs.start(
-        asked.home.folder,
-        "split",
-        ["dataset", "split", str(row["clip"].path), "--out", str(out)],
-        row["path"],
-    )
-    return say(f"Cutting {row['name']} into scenes")
+
+    out = project.folder / SCENES / re.sub(r"[^\w -]", "_", Path(row["name"]).stem)
+    arguments = ["dataset", "split", str(row["clip"].path), "--out", str(out)]
+    jobs.start(project.folder, "split", arguments, row["path"])
+    return reply(f"Cutting {row['name']} into scenes")
 
 
 def _scenes(film: Path) -> list[str]:
-    found = (
-        (path.name for path in film.iterdir() if path.suffix.lower() in CLIP_SUFFIXES)
-        if film.is_dir()
-        else ()
+    """Return the file names of a film's scenes."""
+    if not film.is_dir():
+        return []
+    return sorted(
+        path.name
+        for path in film.iterdir()
+        if path.suffix.lower() in CLIP_SUFFIXES and not path.name.startswith(".")
     )
-    return sorted(name for name in found if not name.startswith("."))
 
 
 @routes.post("/data/scene")
-def scene(asked: In, form: PostedForm) -> Response:
-    """Keep scenes as clips, or move them to the bin; without a name all of the film."""
-    folder = inside(asked.home.folder / SCENES, form["film"])
-    paths = [
-        inside(folder, name) for name in ([form["name"]] if form["name"] else _scenes(folder))
-    ]
-    files = [one for path in paths for one in (path, path.with_suffix(".txt")) if one.is_file()]
+def scene(page: CurrentPage, form: PostedForm) -> Response:
+    """Keep scenes as clips, or move them to the bin; without a name all scenes of the film."""
+    project = page.current_project
+    film = inside(project.folder / SCENES, form["film"])
+    names = [form["name"]] if form["name"] else _scenes(film)
+
+    files = []
+    for name in names:
+        path = inside(film, name)
+        files += [file for file in (path, path.with_suffix(".txt")) if file.is_file()]
+
     if not form["keep"]:
-        trash.throw(
-            asked.home.folder, "scene", form["name"] or f"Scenes of {folder.name}", files
-        )
-        return say("In the bin")
-    targets = [asked.home.folder / CLIPS / path.name for path in files]
-    if there := [target.name for target in targets if target.exists()]:
-        raise VideotuneError(f"{there[0]} is among the clips already: rename one of the two")
-    for path, target in zip(files, targets, strict=True):
-        path.rename(target)
-    return say(f"{len(paths)} kept" if len(paths) > 1 else "Kept")
+        title = form["name"] or f"Scenes of {film.name}"
+        trash.move_to_trash(project.folder, "scene", title, files)
+        return reply("In the bin")
+
+    targets = [project.folder / CLIPS / file.name for file in files]
+    for target in targets:
+        if target.exists():
+            raise VideotuneError(
+                f"the clips already include {target.name}: rename one of the two files"
+            )
+    for file, target in zip(files, targets, strict=True):
+        file.rename(target)
+    return reply(f"{len(names)} kept" if len(names) > 1 else "Kept")
 
 
 @routes.post("/data/bin/{act}")
-def from_bin(asked: In, act: Literal["restore", "destroy"], form: PostedForm) -> Response:
-    """Bring back what was removed, or delete it for good."""
-    (trash.restore if act == "restore" else trash.destroy)(asked.home.folder, form["id"])
-    return say("Restored" if act == "restore" else "Deleted")
+def from_bin(
+    page: CurrentPage, act: Literal["restore", "destroy"], form: PostedForm
+) -> Response:
+    """Restore a removed item, or delete it for good."""
+    home = page.current_project.folder
+    if act == "restore":
+        trash.restore(home, form["id"])
+        return reply("Restored")
+    trash.delete(home, form["id"])
+    return reply("Deleted")

@@ -1,4 +1,4 @@
-"""Files of a project that a browser may have, and folders as one file, made while it is sent."""
+"""Downloads: files of a project, and folders as a zip that is built while it is sent."""
 
 import io
 import mimetypes
@@ -12,108 +12,134 @@ from fastapi.responses import FileResponse, StreamingResponse
 
 from videotune.errors import VideotuneError
 from videotune.studio.projects import CLIPS, HELD_OUT, Project, inside
-from videotune.studio.web import In
+from videotune.studio.web import CurrentPage
 
-PIECE = 1 << 20
-"""Bytes that are read at a time."""
+CHUNK_BYTES = 1 << 20
 
-OPEN = (CLIPS, HELD_OUT, "scenes", "sheet", "runs", "tries")
-"""Folders of a project whose files are given out."""
+SERVED_FOLDERS = (CLIPS, HELD_OUT, "scenes", "sheet", "runs", "tries")
+"""Folders of a project whose files may be requested."""
 
-SHOWN = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp")
-GIVEN = (*SHOWN, ".html", ".safetensors", ".json", ".jsonl", ".md", ".zip", ".mkv", ".avi")
-SANDBOX = {
+INLINE_SUFFIXES = (".mp4", ".webm", ".mov", ".m4v", ".jpg", ".jpeg", ".png", ".gif", ".webp")
+"""Suffixes that a browser shows by itself."""
+
+SERVED_SUFFIXES = (
+    *INLINE_SUFFIXES,
+    ".html",
+    ".safetensors",
+    ".json",
+    ".jsonl",
+    ".md",
+    ".zip",
+    ".mkv",
+    ".avi",
+)
+
+SANDBOX_HEADERS = {
     "Content-Security-Policy": "sandbox allow-same-origin; default-src 'none'; "
     "img-src 'self' data:; media-src 'self' data:; style-src 'unsafe-inline'"
 }
-"""A page that a command has written shows its pictures, and runs no script."""
+"""A page that a command has written may show its pictures, but runs no script."""
 
 routes = APIRouter(prefix="/p/{project}")
 
 
-@routes.get(
-    "/file/{path:path}"
-)  # pages that a command has written name their pictures relative to themselves
+# The form with the path in the address serves pages whose pictures have relative names.
+@routes.get("/file/{path:path}")
 @routes.get("/file")
-def file(asked: In, path: str) -> Response:
-    """A file of the project: shown where a browser can show it, else downloaded."""
-    found = _path(asked.home, path)
-    suffix = found.suffix.lower()
-    if path.split("/")[0] not in OPEN or suffix not in GIVEN or not found.is_file():
+def file(page: CurrentPage, path: str) -> Response:
+    """Send a file of the project, inline if a browser can show it, else as a download."""
+    target = _path(page.current_project, path)
+    suffix = target.suffix.lower()
+    is_served = path.split("/")[0] in SERVED_FOLDERS and suffix in SERVED_SUFFIXES
+    if not is_served or not target.is_file():
         raise HTTPException(404, "no such file")
-    kind = mimetypes.guess_type(found.name)[0] or "application/octet-stream"
-    if suffix in (*SHOWN, ".html"):
-        held = SANDBOX if suffix == ".html" else {}
+
+    media_type = mimetypes.guess_type(target.name)[0] or "application/octet-stream"
+    if suffix not in (*INLINE_SUFFIXES, ".html"):
         return FileResponse(
-            found, media_type=kind, headers={"Cache-Control": "private, no-cache", **held}
+            target, media_type=media_type, filename=target.name, headers=SANDBOX_HEADERS
         )
-    return FileResponse(found, media_type=kind, filename=found.name, headers=SANDBOX)
+
+    headers = {"Cache-Control": "private, no-cache"}
+    if suffix == ".html":
+        headers |= SANDBOX_HEADERS
+    return FileResponse(target, media_type=media_type, headers=headers)
 
 
 @routes.get("/folder")
-def folder(asked: In, path: str) -> Response:
-    """A folder that a run has written, a model or a checkpoint, as one zip."""
-    found = _path(asked.home, path)
-    parts = found.relative_to(asked.home.folder).parts
-    if not (
-        found.is_dir()
-        and len(parts) == 4
-        and parts[0] == "runs"
-        and parts[2] in ("export", "checkpoints")
-    ):
+def folder(page: CurrentPage, path: str) -> Response:
+    """Send a model or a checkpoint that a run has written, as one zip."""
+    target = _path(page.current_project, path)
+    parts = target.relative_to(page.current_project.folder).parts
+    is_run_output = (
+        len(parts) == 4 and parts[0] == "runs" and parts[2] in ("export", "checkpoints")
+    )
+    if not is_run_output or not target.is_dir():
         raise HTTPException(404, "no such folder")
-    return send_zip(found, found.name)
+    return send_zip(target, target.name)
 
 
 def send_zip(
     folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True
 ) -> Response:
-    """A folder's files below ``name`` as a download; ``keep`` chooses among them."""
-    headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"}
+    """Send a folder as a zip.
+
+    Args:
+        folder: the folder.
+        name: name of the zip and of the folder inside it.
+        keep: chooses the files, by their paths relative to the folder.
+    """
     return StreamingResponse(
-        zipped(folder, name, keep), media_type="application/zip", headers=headers
+        stream_zip(folder, name, keep),
+        media_type="application/zip",
+        headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}.zip"},
     )
 
 
-def zipped(
+def stream_zip(
     folder: Path, name: str, keep: Callable[[Path], bool] = lambda path: True
 ) -> Iterator[bytes]:
-    """A zip archive in pieces; weights and videos do not shrink, so nothing is compressed."""
-    sink = _Sink()
-    with ZipFile(sink, "w", ZIP_STORED) as archive:
+    """Yield a zip in chunks, uncompressed, since weights and videos do not shrink."""
+    buffer = _DrainableBuffer()
+    with ZipFile(buffer, "w", ZIP_STORED) as archive:
         for path in sorted(folder.rglob("*")):
-            if not path.is_file() or path.is_symlink() or not keep(path.relative_to(folder)):
+            relative = path.relative_to(folder)
+            if not path.is_file() or path.is_symlink() or not keep(relative):
                 continue
-            info = ZipInfo.from_file(path, f"{name}/{path.relative_to(folder).as_posix()}")
+
+            info = ZipInfo.from_file(path, f"{name}/{relative.as_posix()}")
             with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as entry:
-                while piece := source.read(PIECE):
-                    entry.write(piece)
-                    yield sink.taken()
-    yield sink.taken()
+                while chunk := source.read(CHUNK_BYTES):
+                    entry.write(chunk)
+                    yield buffer.drain()
+
+    # The directory at the end of the archive.
+    yield buffer.drain()
 
 
 def _path(project: Project, relative: str) -> Path:
-    """A path within a project; 404 where it is none."""
+    """Return a path inside the project; HTTP 404 if it leads outside."""
     try:
         return inside(project.folder, relative)
     except VideotuneError as error:
         raise HTTPException(404, str(error)) from error
 
 
-class _Sink(io.RawIOBase):
-    """A file that can only be written to, and that hands on what was written."""
+class _DrainableBuffer(io.RawIOBase):
+    """A write-only file whose content is taken out while it is written."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._chunks: list[bytes] = []
 
     def writable(self) -> bool:
         return True
 
-    def write(self, part: bytes) -> int:  # type: ignore[override]
-        self._parts.append(bytes(part))
-        return len(part)
+    def write(self, chunk: bytes) -> int:  # type: ignore[override]
+        self._chunks.append(bytes(chunk))
+        return len(chunk)
 
-    def taken(self) -> bytes:
-        parts = b"".join(self._parts)
-        self._parts = []
-        return parts
+    def drain(self) -> bytes:
+        """Return what was written since the last call."""
+        content = b"".join(self._chunks)
+        self._chunks = []
+        return content

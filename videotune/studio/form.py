@@ -1,4 +1,4 @@
-"""The form of settings, made from the config's schema: each key with its help, its bounds and its default."""
+"""The settings form, built from the config schema: help, bounds and default of each key."""
 
 import json
 from collections.abc import Mapping
@@ -14,28 +14,44 @@ from videotune.config.schema import leaves
 from videotune.data.buckets import parse_size
 from videotune.data.captions import split_variants
 from videotune.errors import VideotuneError
-from videotune.studio.projects import ELSEWHERE
+from videotune.studio.projects import MANAGED_KEYS
 
 WidgetKind = Literal["choice", "switch", "whole", "number", "text", "json"]
+
+WIDGET_KINDS: dict[Any, WidgetKind] = {
+    bool: "switch",
+    int: "whole",
+    float: "number",
+    str: "text",
+}
+"""The control of each plain type; all other types are typed in as JSON."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A key as a form shows it.
-
-    ``kind`` says the control; ``choices`` are those of a choice; ``low`` is the smallest value as an HTML input takes it,
-    ``high`` the largest; ``default`` what holds where the field is empty, in words.
-    """
+    """A config key as the form shows it."""
 
     key: str
     section: str
+
     kind: WidgetKind
+    """The control to show."""
+
     choices: tuple[str, ...]
+    """The options of a choice."""
+
     low: float | None
+    """The smallest value, as an HTML input takes it."""
+
     high: float | None
+    """The largest value."""
+
     help: str
     values: str
+
     default: str
+    """Describes the value that applies while the field is empty."""
+
     unit: str
     guide: str
 
@@ -47,65 +63,80 @@ class Field:
 
 @cache
 def fields() -> list[Field]:
-    """Every key that a person may set, in the schema's order."""
-    known = leaves().items()
+    """Return every key that the user may set, in the order of the schema."""
     return [
-        _field(key, one)
-        for key, one in known
-        if not key.startswith("datasets.") and key not in ELSEWHERE
+        _field(key, schema_field)
+        for key, schema_field in leaves().items()
+        if not key.startswith("datasets.") and key not in MANAGED_KEYS
     ]
 
 
-def _field(key: str, field: Any) -> Field:
-    kind, choices = _kind(field.annotation)
-    names = ("ge", "gt", "le", "lt")
-    items = _metadata(field)
-    bounds = {
-        name: getattr(item, name) for item in items for name in names if hasattr(item, name)
-    }
-    units, reasons, guide = (advice()[name] for name in ("units", "reasons", "guide"))
-    advised, ours = guide.get(key, ("", ""))
-    why = f": {reasons[key]}" if key in reasons else ""
+def _field(key: str, schema_field: Any) -> Field:
+    kind, choices = _widget(schema_field.annotation)
+    bounds = _bounds(schema_field)
+
+    texts = advice()
+    general_advice, own_advice = texts["guide"].get(key, ("", ""))
+    default_text = default(schema_field).strip("`")
+    if key in texts["reasons"]:
+        default_text += f": {texts['reasons'][key]}"
+
     return Field(
-        key,
-        key.rpartition(".")[0],
-        kind,
-        choices,
-        bounds.get("ge", bounds.get("gt")),
-        bounds.get("le", bounds.get("lt")),
-        str(field.description),
-        values(field).replace("`", ""),
-        default(field).strip("`") + why,
-        units.get(key, ""),
-        f"{advised} {ours}".strip(),
+        key=key,
+        section=key.rpartition(".")[0],
+        kind=kind,
+        choices=choices,
+        low=bounds.get("ge", bounds.get("gt")),
+        high=bounds.get("le", bounds.get("lt")),
+        help=str(schema_field.description),
+        values=values(schema_field).replace("`", ""),
+        default=default_text,
+        unit=texts["units"].get(key, ""),
+        guide=f"{general_advice} {own_advice}".strip(),
     )
 
 
-def _metadata(field: Any) -> list[Any]:
-    own = list(field.metadata)
-    for inner in (field.annotation, *get_args(field.annotation)):
-        if get_origin(inner) is Annotated:
-            own += get_args(inner)[1:]
-    return [part for item in own for part in getattr(item, "metadata", [item])]
+def _bounds(schema_field: Any) -> dict[str, float]:
+    """Return the bounds of a field by the names that pydantic gives them: ge, gt, le, lt."""
+    bounds = {}
+    for item in _metadata(schema_field):
+        for name in ("ge", "gt", "le", "lt"):
+            if hasattr(item, name):
+                bounds[name] = getattr(item, name)
+    return bounds
 
 
-def _kind(annotation: Any) -> tuple[WidgetKind, tuple[str, ...]]:
-    """The control for a value of this type."""
+def _metadata(schema_field: Any) -> list[Any]:
+    """Return the annotations of a field and of the types inside it."""
+    annotations = list(schema_field.metadata)
+    for inner_type in (schema_field.annotation, *get_args(schema_field.annotation)):
+        if get_origin(inner_type) is Annotated:
+            annotations += get_args(inner_type)[1:]
+
+    items: list[Any] = []
+    for annotation in annotations:
+        items += getattr(annotation, "metadata", [annotation])
+    return items
+
+
+def _widget(annotation: Any) -> tuple[WidgetKind, tuple[str, ...]]:
+    """Return the control for a value of this type, and its options."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
+
     if get_origin(annotation) in (Union, UnionType):
-        inner = [one for one in get_args(annotation) if one is not type(None)]
-        return _kind(inner[0]) if len(inner) == 1 else ("json", ())
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _widget(members[0]) if len(members) == 1 else ("json", ())
     if get_origin(annotation) is Literal:
         return "choice", tuple(str(value) for value in get_args(annotation))
-    plain: dict[Any, WidgetKind] = {bool: "switch", int: "whole", float: "number", str: "text"}
-    return plain.get(annotation, "json"), ()
+    return WIDGET_KINDS.get(annotation, "json"), ()
 
 
-def typed(field: Field, text: str) -> Any:
-    """What was typed as the value that it means; None where the field was emptied, so that the default holds.
+def parse_value(field: Field, text: str) -> Any:
+    """Return the value that a typed text means; None if the field was emptied.
 
-    Raises VideotuneError where it cannot be read.
+    Raises:
+        VideotuneError: if the text is not a value of the field's kind.
     """
     text = text.strip()
     if not text:
@@ -113,62 +144,85 @@ def typed(field: Field, text: str) -> Any:
     if field.kind in ("choice", "text"):
         return text
     if field.kind == "switch":
-        if text not in ("true", "false"):
-            raise VideotuneError(f"{field.label}: true or false, not {text!r}")
-        return text == "true"
+        return _parse_switch(field, text)
     if field.kind in ("whole", "number"):
-        try:
-            return int(text) if field.kind == "whole" else float(text.replace(",", "."))
-        except ValueError as error:
-            what = "a whole number" if field.kind == "whole" else "a number"
-            raise VideotuneError(
-                f"{field.label}: {text!r} is not {what} ({field.values})"
-            ) from error
-    return _loose(field, text)
+        return _parse_number(field, text)
+    return _parse_json_or_text(field, text)
 
 
-def _loose(field: Field, text: str) -> Any:
-    """A value of several kinds: JSON where it reads as JSON; of several lines a list; else text."""
+def _parse_switch(field: Field, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise VideotuneError(f"{field.label}: true or false, not {text!r}")
+    return text == "true"
+
+
+def _parse_number(field: Field, text: str) -> int | float:
+    try:
+        return int(text) if field.kind == "whole" else float(text.replace(",", "."))
+    except ValueError as error:
+        expected = "a whole number" if field.kind == "whole" else "a number"
+        raise VideotuneError(
+            f"{field.label}: {text!r} is not {expected} ({field.values})"
+        ) from error
+
+
+def _parse_json_or_text(field: Field, text: str) -> Any:
+    """Return the JSON value of a text; a text of more than one line is a list of its lines."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         lines = split_variants(text)
-        return list(lines) if len(lines) > 1 or field.key == "samples" else text
+        is_list = len(lines) > 1 or field.key == "samples"
+        return list(lines) if is_list else text
 
 
-def shown(value: Any) -> str:
-    """A value as its field shows it; the opposite of ``typed``."""
+def format_value(value: Any) -> str:
+    """Return a value as its field shows it; the inverse of ``parse_value``."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return "\n".join(value)
     return json.dumps(value)
 
 
-def put(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, Any]:
-    """The person's own keys with one of them as typed; emptied, it is taken out and the preset's holds.
+def set_key(keys: Mapping[str, Any], key: str, text: str, preset: str) -> dict[str, Any]:
+    """Return the user's keys with one of them set as typed.
 
-    Raises VideotuneError in words of the schema where the value is out of its bounds.
+    Args:
+        keys: the keys that the user has set so far.
+        key: dotted name of the key to set.
+        text: the typed text; empty removes the key, so the preset's value applies.
+        preset: name of the preset below the keys.
+
+    Raises:
+        VideotuneError: if the value is out of its bounds.
     """
-    known = {one.key: one for one in fields()}
-    if key not in known:
+    field_by_key = {field.key: field for field in fields()}
+    if key not in field_by_key:
         raise VideotuneError(f"{key!r} is not a setting of this form")
-    value = typed(known[key], text)
-    flat = {name: old for name, old in flatten(keys).items() if name != key}
+
+    value = parse_value(field_by_key[key], text)
+    flat_keys = flatten(keys)
+    flat_keys.pop(key, None)
     if value is not None:
-        flat[key] = value
-        for one in (
-            (value if isinstance(value, list) else [value]) if key == "resolution" else ()
-        ):
-            parse_size(one)
-    nested = unflatten(flat)
-    check_keys(nested, "the form")
-    parse(merge(read_preset(preset), nested))
-    return nested
+        flat_keys[key] = value
+        if key == "resolution":
+            _check_sizes(value)
+
+    nested_keys = unflatten(flat_keys)
+    check_keys(nested_keys, "the form")
+    parse(merge(read_preset(preset), nested_keys))
+    return nested_keys
 
 
-def standing(preset: str) -> dict[str, Any]:
-    """What holds where the person says nothing: the preset's keys over the schema's defaults, by dotted name."""
+def _check_sizes(value: Any) -> None:
+    sizes = value if isinstance(value, list) else [value]
+    for size in sizes:
+        parse_size(size)
+
+
+def inherited_values(preset: str) -> dict[str, Any]:
+    """Return the values of a preset over the schema's defaults, by dotted name."""
     return flatten(parse(read_preset(preset)).model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""The NVIDIA cards of this computer, as their driver reports them."""
+"""The NVIDIA GPUs of this computer, as their driver reports them."""
 
 import time
 from contextlib import suppress
@@ -8,64 +8,90 @@ from typing import Any
 
 import pynvml
 
-EVERY = 1.0
-"""Seconds between two readings, for all pages together."""
-
-_lock = Lock()
-_last: tuple[float, list["Gpu"]] = (-EVERY, [])
+READ_INTERVAL = 1.0
+"""Seconds between two readings, shared by all pages."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card: memory in bytes, use in percent, temperature in °C, power in W; None where the driver does not say."""
+    """A GPU; None for readings that its driver does not give."""
 
     index: int
     name: str
-    used: int
-    total: int
-    use: int | None
+
+    memory_used: int
+    """In bytes."""
+
+    memory_total: int
+    """In bytes."""
+
+    utilization: int | None
+    """In percent."""
+
     celsius: int | None
     watts: float | None
 
     @property
     def gb(self) -> float:
         """Its memory in GB (10^9 bytes)."""
-        return round(self.total / 1e9, 1)
+        return round(self.memory_total / 1e9, 1)
 
 
-def cards() -> list[Gpu]:
-    """The cards as they were at most a second ago; none without a driver."""
-    global _last
-    with _lock:
-        if time.monotonic() - _last[0] >= EVERY:
-            _last = time.monotonic(), _read()
-        return _last[1]
+class GpuReader:
+    """Reads the GPUs at most once per interval, for all pages together."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._read_at = -READ_INTERVAL
+        self._gpus: list[Gpu] = []
+
+    def gpus(self) -> list[Gpu]:
+        """Return the GPUs as of at most one interval ago."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._read_at >= READ_INTERVAL:
+                self._read_at = now
+                self._gpus = _read()
+            return self._gpus
+
+
+_reader = GpuReader()
+
+
+def list_gpus() -> list[Gpu]:
+    """Return the GPUs as of at most a second ago; an empty list if there is no driver."""
+    return _reader.gpus()
 
 
 def _read() -> list[Gpu]:
     try:
         pynvml.nvmlInit()
         return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except (pynvml.NVMLError, OSError):  # no driver, or one that lost its card
+    except (pynvml.NVMLError, OSError):  # no driver, or it lost its GPU
         return []
 
 
 def _gpu(index: int) -> Gpu:
-    card = pynvml.nvmlDeviceGetHandleByIndex(index)
-    name = pynvml.nvmlDeviceGetName(card)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(card)
-    use = _asked("UtilizationRates", card)
-    heat = _asked("Temperature", card, pynvml.NVML_TEMPERATURE_GPU)
-    power = _asked("PowerUsage", card)
-    name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-    watts = None if power is None else power / 1000
+    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    name = pynvml.nvmlDeviceGetName(device)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+    utilization = _reading("UtilizationRates", device)
+    temperature = _reading("Temperature", device, pynvml.NVML_TEMPERATURE_GPU)
+    milliwatts = _reading("PowerUsage", device)
+
     return Gpu(
-        index, name, int(memory.used), int(memory.total), use and int(use.gpu), heat, watts
+        index=index,
+        name=name.decode(errors="replace") if isinstance(name, bytes) else str(name),
+        memory_used=int(memory.used),
+        memory_total=int(memory.total),
+        utilization=utilization and int(utilization.gpu),
+        celsius=temperature,
+        watts=None if milliwatts is None else milliwatts / 1000,
     )
 
 
-def _asked(what: str, *given: Any) -> Any:
-    """A reading that not every card gives."""
+def _reading(quantity: str, *arguments: Any) -> Any:
+    """Return a reading that not every GPU supports, or None."""
     with suppress(pynvml.NVMLError):
-        return getattr(pynvml, f"nvmlDeviceGet{what}")(*given)
+        return getattr(pynvml, f"nvmlDeviceGet{quantity}")(*arguments)
     return None

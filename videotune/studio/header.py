@@ -1,48 +1,58 @@
-"""The bar at the top of every page: what runs in any project, how far it is, and the time left."""
+"""The bar at the top of every page: what runs in any project, its progress and time left."""
 
 from pathlib import Path
 from typing import Any
 
 from videotune.queue import entries as queued
 from videotune.queue.jobs import all_jobs
-from videotune.studio.projects import named, projects
+from videotune.studio.projects import find_project, list_projects
 from videotune.studio.status import progress, read_live
-from videotune.studio.web import PageContext, Regions, html
+from videotune.studio.web import PageContext, Regions, render
 from videotune.text import duration
 
-QUEUE = ".queue"
-"""The folder of the queue, below that of the projects; hidden, so it is no project."""
+QUEUE_FOLDER = ".queue"
+"""Folder of the queue below the projects' folder; hidden, so it is not taken for a project."""
 
 
-def running(root: Path, name: str = "") -> list[dict[str, Any]]:
-    """What runs in all projects, or in one: the entries of the queue first, then the projects' own jobs."""
-    found = [
-        _of_queue(one)
-        for one in queued.entries(root / QUEUE)
-        if one.job is not None and one.job.running
-    ]
-    for project in projects(root) if not name else [named(root, name)]:
-        found += [
-            _row(job.kind, project.name, job.about)
-            for job in all_jobs(project.folder)
-            if job.running
-        ]
-    return [row for row in found if name in ("", row["project"])]
+def running_work(root: Path, name: str = "") -> list[dict[str, Any]]:
+    """Return what runs: the entries of the queue, then the jobs of the projects.
+
+    Args:
+        root: folder of the projects.
+        name: only of this project; empty for all.
+    """
+    rows = []
+    for entry in queued.entries(root / QUEUE_FOLDER):
+        if entry.job is not None and entry.job.is_running:
+            rows.append(_entry_row(entry))
+
+    projects = [find_project(root, name)] if name else list_projects(root)
+    for project in projects:
+        for job in all_jobs(project.folder):
+            if job.is_running:
+                rows.append(_row(job.kind, project.name, job.about))
+
+    return [row for row in rows if name in ("", row["project"])]
 
 
-def _of_queue(entry: queued.QueueEntry) -> dict[str, Any]:
-    row = _row(entry.kind, entry.run.parent.parent.name, entry.run.name)
+def _entry_row(entry: queued.QueueEntry) -> dict[str, Any]:
+    project_name = entry.run.parent.parent.name
+    row = _row(entry.kind, project_name, entry.run.name)
+    row["paused"] = entry.state == "paused"
+
     if entry.kind == "train":
-        far = progress(read_live(entry.run))
-        row["share"] = far.done / far.total if far.total and far.done else None
-        row["left"] = duration(far.left) if far.left is not None else ""
-    return row | {"paused": entry.state == "paused"}
+        run_progress = progress(read_live(entry.run))
+        if run_progress.total and run_progress.done:
+            row["share"] = run_progress.done / run_progress.total
+        if run_progress.left is not None:
+            row["left"] = duration(run_progress.left)
+    return row
 
 
-def _row(kind: str, project: str, about: str) -> dict[str, Any]:
+def _row(kind: str, project_name: str, about: str) -> dict[str, Any]:
     return {
         "kind": kind,
-        "project": project,
+        "project": project_name,
         "about": about,
         "share": None,
         "left": "",
@@ -50,12 +60,11 @@ def _row(kind: str, project: str, about: str) -> dict[str, Any]:
     }
 
 
-def status(asked: PageContext) -> str:
-    """What runs now, the open project's first."""
-    own = asked.project.name if asked.project else None
-    return html(
-        "status", rows=sorted(running(asked.root), key=lambda row: row["project"] != own)
-    )
+def status(page: PageContext) -> str:
+    """Render what runs now, the open project's work first."""
+    open_name = page.project.name if page.project else None
+    rows = running_work(page.root)
+    return render("status", rows=sorted(rows, key=lambda row: row["project"] != open_name))
 
 
 REGIONS: Regions = {"status": status}

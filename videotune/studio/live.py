@@ -1,4 +1,4 @@
-"""Live pages: one stream of server-sent events a page, which carries the regions that have changed."""
+"""Live pages: one stream of server-sent events per page, with the regions that have changed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -10,14 +10,14 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
 from videotune.errors import VideotuneError
-from videotune.studio.web import Regions, asked, made, tag
+from videotune.studio.web import Regions, content_tag, page_context, render_region
 
-EVERY = 1.0
-"""Seconds between two looks at what a page shows, while nobody changes anything."""
+POLL_INTERVAL = 1.0
+"""Seconds between two renderings of an open page while no request changes anything."""
 
 
 def router(pages: Mapping[str, Regions]) -> APIRouter:
-    """The stream of every page; ``tags`` in its address say what the page shows already."""
+    """Build the stream route of all pages; its ``tags`` parameter lists what a page shows."""
     routes = APIRouter()
 
     def regions_of(page: str) -> Regions:
@@ -29,22 +29,30 @@ def router(pages: Mapping[str, Regions]) -> APIRouter:
     async def live(
         request: Request, regions: Annotated[Regions, Depends(regions_of)], tags: str = ""
     ) -> AsyncIterator[ServerSentEvent]:
-        shown = dict(each.split(":", 1) for each in tags.split(",") if ":" in each)
+        tag_by_region = _parse_tags(tags)
+
         while not request.app.state.is_ending():
-            ticket = request.app.state.changes.ticket()
+            next_change = request.app.state.changes.next_change()
             try:
-                now = await run_in_threadpool(asked, request)
+                context = await run_in_threadpool(page_context, request)
             except VideotuneError as error:
                 yield ServerSentEvent(event="gone", data=str(error))
                 return
-            for name in [one for one in regions if one in shown]:
-                text = await run_in_threadpool(made, regions, name, now)
-                if shown[name] != (new := tag(text)):
-                    shown[name] = new
-                    yield ServerSentEvent(
-                        event="region", data={"id": f"r-{name}", "html": text, "tag": new}
-                    )
+
+            for name in [name for name in regions if name in tag_by_region]:
+                text = await run_in_threadpool(render_region, regions, name, context)
+                tag = content_tag(text)
+                if tag != tag_by_region[name]:
+                    tag_by_region[name] = tag
+                    data = {"id": f"r-{name}", "html": text, "tag": tag}
+                    yield ServerSentEvent(event="region", data=data)
+
             with suppress(TimeoutError):
-                await asyncio.wait_for(ticket.wait(), EVERY)
+                await asyncio.wait_for(next_change.wait(), POLL_INTERVAL)
 
     return routes
+
+
+def _parse_tags(tags: str) -> dict[str, str]:
+    """Return the tag of each region that a page shows, from ``name:tag,name:tag``."""
+    return dict(pair.split(":", 1) for pair in tags.split(",") if ":" in pair)

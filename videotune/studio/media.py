@@ -1,4 +1,4 @@
-"""Pictures of clips and the loudness of their sound, made on the first request and kept in the project."""
+"""Posters and waveforms of clips, computed on the first request and cached in the project."""
 
 import json
 import os
@@ -18,50 +18,65 @@ from videotune.data.probe import OPEN_OPTIONS, limit_pixels, video_stream
 from videotune.files import write_bytes
 from videotune.lazy import av
 
-WIDTH = 320
-BINS = 600
-LONGEST = 900.0
-"""Pixels of a poster's longer side; values of a waveform at most; seconds of sound that are read at most."""
+POSTER_SIZE = 320
+"""Pixels of a poster's longer side."""
 
-_decoding = BoundedSemaphore(2)
-"""So many files are decoded at once: a page asks for sixty pictures."""
+MAX_PEAKS = 600
+"""Largest number of values in a waveform."""
+
+MAX_SOUND_SECONDS = 900.0
+"""Longer sound has no waveform."""
+
+SAMPLE_RATE = 8000
+INT16_SCALE = 32768
+
+_decoders = BoundedSemaphore(2)
+"""Limits the files that are decoded at once, since a page requests sixty posters."""
 
 
 def poster(path: Path, cache: Path) -> Path | None:
-    """A JPEG file with a frame of the clip; None where none can be decoded."""
-    found = _kept(path, cache / "posters", ".jpg", _jpeg)
-    return found if found.stat().st_size else None
+    """Return a JPEG file with a frame of the clip; None if no frame can be decoded."""
+    jpeg_path = _cached_file(path, cache / "posters", ".jpg", _poster_jpeg)
+    return jpeg_path if jpeg_path.stat().st_size else None
 
 
 def peaks(path: Path, cache: Path) -> list[float]:
-    """The loudness of the sound, 0 to 1, at equal distances of time; empty where there is no sound, or very much."""
-    return list(
-        json.loads(_kept(path, cache / "posters", ".json", _peaks).read_bytes() or b"[]")
-    )
+    """Return the loudness of the sound, 0 to 1, at equal time steps.
+
+    Empty if there is no sound or it is too long.
+    """
+    json_path = _cached_file(path, cache / "posters", ".json", _peaks_json)
+    return list(json.loads(json_path.read_bytes() or b"[]"))
 
 
-def _kept(path: Path, cache: Path, suffix: str, make: Callable[[Path], bytes]) -> Path:
-    """What was made of the file as it is now; an empty file where that failed."""
-    about = path.stat()
-    name = blake2b(
-        f"{path}\n{about.st_size}\n{about.st_mtime_ns}".encode(errors="replace"), digest_size=12
-    ).hexdigest()
-    if not (kept := cache / f"{name}{suffix}").is_file():
-        with _decoding:
-            try:
-                content = make(path)
-            except (
-                ClipProblem,
-                av.FFmpegError,
-                OSError,
-                ValueError,
-                ArithmeticError,
-                StopIteration,
-            ):
-                content = b""
-        cache.mkdir(parents=True, exist_ok=True)
-        write_bytes(kept, content, durable=False)
-    return kept
+def _cached_file(
+    path: Path, cache: Path, suffix: str, compute: Callable[[Path], bytes]
+) -> Path:
+    """Return the cached result for a file as it is now; an empty file if computing failed."""
+    file_stat = path.stat()
+    identity = f"{path}\n{file_stat.st_size}\n{file_stat.st_mtime_ns}"
+    name = blake2b(identity.encode(errors="replace"), digest_size=12).hexdigest()
+
+    cached_path = cache / f"{name}{suffix}"
+    if cached_path.is_file():
+        return cached_path
+
+    with _decoders:
+        try:
+            content = compute(path)
+        except (
+            ClipProblem,
+            av.FFmpegError,
+            OSError,
+            ValueError,
+            ArithmeticError,
+            StopIteration,
+        ):
+            content = b""
+
+    cache.mkdir(parents=True, exist_ok=True)
+    write_bytes(cached_path, content, durable=False)
+    return cached_path
 
 
 def _open(path: Path) -> Any:
@@ -73,40 +88,48 @@ def _open(path: Path) -> Any:
     )
 
 
-def _jpeg(path: Path) -> bytes:
-    if path.suffix.lower() in IMAGE_SUFFIXES and not (
-        path.suffix.lower() == ".gif" and is_animated(path)
-    ):
-        picture = Image.fromarray(read_image(path)[0])
-    else:
-        with _open(path) as container:
-            stream = video_stream(container)
-            limit_pixels(stream.codec_context)
-            stream.codec_context.thread_count = 1
-            container.seek((container.duration or 0) // 3)  # many clips begin with black
-            frame = next(container.decode(stream))
-            wide = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
-            picture = (
-                frame.to_image()
-                .resize((wide, frame.height))
-                .rotate(frame.rotation, expand=True)
-            )
-    picture.thumbnail((WIDTH, WIDTH))
-    picture.save(memory := BytesIO(), "JPEG", quality=82)
-    return memory.getvalue()
+def _poster_jpeg(path: Path) -> bytes:
+    picture = Image.fromarray(read_image(path)[0]) if _is_still(path) else _video_frame(path)
+    picture.thumbnail((POSTER_SIZE, POSTER_SIZE))
+
+    buffer = BytesIO()
+    picture.save(buffer, "JPEG", quality=82)
+    return buffer.getvalue()
 
 
-def _peaks(path: Path) -> bytes:
+def _is_still(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    if suffix not in IMAGE_SUFFIXES:
+        return False
+    return suffix != ".gif" or not is_animated(path)
+
+
+def _video_frame(path: Path) -> Image.Image:
+    """Return a frame at a third of the video, upright and with square pixels."""
     with _open(path) as container:
-        if not container.streams.audio or (container.duration or 0) > LONGEST * 1e6:
+        stream = video_stream(container)
+        limit_pixels(stream.codec_context)
+        stream.codec_context.thread_count = 1
+
+        container.seek((container.duration or 0) // 3)  # many clips begin with black
+        frame = next(container.decode(stream))
+        width = max(1, round(frame.width * (stream.sample_aspect_ratio or 1)))
+        picture: Image.Image = frame.to_image().resize((width, frame.height))
+        return picture.rotate(frame.rotation, expand=True)
+
+
+def _peaks_json(path: Path) -> bytes:
+    chunks = []
+    with _open(path) as container:
+        duration_us = container.duration or 0
+        if not container.streams.audio or duration_us > MAX_SOUND_SECONDS * 1e6:
             return b""
-        resampler = av.AudioResampler(format="s16", layout="mono", rate=8000)
-        parts = [
-            part.to_ndarray()[0]
-            for frame in container.decode(audio=0)
-            for part in resampler.resample(frame)
-        ]
-    sound = np.abs(np.concatenate(parts).astype(np.float32)) / 32768
-    return json.dumps(
-        [round(float(part.max()), 3) for part in np.array_split(sound, min(BINS, len(sound)))]
-    ).encode()
+
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+        for frame in container.decode(audio=0):
+            for resampled in resampler.resample(frame):
+                chunks.append(resampled.to_ndarray()[0])
+
+    amplitude = np.abs(np.concatenate(chunks).astype(np.float32)) / INT16_SCALE
+    sections = np.array_split(amplitude, min(MAX_PEAKS, len(amplitude)))
+    return json.dumps([round(float(section.max()), 3) for section in sections]).encode()

@@ -1,4 +1,7 @@
-"""Answers to the Setup pages' questions, from forks of a process that has imported all libraries and stays warm."""
+"""Answers to the questions of the page Setup, computed in forks of a warm process.
+
+The process has imported all libraries, so a fork starts at once.
+"""
 
 import json
 import multiprocessing
@@ -10,81 +13,116 @@ from threading import Lock, Thread
 from typing import Any
 
 from videotune.files import read_json, write_json
-from videotune.studio.web import tag
+from videotune.studio.web import content_tag
 
-ANSWERS = "videotune.studio.plan_worker"
-"""The module that answers; this process does not import it, since it brings torch."""
+WORKER_MODULE = "videotune.studio.plan_worker"
+"""The module that computes answers; this process does not import it, since it loads torch."""
 
-LONGEST = 120.0
-"""Seconds of an answer, unless the question allows more."""
+TIMEOUT = 120.0
+"""Seconds that an answer may take, unless the question sets ``longest``."""
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload([ANSWERS, "videotune.cli.main", __name__])
+_forks.set_forkserver_preload([WORKER_MODULE, "videotune.cli.main", __name__])
+
 _lock = Lock()
-_asked: dict[Path, str] = {}
-"""The key of the last question about each answer, of this process."""
+_current_key: dict[Path, str] = {}
+"""The key of the last question for each answer file."""
 
 _workers: dict[Path, Thread] = {}
 
 
-def read(out: Path) -> dict[str, Any]:
-    """An answer as it is now; empty where there is none yet."""
+def read_answer(out: Path) -> dict[str, Any]:
+    """Return an answer as it is now; empty if there is none yet."""
     try:
         return dict(read_json(out))
     except (OSError, ValueError):
         return {}
 
 
-def ask(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file ``out`` answers so far; its question is sent where it is another than that of the answer.
+def request_answer(out: Path, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer so far, and send the question if it has changed.
 
-    ``current`` in the answer: it answers this question, wholly; ``measuring``: a part of it is there. A newer question takes
-    the place of an older one about the same file.
+    A newer question replaces an older one for the same file.
+
+    Args:
+        out: file of the answer.
+        question: the question, as ``plan_worker.write_answer`` takes it.
+
+    Returns:
+        The answer. ``current``: it answers this question completely. ``measuring``: a part of
+        it is there.
     """
-    found = read(out)
-    key = tag(json.dumps(question, sort_keys=True))
-    current = found.get("key") == key
-    full = found.get("part") == "full"
+    answer = read_answer(out)
+    key = content_tag(json.dumps(question, sort_keys=True))
+    is_current = answer.get("key") == key
+    is_full = answer.get("part") == "full"
+
     with _lock:
-        if not (current and full) and _asked.get(out) != key:
-            _asked[out] = key
-            given = ({**question, "key": key, "out": str(out)}, _workers.get(out))
-            _workers[out] = Thread(target=_work, args=given, daemon=True)
+        is_answered = is_current and is_full
+        if not is_answered and _current_key.get(out) != key:
+            _current_key[out] = key
+            full_question = {**question, "key": key, "out": str(out)}
+            previous_worker = _workers.get(out)
+            _workers[out] = Thread(
+                target=_compute, args=(full_question, previous_worker), daemon=True
+            )
             _workers[out].start()
-    return {**found, "current": current and full, "measuring": current and not full}
+
+    return {
+        **answer,
+        "current": is_current and is_full,
+        "measuring": is_current and not is_full,
+    }
 
 
-def _work(question: dict[str, Any], before: Thread | None) -> None:
-    """See to an answer: its process ends where it takes too long, or where a newer question has come."""
-    if before is not None:
-        before.join()
+def _compute(question: dict[str, Any], previous_worker: Thread | None) -> None:
+    """Compute an answer in a fork; stop it after a timeout or at a newer question."""
+    if previous_worker is not None:
+        previous_worker.join()
+
     out = Path(question["out"])
     key = question["key"]
-    longest = question.get("longest", LONGEST)
-    if _asked[out] != key:
+    if _current_key[out] != key:
         return
+
     out.parent.mkdir(exist_ok=True)
-    process = _forks.Process(target=_answer, args=(question,), daemon=True)
+    process = _forks.Process(target=_run_worker, args=(question,), daemon=True)
     try:
-        process.start()  # waits until the libraries are imported
-        end = time.monotonic() + longest
-        while process.is_alive() and _asked[out] == key and time.monotonic() < end:
-            process.join(0.1)
-        late = process.is_alive()
-        process.kill()
-        process.join()
-        why = (
-            f"took more than {longest:g} s"
-            if late
-            else f"was killed (status {process.exitcode})"
-        )
+        failure = _run_process(process, out, question)
     except (OSError, EOFError) as error:
-        why = f"could not begin: {error}"
-    if _asked[out] == key and process.exitcode != 0:
-        failed = {"key": key, "code": 1, "words": f"the calculation {why}", "part": "full"}
-        write_json(out, read(out) | failed, durable=False)
+        failure = f"could not start: {error}"
+
+    if _current_key[out] == key and process.exitcode != 0:
+        answer = {
+            "key": key,
+            "code": 1,
+            "words": f"the calculation {failure}",
+            "part": "full",
+        }
+        write_json(out, read_answer(out) | answer, durable=False)
 
 
-def _answer(question: dict[str, Any]) -> None:
-    """What runs in the fork."""
-    import_module(ANSWERS).answer(question)
+def _run_process(process: Any, out: Path, question: Mapping[str, Any]) -> str:
+    """Run a process to its end; return why it ended, in case it has failed."""
+    timeout = question.get("longest", TIMEOUT)
+    process.start()  # waits until the libraries are imported
+
+    deadline = time.monotonic() + timeout
+    while (
+        process.is_alive()
+        and _current_key[out] == question["key"]
+        and time.monotonic() < deadline
+    ):
+        process.join(0.1)
+
+    is_late = process.is_alive()
+    process.kill()
+    process.join()
+    if is_late:
+        return f"took more than {timeout:g} s"
+    return f"was killed (status {process.exitcode})"
+
+
+def _run_worker(question: dict[str, Any]) -> None:
+    """Compute an answer; runs in the fork."""
+    import_module(WORKER_MODULE).write_answer(question)

@@ -1,5 +1,7 @@
-"""Answers for the studio's pages: plans, hours of presets, translated configs. Each runs in a fork of a process that has
-imported this module, and with it all libraries, so an error, a hang or a crash of one touches no other.
+"""Computes answers for the studio: plans, hours of presets, imported configs.
+
+Each runs in a fork of a process that has imported this module and with it all libraries, so an
+error, a hang or a crash of one answer affects no other.
 """
 
 import json
@@ -25,7 +27,7 @@ from videotune.errors import DONE, FAILED, VideotuneError
 from videotune.files import read_json, write_json
 from videotune.planner.gpus import known_card
 
-MEASURED = (
+MEASURED_KEYS = (
     "fits",
     "hours",
     "hours_beside",
@@ -39,78 +41,131 @@ MEASURED = (
 """Keys of a plan that need a measured step."""
 
 
-def answer(question: Mapping[str, Any]) -> None:
-    """Write the answer to a question (``what``: plan, hours or import) with its ``key``, in parts as they are there.
+def write_answer(question: Mapping[str, Any]) -> None:
+    """Write the answer to a question, part by part as it is computed.
 
-    An error is an answer: its code and words. A plan is written twice where its step has to be measured, first with the
-    figures of before for what that measures.
+    An error is an answer too, with its exit code and its message.
+
+    Args:
+        question: ``what`` is plan, hours or import; ``out`` the file to write; ``key`` the key
+            that the answer repeats.
     """
-    if studio := parent_process():
-        Thread(target=_end_with, args=(studio,), daemon=True).start()
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # it takes none of the card's memory
-        os.nice(5)  # a training goes first
-        torch.set_num_threads(1)
+    studio = parent_process()
+    if studio:
+        _limit_worker(studio)
+
     out = Path(question["out"])
-    before = read_json(out) if out.is_file() else {}
-    facts: dict[str, Any] = {"key": question["key"], "code": DONE, "words": ""}
+    previous = read_json(out) if out.is_file() else {}
+    answer: dict[str, Any] = {"key": question["key"], "code": DONE, "words": ""}
     try:
         if question["what"] == "plan":
-            old = facts["plan"] = before.get("plan") or {}  # stays in sight beside an error
-            found = plan(question, known=True)
-            if found["device"] is None:
-                kept = {key: old[key] for key in MEASURED if key in old}
-                write_json(out, facts | {"plan": found | kept, "part": "known"}, durable=False)
-                found = plan(question)
-            facts["plan"] = found
+            _answer_plan(question, answer, previous, out)
         elif question["what"] == "hours":
-            facts["presets"] = (
-                before.get("presets", {}) if before.get("key") == facts["key"] else {}
-            )
-            for name in question["presets"]:
-                if name not in facts["presets"]:
-                    facts["presets"][name] = _hours(question, name)
-                    write_json(out, facts | {"part": "known"}, durable=False)
+            _answer_hours(question, answer, previous, out)
         else:
-            facts |= asdict(import_config([Path(file) for file in question["files"]]))
+            answer |= asdict(import_config([Path(file) for file in question["files"]]))
     except (VideotuneError, OSError) as error:
-        facts |= {"code": getattr(error, "exit_code", FAILED), "words": str(error)}
+        answer["code"] = getattr(error, "exit_code", FAILED)
+        answer["words"] = str(error)
     except Exception as error:
         traceback.print_exc()
-        facts |= {"code": FAILED, "words": f"{type(error).__name__}: {error}"}
-    write_json(
-        out, json.loads(json.dumps(facts | {"part": "full"}, default=str)), durable=False
-    )
+        answer["code"] = FAILED
+        answer["words"] = f"{type(error).__name__}: {error}"
+
+    answer["part"] = "full"
+    write_json(out, json.loads(json.dumps(answer, default=str)), durable=False)
 
 
-def _end_with(studio: BaseProcess) -> None:
+def _limit_worker(studio: BaseProcess) -> None:
+    """End with the studio, use no GPU memory, and leave the CPU to trainings."""
+    Thread(target=_exit_with, args=(studio,), daemon=True).start()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.nice(5)
+    torch.set_num_threads(1)
+
+
+def _exit_with(studio: BaseProcess) -> None:
     studio.join()
     os._exit(FAILED)
 
 
-def plan(question: Mapping[str, Any], known: bool = False, **other: Any) -> dict[str, Any]:
-    """The plan of a question: ``preset``, ``config``, ``allow_skips``, ``card`` and ``vram``, or a ``gpu`` as [name, bytes].
+def _answer_plan(
+    question: Mapping[str, Any], answer: dict[str, Any], previous: Mapping[str, Any], out: Path
+) -> None:
+    """Add the plan to the answer.
 
-    Raises VideotuneError as ``videotune plan`` does.
+    If its step has to be measured, first write the plan with the previous measured values.
     """
-    asked = (
-        {"preset": None, "allow_skips": None, "card": None, "vram": None}
-        | dict(question)
-        | other
+    previous_plan = previous.get("plan") or {}
+    answer["plan"] = previous_plan  # stays visible next to an error
+
+    new_plan = plan(question, known=True)
+    if new_plan["device"] is None:
+        measured = {key: previous_plan[key] for key in MEASURED_KEYS if key in previous_plan}
+        preliminary = answer | {"plan": new_plan | measured, "part": "known"}
+        write_json(out, preliminary, durable=False)
+        new_plan = plan(question)
+    answer["plan"] = new_plan
+
+
+def _answer_hours(
+    question: Mapping[str, Any], answer: dict[str, Any], previous: Mapping[str, Any], out: Path
+) -> None:
+    """Add the hours of each preset to the answer, and write it after each."""
+    is_same_question = previous.get("key") == answer["key"]
+    answer["presets"] = previous.get("presets", {}) if is_same_question else {}
+    for name in question["presets"]:
+        if name not in answer["presets"]:
+            answer["presets"][name] = _hours(question, name)
+            write_json(out, answer | {"part": "known"}, durable=False)
+
+
+def plan(
+    question: Mapping[str, Any], *, known: bool = False, preset: str | None = None
+) -> dict[str, Any]:
+    """Return the plan of a question.
+
+    Args:
+        question: ``config``, and optionally ``preset``, ``allow_skips``, ``card`` and ``vram``,
+            or a ``gpu`` as [name, bytes].
+        known: whether to use only known measurements.
+        preset: replaces the preset of the question.
+
+    Raises:
+        VideotuneError: as ``videotune plan`` does.
+    """
+    card = question.get("card")
+    vram = question.get("vram")
+    if question.get("gpu"):
+        name, memory_bytes = question["gpu"]
+        known_gpu = known_card(name, memory_bytes)
+        card = known_gpu and f"{known_gpu.name} {known_gpu.vram >> 30}GB"
+        vram = memory_bytes / 1e9
+
+    result = make_plan(
+        question["config"],
+        known=known,
+        preset=preset or question.get("preset"),
+        allow_skips=question.get("allow_skips"),
+        card=card,
+        vram=vram,
     )
-    if asked.get("gpu"):
-        found = known_card(*asked["gpu"])
-        asked["card"] = found and f"{found.name} {found.vram >> 30}GB"
-        asked["vram"] = asked["gpu"][1] / 1e9
-    words = {key: asked[key] for key in ("preset", "allow_skips", "card", "vram")}
-    return make_plan(asked["config"], known=known, **words).plan
+    return result.plan
 
 
 def _hours(question: Mapping[str, Any], preset: str) -> dict[str, Any]:
-    """Whether a preset fits the card and how long it takes, or why that cannot be said."""
+    """Return whether a preset fits the GPU and how long it takes, or the error."""
     try:
-        found = plan(question, preset=preset)
+        preset_plan = plan(question, preset=preset)
     except VideotuneError as error:
         return {"words": str(error)}
-    need = found["device"] and found["device"]["need_bytes"]
-    hours = None if found["hours"] is None else found["hours"] + (found["hours_beside"] or 0)
-    return {"fits": found["fits"], "hours": hours, "need_bytes": need}
+
+    hours = preset_plan["hours"]
+    if hours is not None:
+        hours += preset_plan["hours_beside"] or 0
+    device = preset_plan["device"]
+    return {
+        "fits": preset_plan["fits"],
+        "hours": hours,
+        "need_bytes": device and device["need_bytes"],
+    }

@@ -1,4 +1,4 @@
-"""Projects: a folder each below the root; what a person calls it, and paths that cannot leave it."""
+"""Projects: one folder each below the root, with its facts, its settings and safe paths."""
 
 import os
 import re
@@ -18,277 +18,330 @@ from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.runs.schemas import load_json
 
-BOOK = "project.json"
-"""What a folder must hold to be a project."""
+PROJECT_FILE = "project.json"
+"""The file that makes a folder a project."""
 
 CLIPS = "clips"
+"""Folder of the clips to train on."""
+
 HELD_OUT = "held-out"
+"""Folder of the validation clips."""
+
 REMOVED = "removed"
+"""Folder in which earlier versions kept removed clips."""
+
 ORIGINALS = "originals"
-"""Folders of a project: clips to train on, clips to measure with, clips taken out, videos that were cut into scenes."""
+"""Folder in which earlier versions kept videos that were cut into scenes."""
 
-ELSEWHERE = ("cache_dir", "output_model_destination")
-"""Keys that the studio sets itself: files go into the project."""
+MANAGED_KEYS = ("cache_dir", "output_model_destination")
+"""Config keys that the studio sets itself, so that files go into the project."""
 
-PRESET = "toy"
-"""What a new project begins with: the one preset that runs anywhere."""
+DEFAULT_PRESET = "toy"
+"""Preset of a new project: the only one that runs on any computer."""
+
+MAX_TITLE_LENGTH = 80
+MAX_NAME_LENGTH = 40
+
+NOT_EXPORTED = ("bin", "jobs", ".studio", ".unpacking")
+"""Folders that an export leaves out: the bin, local processes, and what can be recomputed."""
 
 
 @cache
 def texts() -> Mapping[str, Any]:
-    """What codes are called on the pages (texts.json): reasons, states, formats, parts of the form."""
+    """Return the page texts of codes (texts.json): reasons, states, formats, form sections."""
     return read_json(Path(__file__).with_name("texts.json"))
 
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder, its name in addresses (the folder's own), and what its ``project.json`` says."""
+    """A project."""
 
     folder: Path
+
     facts: Mapping[str, Any]
+    """The content of ``project.json``."""
 
     @property
     def name(self) -> str:
-        """What addresses call it."""
+        """Its name in addresses, the name of its folder."""
         return self.folder.name
 
     @property
     def title(self) -> str:
-        """What the person calls it."""
+        """The name that the user gave it."""
         return str(self.facts.get("title") or self.name)
 
     @property
     def preset(self) -> str:
-        """The preset that its runs begin with."""
-        return str(self.facts.get("preset") or PRESET)
+        """The preset of its runs."""
+        return str(self.facts.get("preset") or DEFAULT_PRESET)
 
 
 def inside(folder: Path, relative: str) -> Path:
-    """The path of ``relative`` below ``folder``.
+    """Return the path of ``relative`` below ``folder``.
 
-    Raises VideotuneError where it is absolute, climbs out, is hidden, or is led out by a link.
+    Raises:
+        VideotuneError: if it is absolute, hidden, or leads outside, also through a link.
     """
-    plain = relative.replace("\\", "/")
-    parts = [part for part in plain.split("/") if part not in ("", ".")]
-    odd = plain.startswith("/") or re.match("[A-Za-z]:", plain) or "\0" in plain or not parts
-    if odd or any(part.startswith(".") for part in parts):
-        raise VideotuneError(f"{relative!r} is not a path within {folder.name}")
+    posix_path = relative.replace("\\", "/")
+    parts = [part for part in posix_path.split("/") if part not in ("", ".")]
+    has_drive = re.match("[A-Za-z]:", posix_path) is not None
+    is_invalid = posix_path.startswith("/") or has_drive or "\0" in posix_path or not parts
+    if is_invalid or any(part.startswith(".") for part in parts):
+        raise VideotuneError(f"{relative!r} is not a path inside {folder.name}")
+
     path = folder.joinpath(*parts)
     if not path.resolve().is_relative_to(folder.resolve()):
         raise VideotuneError(f"{relative!r} leads out of {folder.name}")
     return path
 
 
-def named(root: Path, name: str) -> Project:
-    """The project of that name.
+def find_project(root: Path, name: str) -> Project:
+    """Return the project of that name.
 
-    Raises VideotuneError where there is none.
+    Raises:
+        VideotuneError: if there is none.
     """
-    if not name or "/" in name or "\\" in name or not (inside(root, name) / BOOK).is_file():
+    is_plain_name = bool(name) and "/" not in name and "\\" not in name
+    if not is_plain_name or not (inside(root, name) / PROJECT_FILE).is_file():
         raise VideotuneError(f"there is no project {name!r}: choose one on the page Projects")
+
     folder = inside(root, name)
-    facts = load_json(folder / BOOK, "fix it, or remove it and create it again")
+    facts = load_json(folder / PROJECT_FILE, "fix it, or remove it and create it again")
     return Project(folder, facts if isinstance(facts, dict) else {})
 
 
-def projects(root: Path) -> list[Project]:
-    """All projects, the one last made first; folders that are none are passed over."""
-    found = [
-        _listed(path.parent)
-        for path in root.glob(f"*/{BOOK}")
+def list_projects(root: Path) -> list[Project]:
+    """Return all projects, newest first; other folders are ignored."""
+    projects = [
+        _project_or_placeholder(path.parent)
+        for path in root.glob(f"*/{PROJECT_FILE}")
         if not path.parent.name.startswith(".")
     ]
-    return sorted(found, key=lambda one: (-float(one.facts.get("created") or 0), one.name))
+    return sorted(
+        projects, key=lambda project: (-float(project.facts.get("created") or 0), project.name)
+    )
 
 
-def _listed(folder: Path) -> Project:
-    """The project in a folder; one whose file is damaged is listed by that, so that the others can be opened."""
+def _project_or_placeholder(folder: Path) -> Project:
+    """Return the project of a folder; with a damaged file, a placeholder that reports it."""
     try:
-        return named(folder.parent, folder.name)
+        return find_project(folder.parent, folder.name)
     except VideotuneError:
-        return Project(folder, {"title": f"{folder.name} ({BOOK} is damaged)"})
+        return Project(folder, {"title": f"{folder.name} ({PROJECT_FILE} is damaged)"})
 
 
 def create(root: Path, title: str) -> Project:
-    """A new project with its folders; its name is its title in plain letters.
+    """Create a project with its folders; its name is the title in plain letters.
 
-    Raises VideotuneError for a title that says nothing.
+    Raises:
+        VideotuneError: if the title is empty or too long.
     """
     title = clean_title(title)
-    plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
-    stem = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].strip("-") or "project"
+    stem = _folder_name(title)
+
     for number in range(1, 1000):
         folder = root / (stem if number == 1 else f"{stem}-{number}")
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
-            for part in (CLIPS, "runs", "jobs"):
-                (folder / part).mkdir()
+            for subfolder in (CLIPS, "runs", "jobs"):
+                (folder / subfolder).mkdir()
+
             facts = {
                 "title": title,
                 "created": round(time.time(), 3),
                 "archived": False,
-                "preset": PRESET,
+                "preset": DEFAULT_PRESET,
             }
-            return change(Project(folder, facts))
-    raise VideotuneError(f"there are too many projects called {title!r}: give another name")
+            return update(Project(folder, facts))
+    raise VideotuneError(f"there are too many projects called {title!r}: use another name")
+
+
+def _folder_name(title: str) -> str:
+    ascii_title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^a-z0-9]+", "-", ascii_title.lower()).strip("-")
+    return name[:MAX_NAME_LENGTH].strip("-") or "project"
 
 
 def duplicate(root: Path, project: Project) -> Project:
-    """A new project with another's clips, captions and settings; clips are hard links where the disk has them."""
+    """Create a project with another's clips, captions and settings.
+
+    Clips become hard links where the file system supports them.
+    """
     copy = create(root, f"{project.title[:72]} (copy)")
-    for part in (CLIPS, HELD_OUT, "config.json"):
-        if (source := project.folder / part).is_dir():
-            shutil.copytree(source, copy.folder / part, copy_function=_link, dirs_exist_ok=True)
+    for name in (CLIPS, HELD_OUT, "config.json"):
+        source = project.folder / name
+        target = copy.folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, copy_function=_link_or_copy, dirs_exist_ok=True)
         elif source.is_file():
-            shutil.copyfile(source, copy.folder / part)
-    return change(
-        copy,
-        **{
-            key: value
-            for key, value in project.facts.items()
-            if key not in ("title", "created")
-        },
-    )
+            shutil.copyfile(source, target)
+
+    facts = {
+        key: value for key, value in project.facts.items() if key not in ("title", "created")
+    }
+    return update(copy, **facts)
 
 
-def _link(source: str, target: str) -> None:
-    """The same file by another name: nothing writes into a clip or a caption, new content comes as a new file."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Link a file. That is safe, since clips and captions are replaced, never written into."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
 
 
-NOT_MOVED = ("bin", "jobs", ".studio", ".unpacking")
-"""Folders of a project that its export leaves out: the bin, the processes of this computer, what can be made again."""
-
-
 def is_exported(relative: Path) -> bool:
-    """Whether a file of a project belongs into its export."""
-    return relative.parts[0] not in NOT_MOVED and not any(
-        part.startswith(".") for part in relative.parts
-    )
+    """Return whether a file of a project belongs into its export."""
+    is_hidden = any(part.startswith(".") for part in relative.parts)
+    return relative.parts[0] not in NOT_EXPORTED and not is_hidden
 
 
 def import_project(root: Path, archive: Path) -> Project:
-    """The project in a zip that was exported, under a name that is free; its runs name its clips where they lie now.
+    """Create a project from an exported zip; its runs then refer to its new paths.
 
-    Raises VideotuneError where the archive holds no project.
+    Raises:
+        VideotuneError: if the archive holds no project.
     """
-    place = root / f".import-{secrets.token_hex(4)}"
+    temporary = root / f".import-{secrets.token_hex(4)}"
     try:
-        folder = unpack(archive, place)
-        books = [path for path in folder.glob(f"*/{BOOK}") if path.is_file()]
-        if len(books) != 1:
-            raise VideotuneError(
-                f"{archive.name} is no project: one folder with a {BOOK} is wanted"
-            )
-        facts = load_json(books[0], "export the project again")
-        if not isinstance(facts, dict):
-            raise VideotuneError(
-                f"{archive.name}: its {BOOK} is damaged: export the project again"
-            )
-        new = create(root, str(facts.get("title") or books[0].parent.name)[:80])
+        source, facts = _unpack_project(archive, temporary)
+        new_project = create(root, str(facts.get("title") or source.name)[:MAX_TITLE_LENGTH])
         shutil.copytree(
-            books[0].parent, new.folder, dirs_exist_ok=True, copy_function=shutil.move
+            source, new_project.folder, dirs_exist_ok=True, copy_function=shutil.move
         )
-        moved = change(Project(new.folder, facts), title=new.title, folder=None, sources=None)
-        save_draft(
-            moved, {key: value for key, value in draft(moved).items() if key not in ELSEWHERE}
+
+        project = update(
+            Project(new_project.folder, facts),
+            title=new_project.title,
+            folder=None,
+            sources=None,
         )
-        for path in moved.folder.glob("runs/*/*.json"):
-            _rename_root(path, str(facts.get("folder") or ""), str(moved.folder))
-        return moved
+        keys = draft(project)
+        save_draft(project, {key: keys[key] for key in keys if key not in MANAGED_KEYS})
+
+        old_folder = str(facts.get("folder") or "")
+        if old_folder:
+            for path in project.folder.glob("runs/*/*.json"):
+                _replace_folder_in_file(path, old_folder, str(project.folder))
+        return project
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rename_root(path: Path, old: str, new: str) -> None:
-    """Replace a project's former folder at the begin of every text of a JSON file."""
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: moved(one) for key, one in value.items()}
-        if isinstance(value, list):
-            return [moved(one) for one in value]
-        return (
-            new + value[len(old) :]
-            if isinstance(value, str) and value.startswith((old + "/", old + "\\"))
-            else value
+def _unpack_project(archive: Path, target: Path) -> tuple[Path, dict[str, Any]]:
+    """Unpack an exported project; return its folder and its facts."""
+    folder = unpack(archive, target)
+    project_files = [path for path in folder.glob(f"*/{PROJECT_FILE}") if path.is_file()]
+    if len(project_files) != 1:
+        raise VideotuneError(
+            f"{archive.name} is not an exported project: "
+            f"it must hold one folder with a {PROJECT_FILE}"
         )
 
-    if old:
-        with suppress(VideotuneError):  # a damaged file stays as it is; the run's page says so
-            write_json(path, moved(load_json(path, "")))
+    facts = load_json(project_files[0], "export the project again")
+    if not isinstance(facts, dict):
+        raise VideotuneError(
+            f"{archive.name}: its {PROJECT_FILE} is damaged: export the project again"
+        )
+    return project_files[0].parent, facts
+
+
+def _replace_folder_in_file(path: Path, old: str, new: str) -> None:
+    """Replace a project's former folder at the start of every text of a JSON file."""
+    with suppress(VideotuneError):  # a damaged file stays; the run's page reports it
+        write_json(path, _replace_folder(load_json(path, ""), old, new))
+
+
+def _replace_folder(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_folder(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_folder(item, old, new) for item in value]
+    if isinstance(value, str) and value.startswith((old + "/", old + "\\")):
+        return new + value[len(old) :]
+    return value
 
 
 def clean_title(title: str) -> str:
-    """A title without the blanks around it; VideotuneError where nothing is left, or too much."""
+    """Return a title with its white space normalized.
+
+    Raises:
+        VideotuneError: if it is empty or too long.
+    """
     title = " ".join(title.split())
     if not title:
         raise VideotuneError("a project needs a name: type one")
-    if len(title) > 80:
+    if len(title) > MAX_TITLE_LENGTH:
         raise VideotuneError(
-            f"a project's name has at most 80 letters, this one has {len(title)}"
+            f"the project name has {len(title)} characters: use at most {MAX_TITLE_LENGTH}"
         )
     return title
 
 
-def change(project: Project, **facts: Any) -> Project:
-    """The project with some of its facts changed, on disk too; None takes a fact away."""
-    kept = {
-        key: value for key, value in {**project.facts, **facts}.items() if value is not None
-    }
-    write_json(project.folder / BOOK, kept)
-    return Project(project.folder, kept)
+def update(project: Project, **facts: Any) -> Project:
+    """Change some facts of a project, also on disk; None removes a fact."""
+    merged = {**project.facts, **facts}
+    new_facts = {key: value for key, value in merged.items() if value is not None}
+    write_json(project.folder / PROJECT_FILE, new_facts)
+    return Project(project.folder, new_facts)
 
 
 def draft(project: Project) -> dict[str, Any]:
-    """The person's own keys, as they stand in the project's ``config.json``; empty where there is none yet."""
+    """Return the keys that the user has set (the project's ``config.json``)."""
     path = project.folder / "config.json"
-    value = load_json(path, "fix it, or remove it to start again") if path.is_file() else {}
-    return value if isinstance(value, dict) else {}
+    if not path.is_file():
+        return {}
+    keys = load_json(path, "fix it, or remove it to start again")
+    return keys if isinstance(keys, dict) else {}
 
 
 def save_draft(project: Project, keys: Mapping[str, Any]) -> None:
-    """Write the person's own keys."""
+    """Write the keys that the user has set."""
     write_json(project.folder / "config.json", dict(keys))
 
 
 def datasets(project: Project) -> list[dict[str, Any]]:
-    """What the project trains on: its own clips, those held out, and other folders or Hub datasets that it names."""
+    """Return the datasets of the project: its clips, then other folders and Hub datasets."""
     rows: list[dict[str, Any]] = []
-    if any_file(project.folder / CLIPS):
+    if has_visible_files(project.folder / CLIPS):
         rows.append({"path": str(project.folder / CLIPS)})
-    if any_file(project.folder / HELD_OUT):
+    if has_visible_files(project.folder / HELD_OUT):
         rows.append({"path": str(project.folder / HELD_OUT), "kind": "validation"})
-    return rows + [dict(row) for row in project.facts.get("sources", ())]
+
+    sources = project.facts.get("sources", ())
+    return rows + [dict(source) for source in sources]
 
 
-def seen_files(folder: Path) -> Iterator[Path]:
-    """Files at any depth that are not hidden and lie in no hidden folder, as the trainer's cache does."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(place, name) for name in files if not name.startswith("."))
+def visible_files(folder: Path) -> Iterator[Path]:
+    """Yield the files at any depth that are not hidden and not in a hidden folder."""
+    for parent, folder_names, file_names in os.walk(folder):
+        folder_names[:] = [name for name in folder_names if not name.startswith(".")]
+        for name in file_names:
+            if not name.startswith("."):
+                yield Path(parent, name)
 
 
-def any_file(folder: Path) -> bool:
-    """Whether a folder holds a file that is not hidden."""
-    return any(True for _ in seen_files(folder))
+def has_visible_files(folder: Path) -> bool:
+    """Return whether a folder holds a file that is not hidden."""
+    return any(True for _ in visible_files(folder))
 
 
-def words(project: Project) -> list[str]:
-    """The words of the command line that mean this project's preset, settings and clips; writes ``command.json``.
+def command_arguments(project: Project) -> list[str]:
+    """Write ``command.json`` and return the arguments for the project's preset and settings.
 
-    Raises VideotuneError where it has no clips yet.
+    Raises:
+        VideotuneError: if the project has no clips.
     """
     rows = datasets(project)
     if not rows:
         raise VideotuneError("there are no clips yet: add some on the page Data")
-    write_json(project.folder / "command.json", {**draft(project), "datasets": rows})
-    return ["--preset", project.preset, "--config", str(project.folder / "command.json")]
+
+    config_path = project.folder / "command.json"
+    write_json(config_path, {**draft(project), "datasets": rows})
+    return ["--preset", project.preset, "--config", str(config_path)]
 
 
-def skips(project: Project) -> list[str]:
-    """The words that let a run begin although clips are skipped, where the person has agreed to that."""
+def skip_arguments(project: Project) -> list[str]:
+    """Return the arguments that allow skipped clips, if the user has agreed to that."""
     return ["--allow-skips", "all"] if project.facts.get("allow_skips") else []

@@ -1,4 +1,4 @@
-"""The page Projects: create, open, rename, duplicate, export, import, remove and bring back."""
+"""The page Projects: create, open, rename, duplicate, export, import, remove and restore."""
 
 from urllib.parse import quote
 
@@ -9,107 +9,125 @@ from videotune.errors import VideotuneError
 from videotune.queue import entries as queued
 from videotune.studio import header, projects, queue_page, trash
 from videotune.studio.downloads import send_zip
-from videotune.studio.projects import CLIPS, Project, seen_files
-from videotune.studio.uploads import incoming, receive
-from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
+from videotune.studio.projects import CLIPS, Project, visible_files
+from videotune.studio.uploads import TEXT_SUFFIXES, receive, temporary_upload
+from videotune.studio.web import (
+    CurrentPage,
+    PageContext,
+    PostedForm,
+    Regions,
+    page_response,
+    render,
+    reply,
+)
 
 routes = APIRouter()
-TEXTS = (".txt", ".csv", ".jsonl")
-COVER = 4
-"""Pictures of a project on its card."""
+
+COVER_CLIPS = 4
+"""Clips whose pictures show on the card of a project."""
 
 
-def cards(asked: PageContext) -> str:
-    """The list of projects, each with its first clips."""
-    return html("projects_cards", cards=[_card(one) for one in projects.projects(asked.root)])
+def cards(page: PageContext) -> str:
+    """Render the list of projects, each with its first clips."""
+    rows = [_card(project) for project in projects.list_projects(page.root)]
+    return render("projects_cards", cards=rows)
 
 
 def _card(project: Project) -> dict[str, object]:
-    found = seen_files(project.folder / CLIPS)
-    clips = sorted(
-        (path for path in found if path.suffix.lower() not in TEXTS), key=str
-    )  # paths compare slowly
+    clips = [
+        path
+        for path in visible_files(project.folder / CLIPS)
+        if path.suffix.lower() not in TEXT_SUFFIXES
+    ]
+    clips.sort(key=str)  # comparing paths is slow
+    covers = [path.relative_to(project.folder).as_posix() for path in clips[:COVER_CLIPS]]
+    runs = list((project.folder / "runs").glob("*/config.json"))
+
     return {
         "project": project,
         "clips": len(clips),
-        "cover": [path.relative_to(project.folder).as_posix() for path in clips[:COVER]],
-        "runs": len(list((project.folder / "runs").glob("*/config.json"))),
-        "busy": bool(header.running(project.folder.parent, project.name)),
+        "cover": covers,
+        "runs": len(runs),
+        "busy": bool(header.running_work(project.folder.parent, project.name)),
     }
 
 
-def removed(asked: PageContext) -> str:
-    """The projects in the bin."""
-    return html("bin_items", items=trash.items(asked.root), at="/bin")
+def removed(page: PageContext) -> str:
+    """Render the projects in the bin."""
+    return render("bin_items", items=trash.list_items(page.root), at="/bin")
 
 
 REGIONS: Regions = {"cards": cards, "bin": removed}
 
 
 @routes.get("/")
-def show(asked: In) -> Response:
-    """All projects."""
-    return page(asked, "projects", header.REGIONS | REGIONS, "Projects")
+def show(page: CurrentPage) -> Response:
+    """Show all projects."""
+    return page_response(page, "projects", header.REGIONS | REGIONS, "Projects")
 
 
 @routes.post("/create")
-def create(asked: In, form: PostedForm) -> Response:
-    """A new project, and on to its data."""
-    return say(go=f"/p/{quote(projects.create(asked.root, form['title']).name)}/data")
+def create(page: CurrentPage, form: PostedForm) -> Response:
+    """Create a project and go to its data."""
+    project = projects.create(page.root, form["title"])
+    return reply(redirect=f"/p/{quote(project.name)}/data")
 
 
 @routes.post("/p/{project}/rename")
-def rename(asked: In, form: PostedForm) -> Response:
-    """Another title."""
-    title = projects.change(asked.home, title=projects.clean_title(form["title"])).title
-    return say(f"Renamed to {title}")
+def rename(page: CurrentPage, form: PostedForm) -> Response:
+    """Change the title of a project."""
+    title = projects.clean_title(form["title"])
+    projects.update(page.current_project, title=title)
+    return reply(f"Renamed to {title}")
 
 
 @routes.post("/p/{project}/duplicate")
-def duplicate(asked: In) -> Response:
-    """A new project with the same clips, captions and settings, without runs."""
-    return say(f"{projects.duplicate(asked.root, asked.home).title} created")
+def duplicate(page: CurrentPage) -> Response:
+    """Create a project with the same clips, captions and settings, without runs."""
+    copy = projects.duplicate(page.root, page.current_project)
+    return reply(f"{copy.title} created")
 
 
 @routes.get("/p/{project}/export")
-def export(asked: In) -> Response:
-    """The whole project as one zip."""
-    projects.change(
-        asked.home, folder=str(asked.home.folder)
-    )  # whoever imports it has to know which paths were its own
-    return send_zip(asked.home.folder, asked.home.name, projects.is_exported)
+def export(page: CurrentPage) -> Response:
+    """Send the project as one zip."""
+    project = page.current_project
+    # An import needs to know which paths were the project's own.
+    projects.update(project, folder=str(project.folder))
+    return send_zip(project.folder, project.name, projects.is_exported)
 
 
 @routes.post("/import")
-async def take_in(asked: In, name: str, request: Request) -> Response:
-    """A project that was exported, from the body of the request."""
-    with incoming(asked.root, name) as path:
+async def import_archive(page: CurrentPage, name: str, request: Request) -> Response:
+    """Import an exported project from the body of the request."""
+    with temporary_upload(page.root, name) as path:
         await receive(request, path)
-        return say(
-            f"{(await run_in_threadpool(projects.import_project, asked.root, path)).title} imported"
-        )
+        project = await run_in_threadpool(projects.import_project, page.root, path)
+        return reply(f"{project.title} imported")
 
 
 @routes.post("/p/{project}/remove")
-def remove(asked: In) -> Response:
+def remove(page: CurrentPage) -> Response:
     """Move a project to the bin."""
-    if header.running(asked.root, asked.home.name):
-        raise VideotuneError(f"{asked.home.title} has a running job: stop it first")
-    for entry in queue_page.of(asked.root, asked.home):
-        queued.remove(asked.root / header.QUEUE, entry.name)
-    trash.throw(asked.root, "project", asked.home.title, [asked.home.folder])
-    return say(f"{asked.home.title} is in the bin")
+    project = page.current_project
+    if header.running_work(page.root, project.name):
+        raise VideotuneError(f"{project.title} has a running job: stop it first")
+
+    for entry in queue_page.project_entries(page.root, project):
+        queued.remove(page.root / header.QUEUE_FOLDER, entry.name)
+    trash.move_to_trash(page.root, "project", project.title, [project.folder])
+    return reply(f"{project.title} is in the bin")
 
 
 @routes.post("/bin/restore")
-def restore(asked: In, form: PostedForm) -> Response:
-    """Bring a project back."""
-    trash.restore(asked.root, form["id"])
-    return say("Restored")
+def restore(page: CurrentPage, form: PostedForm) -> Response:
+    """Restore a project from the bin."""
+    trash.restore(page.root, form["id"])
+    return reply("Restored")
 
 
 @routes.post("/bin/destroy")
-def destroy(asked: In, form: PostedForm) -> Response:
-    """Delete for good."""
-    trash.destroy(asked.root, form["id"])
-    return say("Deleted")
+def destroy(page: CurrentPage, form: PostedForm) -> Response:
+    """Delete a project for good."""
+    trash.delete(page.root, form["id"])
+    return reply("Deleted")

@@ -1,4 +1,4 @@
-"""The page Queue, and the one queue of all projects, into which other pages put what needs the card."""
+"""The page Queue, and the queue of all projects, to which other pages submit GPU work."""
 
 import re
 import time
@@ -21,69 +21,92 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.queue.sweep import combinations
 from videotune.reporter.read import points
-from videotune.studio import form, gpu, header, projects
+from videotune.studio import gpu, header, projects
+from videotune.studio.form import set_key
+from videotune.studio.header import QUEUE_FOLDER
 from videotune.studio.projects import Project, inside
 from videotune.studio.status import progress, read_live
-from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
+from videotune.studio.web import (
+    CurrentPage,
+    PageContext,
+    PostedForm,
+    Regions,
+    page_response,
+    render,
+    reply,
+)
 from videotune.text import duration
 
 routes = APIRouter()
-QUEUE = ".queue"
-"""The folder of the queue, below that of the projects; hidden, so it is no project."""
 
-TWICE = 3.0
-"""Seconds within which a second click on Start means the run of the first."""
+DOUBLE_CLICK_SECONDS = 3.0
+"""A second click on Start within this time means the run of the first."""
 
-PAUSE = 5.0
-"""Seconds from the start of a worker to that of the next, so that one that cannot work is not started all the time."""
+WORKER_RESTART_SECONDS = 5.0
+"""Time between two starts of the worker, so that one that fails at once is not restarted all
+the time."""
 
-_one_at_a_time = RLock()
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
+
+_lock = RLock()
 
 
-def home(root: Path) -> Path:
-    """The queue's folder."""
-    (root / QUEUE).mkdir(exist_ok=True)
-    return root / QUEUE
+def queue_folder(root: Path) -> Path:
+    """Return the folder of the queue; create it if needed."""
+    folder = root / QUEUE_FOLDER
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def entry_name(project: Project, run: str) -> str:
-    """What the queue calls the training of a run; other commands about the run have its name and ``--KIND-NUMBER``."""
+    """Return the queue's name of the entry that trains a run.
+
+    Other commands about the run are named ``NAME--KIND-NUMBER``.
+    """
     return f"{project.name}--{run}"
 
 
-def of(root: Path, project: Project, run: str = "") -> list[QueueEntry]:
-    """What the queue holds of a project, or of one run of it: the training and all else."""
+def project_entries(root: Path, project: Project, run: str = "") -> list[QueueEntry]:
+    """Return the entries of a project, or of one run of it: the training and all others."""
     stem = entry_name(project, run)
-    found = queued.entries(home(root))
+    prefix = f"{stem}--" if run else stem
     return [
-        one
-        for one in found
-        if one.name == stem or one.name.startswith(f"{stem}--" if run else stem)
+        entry
+        for entry in queued.entries(queue_folder(root))
+        if entry.name == stem or entry.name.startswith(prefix)
     ]
 
 
-def entry_of(root: Path, project: Project, run: str) -> QueueEntry | None:
-    """The entry that trains a run; None where it was never queued."""
-    return next(
-        (one for one in of(root, project, run) if one.name == entry_name(project, run)), None
-    )
+def training_entry(root: Path, project: Project, run: str) -> QueueEntry | None:
+    """Return the entry that trains a run; None if it was never queued."""
+    name = entry_name(project, run)
+    for entry in project_entries(root, project, run):
+        if entry.name == name:
+            return entry
+    return None
 
 
 def run_job(root: Path, project: Project, run: str) -> QueuedJob | None:
-    """The last training process of a run: the queue's, or one that an earlier version started in the project."""
-    entry = entry_of(root, project, run)
-    return entry.job if entry and entry.job else jobs.latest(project.folder, "train", run)
+    """Return the last training process of a run.
+
+    It is the queue's, or one that an earlier version started in the project.
+    """
+    entry = training_entry(root, project, run)
+    if entry and entry.job:
+        return entry.job
+    return jobs.latest(project.folder, "train", run)
 
 
 def jobs_about(root: Path, project: Project, run: str, kind: str) -> list[QueuedJob]:
-    """The processes of a kind (sample, export …) about a run, the last one first."""
+    """Return the processes of a kind (sample, export, …) about a run, newest first."""
     stem = f"{entry_name(project, run)}--{kind}-"
-    return [job for job in jobs.all_jobs(home(root), kind) if job.about.startswith(stem)]
+    all_jobs = jobs.all_jobs(queue_folder(root), kind)
+    return [job for job in all_jobs if job.about.startswith(stem)]
 
 
 def run_folder(project: Project, run: str) -> Path:
-    """The folder of a project's run; VideotuneError for a name that is none."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", run):
+    """Return the folder of a project's run; VideotuneError if the name is invalid."""
+    if not RUN_NAME.fullmatch(run):
         raise VideotuneError(f"{run!r} is not a name for a run: use letters, digits, - and _")
     return inside(project.folder, f"runs/{run}")
 
@@ -92,152 +115,216 @@ def submit(
     root: Path,
     project: Project,
     run: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
     kind: str = "",
     config: Mapping[str, Any] | None = None,
 ) -> str:
-    """Queue a command about a run, and see to it that a worker is there; returns the entry's name.
+    """Queue a command about a run and make sure that a worker runs.
 
-    ``kind``: of a command other than the run's training, which is numbered. ``config``: of a new training; its file takes
-    the place of "{config}" in ``words``. Without either the run's training waits again, by these words.
+    Without ``kind`` and ``config``, the run's training is queued again with these arguments.
+
+    Args:
+        root: folder of the projects.
+        project: the project.
+        run: name of the run.
+        arguments: the command; "{config}" stands for the path of the config's file.
+        kind: kind of a command other than the training; its entries are numbered.
+        config: config of a new training.
+
+    Returns:
+        The name of the entry.
+
+    Raises:
+        VideotuneError: if the entry waits or runs already.
     """
-    queue = home(root)
-    name = entry_name(project, run)
+    queue = queue_folder(root)
     folder = run_folder(project, run)
-    with _one_at_a_time:
-        known = {one.name: one for one in of(root, project, run)}
+    with _lock:
+        entry_by_name = {entry.name: entry for entry in project_entries(root, project, run)}
+        name = entry_name(project, run)
         if kind:
-            name = next(new for n in count(1) if (new := f"{name}--{kind}-{n}") not in known)
-        if name in known and known[name].state in ("waiting", "running", "paused"):
-            raise VideotuneError(f"{run} is {known[name].state} already")
-        if name in known and config is None:
-            queued.requeue(queue, name, words)
+            name = _free_name(f"{name}--{kind}-", entry_by_name)
+
+        entry = entry_by_name.get(name)
+        if entry is not None and entry.state in ("waiting", "running", "paused"):
+            raise VideotuneError(f"{run} is {entry.state} already")
+
+        if entry is not None and config is None:
+            queued.requeue(queue, name, arguments)
         else:
-            if name in known:
+            if entry is not None:
                 queued.remove(queue, name)
-            words = [
-                str(queue / f"{name}.json") if word == "{config}" else word for word in words
+            config_path = str(queue / f"{name}.json")
+            arguments = [
+                config_path if argument == "{config}" else argument for argument in arguments
             ]
-            queued.add(queue, name, config or {}, folder, words=words)
+            queued.add(queue, name, config or {}, folder, arguments=arguments)
         ensure_worker(root)
     return name
 
 
-def begin(
+def _free_name(stem: str, taken_names: Mapping[str, Any] | set[str]) -> str:
+    """Return the stem with the first number, from 1, that gives a free name."""
+    for number in count(1):
+        name = f"{stem}{number}"
+        if name not in taken_names:
+            return name
+    raise AssertionError("unreachable")
+
+
+def queue_run(
     root: Path, project: Project, title: str = "", keys: Mapping[str, Any] | None = None
 ) -> str:
-    """Queue a new run of the project's settings, or of ``keys``; returns its name: ``title`` in plain letters, or run-N."""
-    with _one_at_a_time:
-        own = of(root, project)
-        rows = projects.datasets(project)
-        if not title and (
-            late := [
-                one for one in own if one.added > time.time() - TWICE and one.state == "waiting"
-            ]
-        ):
-            return late[-1].run.name
-        if not rows:
+    """Queue a new run.
+
+    Args:
+        root: folder of the projects.
+        project: the project.
+        title: title of the run; its name is the title in plain letters. Empty for run-N.
+        keys: settings; None for the settings of the project.
+
+    Returns:
+        The name of the run.
+
+    Raises:
+        VideotuneError: if there are no clips, or the name is taken.
+    """
+    with _lock:
+        entries = project_entries(root, project)
+        if not title:
+            run = _run_of_first_click(entries)
+            if run is not None:
+                return run
+
+        datasets = projects.datasets(project)
+        if not datasets:
             raise VideotuneError("there are no clips yet: add some on the page Data")
-        taken = {one.run.name for one in own} | {
-            path.name for path in (project.folder / "runs").glob("*")
-        }
-        plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
-        run = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-.")[:60]
-        run = run or next(new for n in count(1) if (new := f"run-{n}") not in taken)
-        if (run_folder(project, run) / "config.json").exists():
+
+        run = _run_name(project, title, entries)
+        folder = run_folder(project, run)
+        if (folder / "config.json").exists():
             raise VideotuneError(
-                f"there is a run {run} already: give another name, or resume that one"
+                f"the run {run} already exists: use another name, or resume that run"
             )
-        config = {**(projects.draft(project) if keys is None else keys), "datasets": rows}
-        words = [
-            "train",
-            "--preset",
-            project.preset,
-            "--config",
-            "{config}",
-            "--out",
-            str(run_folder(project, run)),
-        ]
-        submit(root, project, run, words + projects.skips(project), config=config)
+
+        settings = projects.draft(project) if keys is None else keys
+        arguments = ["train", "--preset", project.preset, "--config", "{config}"]
+        arguments += ["--out", str(folder), *projects.skip_arguments(project)]
+        submit(root, project, run, arguments, config={**settings, "datasets": datasets})
         return run
 
 
+def _run_of_first_click(entries: Sequence[QueueEntry]) -> str | None:
+    """Return the run that was queued a moment ago and still waits."""
+    limit = time.time() - DOUBLE_CLICK_SECONDS
+    recent = [entry for entry in entries if entry.added > limit and entry.state == "waiting"]
+    return recent[-1].run.name if recent else None
+
+
+def _run_name(project: Project, title: str, entries: Sequence[QueueEntry]) -> str:
+    """Return the title in plain letters, or the next free run-N."""
+    ascii_title = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", ascii_title).strip("-.")[:60]
+    if name:
+        return name
+
+    queued_names = {entry.run.name for entry in entries}
+    existing_names = {path.name for path in (project.folder / "runs").glob("*")}
+    return _free_name("run-", queued_names | existing_names)
+
+
 def ensure_worker(root: Path) -> None:
-    """Start the worker where something waits and none is at work; it ends by itself, and outlives the server."""
-    queue = home(root)
-    if not any(one.state == "waiting" for one in queued.entries(queue)):
+    """Start a worker if an entry waits and none runs.
+
+    The worker ends by itself, and survives the server.
+    """
+    queue = queue_folder(root)
+    if not any(entry.state == "waiting" for entry in queued.entries(queue)):
         return
-    with _one_at_a_time:
-        last = jobs.latest(queue, "queue")
-        if last is not None and (last.running or time.time() - last.started < PAUSE):
-            return
+
+    with _lock:
+        worker = jobs.latest(queue, "queue")
+        if worker is not None:
+            is_recent = time.time() - worker.started < WORKER_RESTART_SECONDS
+            if worker.is_running or is_recent:
+                return
+
         try:
             with FileLock(queue / ".lock").acquire(timeout=0):
-                numbers = ",".join(str(card.index) for card in gpu.cards())
-        except Timeout:  # one that was started in a terminal
+                gpu_indices = ",".join(str(card.index) for card in gpu.list_gpus())
+        except Timeout:  # a worker that was started in a terminal
             return
-        gpus = ["--gpus", numbers] if "," in numbers else []
-        jobs.restart(queue, "queue", ["queue", "run", "--queue", str(queue), *gpus])
+
+        arguments = ["queue", "run", "--queue", str(queue)]
+        if "," in gpu_indices:
+            arguments += ["--gpus", gpu_indices]
+        jobs.restart(queue, "queue", arguments)
 
 
-def sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
-    """Queue a run for every combination of values; ``vary``: of each key its values, with commas between them.
+def queue_sweep(root: Path, project: Project, vary: Mapping[str, str]) -> str:
+    """Queue a run for every combination of values and return the name of the sweep.
 
-    Raises VideotuneError, before anything is queued, where a value cannot be.
+    Args:
+        root: folder of the projects.
+        project: the project.
+        vary: comma-separated values of each key.
+
+    Raises:
+        VideotuneError: if a value is invalid; then nothing is queued.
     """
-    combined = combinations([f"{key}={values}" for key, values in vary.items()])
-    drafts = []
-    for values in combined:
-        drafts.append(projects.draft(project))
-        for key, value in values.items():
-            drafts[-1] = form.put(drafts[-1], key, value, project.preset)
-    if len(combined) < 2:
+    value_sets = combinations([f"{key}={values}" for key, values in vary.items()])
+    configs = [_config_with(project, values) for values in value_sets]
+    if len(value_sets) < 2:
         raise VideotuneError("give at least two values, with a comma between them")
-    (folder := project.folder / ".studio" / "sweeps").mkdir(parents=True, exist_ok=True)
-    name = next(
-        new for n in count(1) if not (folder / f"{(new := f'sweep-{n}')}.json").exists()
-    )
-    runs = {
-        begin(root, project, f"{name}.{n}", keys): combined[n - 1]
-        for n, keys in enumerate(drafts, 1)
-    }
-    write_json(folder / f"{name}.json", {"runs": runs})
+
+    folder = project.folder / ".studio" / "sweeps"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = _free_name("sweep-", {path.stem for path in folder.glob("*.json")})
+
+    values_by_run = {}
+    for number, (config, values) in enumerate(zip(configs, value_sets, strict=True), 1):
+        run = queue_run(root, project, f"{name}.{number}", config)
+        values_by_run[run] = values
+    write_json(folder / f"{name}.json", {"runs": values_by_run})
     return name
 
 
-def board(asked: PageContext) -> str:
-    """What runs, waits and has ended, in all projects; sweeps as tables of their runs."""
-    ensure_worker(asked.root)
-    titles = {one.name: one.title for one in projects.projects(asked.root)}
-    sweeps = {
-        path: read_json(path)["runs"] for path in asked.root.glob("[!.]*/.studio/sweeps/*.json")
-    }
-    tools = {
-        "life": life,
-        "best": best,
-        "far": lambda run: progress(read_live(run)),
-        "duration": duration,
-    }
-    found = queued.entries(home(asked.root))
-    return html(
+def _config_with(project: Project, values: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of the project with some keys set."""
+    keys = projects.draft(project)
+    for key, value in values.items():
+        keys = set_key(keys, key, value, project.preset)
+    return keys
+
+
+def board(page: PageContext) -> str:
+    """Render the entries of all projects, and the sweeps as tables of their runs."""
+    ensure_worker(page.root)
+    sweep_files = page.root.glob("[!.]*/.studio/sweeps/*.json")
+    return render(
         "queue_board",
-        entries=found,
-        cards=gpu.cards(),
-        sweeps=sweeps,
-        titles=titles,
-        card=queued.CARD,
-        **tools,
+        entries=queued.entries(queue_folder(page.root)),
+        cards=gpu.list_gpus(),
+        sweeps={path: read_json(path)["runs"] for path in sweep_files},
+        titles={project.name: project.title for project in projects.list_projects(page.root)},
+        card=queued.GPU_VARIABLE,
+        life=life,
+        best=best_validation_loss,
+        far=lambda run: progress(read_live(run)),
+        duration=duration,
     )
 
 
-def best(run: Path) -> float | None:
-    """The lowest validation loss of a run after step 0, relative to the base model's; None where none was measured."""
+def best_validation_loss(run: Path) -> float | None:
+    """Return the lowest validation loss after step 0, relative to the base model's."""
     journal = run / "journal.jsonl"
-    return _best(run, journal.stat().st_size) if journal.is_file() else None
+    if not journal.is_file():
+        return None
+    return _best_validation_loss(run, journal.stat().st_size)
 
 
 @lru_cache(maxsize=1024)
-def _best(run: Path, size: int) -> float | None:
+def _best_validation_loss(run: Path, journal_size: int) -> float | None:
     curve = points(read_live(run).validations, "held_out", "normalised")
     return min((loss for step, loss in curve if step), default=None)
 
@@ -246,52 +333,61 @@ REGIONS: Regions = {"board": board}
 
 
 @routes.get("/queue")
-def show(asked: In) -> Response:
-    """All that runs and waits."""
-    return page(asked, "queue", {**header.REGIONS, **REGIONS}, "Queue")
+def show(page: CurrentPage) -> Response:
+    """Show the queue."""
+    return page_response(page, "queue", header.REGIONS | REGIONS, "Queue")
 
 
-def _job(act: Callable[[QueuedJob], bool]) -> Callable[[Path, str], object]:
-    def of_entry(queue: Path, name: str) -> None:
-        if (job := queued.named(queue, name).job) is None or not act(job):
-            raise VideotuneError(f"{name} is not running")
+def _pause(queue: Path, name: str) -> None:
+    _signal_job(queue, name, jobs.pause)
 
-    return of_entry
+
+def _continue(queue: Path, name: str) -> None:
+    _signal_job(queue, name, jobs.unpause)
+
+
+def _signal_job(queue: Path, name: str, signal: Callable[[QueuedJob], bool]) -> None:
+    job = queued.find_entry(queue, name).job
+    if job is None or not signal(job):
+        raise VideotuneError(f"{name} is not running")
 
 
 def _remove(queue: Path, name: str) -> None:
-    if queued.named(queue, name).state in ("running", "paused"):
+    if queued.find_entry(queue, name).state in ("running", "paused"):
         raise VideotuneError(f"{name} is running: stop it first")
     queued.remove(queue, name)
 
 
-ACTS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
+ACTIONS: Mapping[str, tuple[Callable[[Path, str], object], str]] = {
     "stop": (queued.hold, "Stopping: it saves first"),
-    "pause": (_job(jobs.pause), "Paused; it keeps its memory on the card"),
-    "continue": (_job(jobs.unpause), "Continues"),
+    "pause": (_pause, "Paused; it keeps its GPU memory"),
+    "continue": (_continue, "Continues"),
     "retry": (queued.requeue, "Queued again"),
     "remove": (_remove, "Removed from the queue"),
 }
+"""The buttons of an entry, each with its confirmation."""
 
 
 @routes.post("/queue/{act}")
-def change(act: str, asked: In, words: PostedForm) -> Response:
-    """Stop, pause, continue, retry or remove an entry; or put those that wait in the order of their names."""
+def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
+    """Stop, pause, continue, retry or remove an entry; or reorder the waiting ones."""
+    queue = queue_folder(page.root)
     if act == "order":
-        queued.reorder(home(asked.root), words.all("name"))
-        return say()
-    if act not in ACTS:
-        raise VideotuneError(f"the queue cannot {act[:40]}")
-    ACTS[act][0](home(asked.root), words["name"])
-    ensure_worker(asked.root)
-    return say(ACTS[act][1])
+        queued.reorder(queue, form.all("name"))
+        return reply()
+    if act not in ACTIONS:
+        raise VideotuneError(f"the queue has no action {act[:40]}")
+
+    action, confirmation = ACTIONS[act]
+    action(queue, form["name"])
+    ensure_worker(page.root)
+    return reply(confirmation)
 
 
 @routes.post("/p/{project}/sweep")
-def start_sweep(asked: In, words: PostedForm) -> Response:
+def start_sweep(page: CurrentPage, form: PostedForm) -> Response:
     """Queue a run for every combination of the values."""
-    pairs = zip(words.all("key"), words.all("values"), strict=False)
-    name = sweep(
-        asked.root, asked.home, {key: values for key, values in pairs if key and values.strip()}
-    )
-    return say(f"{name} is queued", go="/queue")
+    pairs = zip(form.all("key"), form.all("values"), strict=False)
+    vary = {key: values for key, values in pairs if key and values.strip()}
+    name = queue_sweep(page.root, page.current_project, vary)
+    return reply(f"{name} is queued", redirect="/queue")

@@ -1,4 +1,4 @@
-"""The page Results: the recommended checkpoint, all checkpoints, tried prompts, files for other programs, publishing."""
+"""The page Results: checkpoints, tried prompts, exports for other programs, and publishing."""
 
 import time
 from collections.abc import Iterator
@@ -19,200 +19,237 @@ from videotune.runs.schemas import load_json
 from videotune.studio import header, queue_page, train_page, trash
 from videotune.studio.projects import inside, texts
 from videotune.studio.queue_page import run_folder
-from videotune.studio.status import remembered
-from videotune.studio.train_page import branches, checkpoint, chosen, refuse_running
-from videotune.studio.web import FormData, In, PageContext, Regions, html, page
+from videotune.studio.status import read_cached
+from videotune.studio.train_page import branches, checkpoint, refuse_running, selected_run
+from videotune.studio.web import (
+    CurrentPage,
+    FormData,
+    PageContext,
+    Regions,
+    page_response,
+    render,
+)
 
 routes = APIRouter()
-TRIES = 24
-"""So many of the latest tries are shown."""
 
-FILES = ("report.html", "export/README.md")
-"""What is linked where a run has it: the report and the model card."""
+MAX_TRIES = 24
+"""Number of latest tries that are shown."""
+
+REPORT = "report.html"
+MODEL_CARD = "export/README.md"
+
+RUN_FILES = (REPORT, MODEL_CARD)
+"""Files that the page links if a run has them."""
 
 
-def summary(asked: PageContext) -> str:
-    """The recommended checkpoint and why it is that one, the checkpoints, the written files, and what is being written."""
-    if not chosen(asked):
-        return html("train_none", asked=asked, project=asked.home)
-    now = train_page.facts(asked)
-    home = asked.home.folder
-    run = now["run"]
-    works = {
-        kind: jobs.latest(home, kind, now["name"]) for kind in ("publish", "card", "report")
-    }
-    works["export"] = next(
-        iter(queue_page.jobs_about(asked.root, asked.home, now["name"], "export")), None
-    )
-    given = {
-        "files": list(written(home, run.folder)),
-        "works": works,
-        "size": size,
-        "formats": offered(run),
-        "home": home,
-    }
-    given |= {
-        "there": [name for name in FILES if (run.folder / name).is_file()],
-        "use": use(run),
-    }
+def summary(page: PageContext) -> str:
+    """Render the recommended checkpoint with its grounds, the checkpoints, and the exports."""
+    if not selected_run(page):
+        return render("train_none", context=page, project=page.current_project)
+
+    run_data = train_page.run_context(page)
+    run = run_data["run"]
+    home = page.current_project.folder
     losses = dict(points(run.validations, "held_out", "normalised"))
-    given |= {
-        "losses": losses,
-        "grounds": grounds(run) if losses else None,
-        "measured": list(measured(home, run)),
+
+    return render(
+        "results_summary",
+        **run_data,
+        files=list(exported_files(home, run.folder)),
+        works=_output_jobs(page, run_data["name"]),
+        size=disk_usage,
+        formats=export_formats(run),
+        home=home,
+        there=[name for name in RUN_FILES if (run.folder / name).is_file()],
+        use=use(run),
+        losses=losses,
+        grounds=grounds(run) if losses else None,
+        measured=list(metric_samples(home, run)),
+    )
+
+
+def _output_jobs(page: PageContext, run_name: str) -> dict[str, jobs.QueuedJob | None]:
+    """Return the last job of each kind that writes outputs of a run."""
+    project = page.current_project
+    job_by_kind = {
+        kind: jobs.latest(project.folder, kind, run_name)
+        for kind in ("publish", "card", "report")
     }
-    return html("results_summary", **now, **given)
+    exports = queue_page.jobs_about(page.root, project, run_name, "export")
+    job_by_kind["export"] = exports[0] if exports else None
+    return job_by_kind
 
 
-def written(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
-    """The files that a run and its branches have written for other programs, which are still there."""
+def exported_files(home: Path, run: Path) -> Iterator[tuple[str, Any, Path]]:
+    """Yield label, record and path of each existing export of a run and its branches."""
     for label, folder in branches(run):
-        for one in map(mapping, items(remembered(folder / "exports.json"))):
-            if (path := folder / str(one["path"])).exists() and path.resolve().is_relative_to(
-                home.resolve()
-            ):
-                yield label, one, path
+        for record in map(mapping, items(read_cached(folder / "exports.json"))):
+            path = folder / str(record["path"])
+            if path.exists() and path.resolve().is_relative_to(home.resolve()):
+                yield label, record, path
 
 
-def size(path: Path) -> int:
-    """Bytes of a file, or of all files of a folder."""
-    return sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
+def disk_usage(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
 
 
-def offered(run: Run) -> tuple[str, ...]:
-    """The formats that can be written of what the run trained."""
+def export_formats(run: Run) -> tuple[str, ...]:
+    """Return the formats in which the run's result can be exported."""
     method = run.setting("training_method")
-    variant = run.setting("lora", "variant")
-    every = ("diffusers",) if method == "FINE_TUNE" else ("comfyui", "diffusers")
-    return tuple(texts()["offered"].get(str(variant), every)) if method == "LORA" else every
+    if method == "FINE_TUNE":
+        return ("diffusers",)
+
+    all_formats = ("comfyui", "diffusers")
+    if method != "LORA":
+        return all_formats
+    variant = str(run.setting("lora", "variant"))
+    return tuple(texts()["offered"].get(variant, all_formats))
 
 
-def measured(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
-    """The samples of the latest sample metrics, each with the training clip that is nearest in pictures."""
-    clips = {str(clip["path"]): clip for clip in run.clips}
-    for one in map(mapping, items(run.last("sample_metrics")["samples"])):
-        if (path := run.folder / str(one["path"])).is_file():
-            near = clips.get(str(one["clip"]), {"path": one["clip"]})
-            yield (
-                path.relative_to(home).as_posix(),
-                one,
-                train_page.clip_of(home, run.folder, near),
-            )
+def metric_samples(home: Path, run: Run) -> Iterator[tuple[str, Any, dict[str, str]]]:
+    """Yield the samples of the latest sample metrics.
+
+    Yields:
+        Path within the project, record, and the training clip that looks most alike.
+    """
+    clip_by_path = {str(clip["path"]): clip for clip in run.clips}
+    for record in map(mapping, items(run.last("sample_metrics")["samples"])):
+        path = run.folder / str(record["path"])
+        if path.is_file():
+            clip = clip_by_path.get(str(record["clip"]), {"path": record["clip"]})
+            relative = path.relative_to(home).as_posix()
+            yield relative, record, train_page.clip_of(home, run.folder, clip)
 
 
-def tries(asked: PageContext) -> str:
-    """What was tried, the last one first, each with what became of it."""
-    name = chosen(asked)
-    home = asked.home.folder
-    entries = (
-        {one.name: one for one in queue_page.of(asked.root, asked.home, name)} if name else {}
-    )
-    books = (
-        sorted((home / "tries" / name).glob("*/try.json"), reverse=True)[:TRIES] if name else []
-    )
-    rows = [
-        (
-            book.parent,
-            known := mapping(load_json(book, "remove it")),
-            entries.get(known["entry"]),
-        )
-        for book in books
-    ]
-    return html("results_tries", project=asked.home, name=name, home=home, rows=rows)
+def tries(page: PageContext) -> str:
+    """Render the tried prompts with their results, newest first."""
+    name = selected_run(page)
+    project = page.current_project
+
+    rows = []
+    if name:
+        entries = queue_page.project_entries(page.root, project, name)
+        entry_by_name = {entry.name: entry for entry in entries}
+        records = sorted((project.folder / "tries" / name).glob("*/try.json"), reverse=True)
+        for path in records[:MAX_TRIES]:
+            record = mapping(load_json(path, "remove it"))
+            rows.append((path.parent, record, entry_by_name.get(record["entry"])))
+
+    return render("results_tries", project=project, name=name, home=project.folder, rows=rows)
 
 
 REGIONS: Regions = {"summary": summary, "tries": tries, "previews": train_page.previews_part}
 
 
 @routes.get("/p/{project}/results")
-def show(asked: In) -> Response:
-    """The page."""
-    more: dict[str, Any] = {"run": (name := chosen(asked)), "runs": train_page.names(asked)}
+def show(page: CurrentPage) -> Response:
+    """Show the page."""
+    name = selected_run(page)
+    data: dict[str, Any] = {"run": name, "runs": train_page.run_names(page)}
     if name:
-        now = train_page.facts(asked)
-        more |= {"saves": now["saves"], "best": now["best"], "formats": offered(now["run"])}
-    return page(asked, "results", header.REGIONS | REGIONS, "Results", **more)
+        run_data = train_page.run_context(page)
+        data["saves"] = run_data["saves"]
+        data["best"] = run_data["best"]
+        data["formats"] = export_formats(run_data["run"])
+    return page_response(page, "results", header.REGIONS | REGIONS, "Results", **data)
 
 
 @routes.get("/p/{project}/compare")
-def compare(asked: In, run: Annotated[list[str], Query()]) -> Response:
-    """A page that compares runs: what differs in their settings, and their validation losses on one chart."""
-    folders = [folder for name in run if (folder := run_folder(asked.home, name)).is_dir()]
-    write_comparison(folders, asked.home.folder / "runs" / "comparison.html")
-    return RedirectResponse(f"/p/{asked.home.name}/file/runs/comparison.html", 303)
+def compare(page: CurrentPage, run: Annotated[list[str], Query()]) -> Response:
+    """Write a page that compares runs, their settings and validation losses, and show it."""
+    project = page.current_project
+    folders = [run_folder(project, name) for name in run]
+    existing_folders = [folder for folder in folders if folder.is_dir()]
+    write_comparison(existing_folders, project.folder / "runs" / "comparison.html")
+    return RedirectResponse(f"/p/{project.name}/file/runs/comparison.html", 303)
 
 
-def draw(asked: PageContext, run: Path, words: FormData) -> str:
-    """Try a prompt with a checkpoint, when its turn in the queue comes."""
-    if not (prompt := words["prompt"].strip()):
-        raise VideotuneError("type what the video should show")
-    folder = asked.home.folder / "tries" / run.name / f"{time.time_ns():x}"
-    options = {"--step": words.number("step"), "--seed": words.number("seed")}
-    options |= {"--strength": words.number("strength", whole=False)}
-    more = [part for option, value in options.items() if value for part in (option, value)]
-    more += (
-        ["--set", f"sample.negative={words['negative']}"] if words["negative"].strip() else []
-    )
-    command = ["sample", str(run), "--prompt", prompt, "--out", str(folder), *more]
-    entry = queue_page.submit(asked.root, asked.home, run.name, command, "sample")
+def draw(page: PageContext, run: Path, form: FormData) -> str:
+    """Queue a sample of a prompt with a checkpoint."""
+    prompt = form["prompt"].strip()
+    if not prompt:
+        raise VideotuneError("prompt: the field is empty. Describe what the video should show.")
+
+    folder = page.current_project.folder / "tries" / run.name / f"{time.time_ns():x}"
+    arguments = ["sample", str(run), "--prompt", prompt, "--out", str(folder)]
+    options = {
+        "--step": form.number("step"),
+        "--seed": form.number("seed"),
+        "--strength": form.number("strength", decimal=True),
+    }
+    for option, value in options.items():
+        if value:
+            arguments += [option, value]
+    if form["negative"].strip():
+        arguments += ["--set", f"sample.negative={form['negative']}"]
+
+    entry = queue_page.submit(page.root, page.current_project, run.name, arguments, "sample")
     folder.mkdir(parents=True)
-    write_json(folder / "try.json", {**words, "entry": entry, "asked": time.time()})
+    write_json(folder / "try.json", {**form, "entry": entry, "asked": time.time()})
     return ""
 
 
-def dismiss(asked: PageContext, run: Path, words: FormData) -> str:
-    """Move a try to the bin, and take it out of the queue."""
-    folder = inside(asked.home.folder / "tries" / run.name, words["try"])
-    for entry in queue_page.of(asked.root, asked.home, run.name):
-        if str(folder) in entry.words:
-            queue_page.ACTS["remove"][0](queue_page.home(asked.root), entry.name)
-    trash.throw(asked.home.folder, "sample", words["prompt"][:60] or folder.name, [folder])
+def dismiss(page: PageContext, run: Path, form: FormData) -> str:
+    """Move a try to the bin and remove it from the queue."""
+    project = page.current_project
+    folder = inside(project.folder / "tries" / run.name, form["try"])
+    remove_entry = queue_page.ACTIONS["remove"][0]
+    for entry in queue_page.project_entries(page.root, project, run.name):
+        if str(folder) in entry.arguments:
+            remove_entry(queue_page.queue_folder(page.root), entry.name)
+
+    title = form["prompt"][:60] or folder.name
+    trash.move_to_trash(project.folder, "sample", title, [folder])
     return ""
 
 
-def export(asked: PageContext, run: Path, words: FormData) -> str:
-    """Write a checkpoint for other programs, when its turn in the queue comes."""
-    if not (formats := words.all("format")) and not words["merge"]:
+def export(page: PageContext, run: Path, form: FormData) -> str:
+    """Queue the export of a checkpoint for other programs."""
+    formats = form.all("format")
+    if not formats and not form["merge"]:
         raise VideotuneError("choose at least one format")
-    step = ["--step", words.number("step")] if words["step"] else []
-    more = [part for name in formats for part in ("--format", name)] + (
-        ["--merge"] if words["merge"] else []
-    )
-    queue_page.submit(
-        asked.root, asked.home, run.name, ["export", str(run), *step, *more], "export"
-    )
+
+    arguments = ["export", str(run)]
+    if form["step"]:
+        arguments += ["--step", form.number("step")]
+    for name in formats:
+        arguments += ["--format", name]
+    if form["merge"]:
+        arguments.append("--merge")
+
+    queue_page.submit(page.root, page.current_project, run.name, arguments, "export")
     return ""
 
 
-def delete(asked: PageContext, run: Path, words: FormData) -> str:
+def delete(page: PageContext, run: Path, form: FormData) -> str:
     """Move a checkpoint to the bin."""
-    refuse_running(asked, run)
-    folder = checkpoint(run, words)
-    trash.throw(asked.home.folder, "checkpoint", f"{run.name}, step {words['step']}", [folder])
-    return f"The checkpoint of step {words['step']} is in the bin"
+    refuse_running(page, run)
+    folder = checkpoint(run, form)
+    title = f"{run.name}, step {form['step']}"
+    trash.move_to_trash(page.current_project.folder, "checkpoint", title, [folder])
+    return f"The checkpoint of step {form['step']} is in the bin"
 
 
-def write(asked: PageContext, run: Path, words: FormData) -> str:
-    """Run a command that needs no card and about this run alone: report, model card, publishing, doctor."""
-    repo = ["--repo", words["repo"].strip()] if words["repo"].strip() else []
-    more = {
+def write(page: PageContext, run: Path, form: FormData) -> str:
+    """Run a command that needs no GPU: report, doctor, model card, or publishing."""
+    repo = form["repo"].strip()
+    options_by_kind: dict[str, list[str]] = {
         "report": [],
         "doctor": ["--json"],
-        "card": ["--out", str(run / FILES[1])],
-        "publish": repo,
+        "card": ["--out", str(run / MODEL_CARD)],
+        "publish": ["--repo", repo] if repo else [],
     }
-    if words["kind"] not in more:
-        raise VideotuneError(f"there is no command {words['kind'][:40]}")
-    jobs.restart(
-        asked.home.folder,
-        words["kind"],
-        [words["kind"], str(run), *more[words["kind"]]],
-        run.name,
-    )
+
+    kind = form["kind"]
+    if kind not in options_by_kind:
+        raise VideotuneError(f"there is no command {kind[:40]}")
+    arguments = [kind, str(run), *options_by_kind[kind]]
+    jobs.restart(page.current_project.folder, kind, arguments, run.name)
     return ""
 
 
-train_page.ACTS |= {
+train_page.ACTIONS |= {
     "draw": draw,
     "dismiss": dismiss,
     "export": export,

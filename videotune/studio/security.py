@@ -1,4 +1,4 @@
-"""Who may talk to the studio: the host that it listens on, the password, and pages of other sites that send requests."""
+"""Access control of the studio: host check, password, and requests from other sites."""
 
 import ipaddress
 import time
@@ -13,31 +13,35 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from videotune.errors import VideotuneError
 from videotune.studio.web import Changes
 
-SAFE = ("GET", "HEAD", "OPTIONS")
-OPEN = ("/login", "/static/")
-"""What a browser is given before the login."""
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
-COOKIE = "videotune-studio"
-LEAST = 8
-"""Letters of a password."""
+PUBLIC_PATHS = ("/login", "/static/")
+"""Paths that need no login."""
 
-TRIES = 10
-WHILE = 60.0
-"""So many wrong passwords from one address within so many seconds, and its next ones are not looked at."""
+SESSION_COOKIE = "videotune-studio"
+MIN_PASSWORD_LENGTH = 8
 
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+MAX_ATTEMPTS = 10
+"""Wrong passwords that an address may send within ``ATTEMPT_WINDOW``; then it has to wait."""
+
+ATTEMPT_WINDOW = 60.0
+"""Seconds over which wrong passwords are counted."""
+
+RESPONSE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "style-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
 }
-"""Of every answer: nothing is loaded from elsewhere, no inline script runs, no other site frames a page."""
+"""Headers of every response: no external resources, no inline scripts, no foreign frames."""
 
 
 def is_local(host: str) -> bool:
-    """Whether only this computer reaches the host."""
+    """Return whether only this computer can reach the host."""
     if host.lower() == "localhost":
         return True
+
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -45,74 +49,104 @@ def is_local(host: str) -> bool:
 
 
 def check_host(host: str, password: str | None) -> None:
-    """VideotuneError where others could come in without a password."""
+    """Check the host and the password.
+
+    Raises:
+        VideotuneError: if other computers could come in without a password, or it is too short.
+    """
     if not is_local(host) and not password:
         raise VideotuneError(
-            f"--host {host} lets other computers in, and there is no password: set one in the environment variable "
-            "VIDEOTUNE_STUDIO_PASSWORD (the name to log in with is studio), or leave --host out"
+            f"--host {host}: other computers can reach the studio, but no password is set. "
+            "Set one in the environment variable VIDEOTUNE_STUDIO_PASSWORD "
+            "(the login name is studio), or omit --host."
         )
-    if password is not None and len(password) < LEAST:
-        raise VideotuneError(f"the password has {len(password)} letters; take at least {LEAST}")
+
+    if password is not None and len(password) < MIN_PASSWORD_LENGTH:
+        raise VideotuneError(
+            f"VIDEOTUNE_STUDIO_PASSWORD: the password has {len(password)} characters. "
+            f"Use at least {MIN_PASSWORD_LENGTH}."
+        )
 
 
-class WrongPasswords:
-    """When each address has sent a wrong password lately, so that passwords cannot be tried out one after the other."""
+class LoginLimiter:
+    """Limits wrong passwords per address, so that nobody can guess them by trying."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._when: dict[str, list[float]] = {}
+        self._attempts: dict[str, list[float]] = {}
+        """Times of the recent attempts of each address."""
 
     def begin(self, address: str) -> bool:
-        """Count a try as wrong before its answer is known, so that many at once are not more; False: it has to wait."""
+        """Count an attempt as wrong and return whether it is allowed.
+
+        It counts before the password is checked, so parallel attempts do not exceed the limit.
+        """
         now = self._clock()
-        recent = {
-            name: [one for one in times if one > now - WHILE]
-            for name, times in self._when.items()
-        }
-        self._when = {name: late for name, late in recent.items() if late}
-        own = self._when.setdefault(address, [])
-        if len(own) < TRIES:
-            own.append(now)
-            return True
-        return False
+        self._drop_attempts_before(now - ATTEMPT_WINDOW)
+
+        attempts = self._attempts.setdefault(address, [])
+        if len(attempts) >= MAX_ATTEMPTS:
+            return False
+        attempts.append(now)
+        return True
 
     def forget(self, address: str) -> None:
-        """The address has sent the right one."""
-        self._when.pop(address, None)
+        """Clear the attempts of an address that sent the right password."""
+        self._attempts.pop(address, None)
+
+    def _drop_attempts_before(self, limit: float) -> None:
+        recent_attempts = {}
+        for address, times in self._attempts.items():
+            recent = [attempt for attempt in times if attempt > limit]
+            if recent:
+                recent_attempts[address] = recent
+        self._attempts = recent_attempts
 
 
 def refusal(method: str, headers: Mapping[str, str], host: str) -> str | None:
-    """Why a request is refused, or None where it may pass.
+    """Return why a request is refused, or None if it may pass.
 
-    By another name of this computer a page elsewhere would read a studio that has no password (its name is made to mean this
-    computer); by a request of its own it would change something there.
+    A foreign page can point a name of its own at this computer and so read a studio without a
+    password (DNS rebinding), or send a request that changes something (CSRF).
+
+    Args:
+        method: HTTP method.
+        headers: headers of the request, by lower-case name.
+        host: host on which the studio listens.
     """
-    asked = headers.get("host", "")
-    name = urlsplit(f"//{asked}").hostname or ""
-    if is_local(host) and not is_local(name):
-        return f"This studio answers to this computer alone, not to {name or 'no name'}."
+    host_header = headers.get("host", "")
+    host_name = urlsplit(f"//{host_header}").hostname or ""
+    if is_local(host) and not is_local(host_name):
+        return (
+            f"This studio serves only this computer, not {host_name or 'an empty host name'}."
+        )
+
     origin = headers.get("origin")
-    navigates = method in SAFE and headers.get("sec-fetch-mode") == "navigate"
-    other = origin is not None and (
-        origin == "null" or urlsplit(origin).netloc.lower() != asked.lower()
+    is_foreign_origin = origin is not None and (
+        origin == "null" or urlsplit(origin).netloc.lower() != host_header.lower()
     )
-    if other or (
-        headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates
-    ):
-        return "A page of another site may not ask this studio for anything."
+    is_navigation = method in SAFE_METHODS and headers.get("sec-fetch-mode") == "navigate"
+    is_other_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+
+    if is_foreign_origin or (is_other_site and not is_navigation):
+        return "Pages of other sites may not send requests to this studio."
     return None
 
 
 class Guard:
-    """In front of every route: refuses other sites and whoever has not logged in, and adds the headers of every answer.
-
-    ``sessions``: names of those who have logged in; None where no password is set. After a request that may have changed
-    something, ``changes`` wakes the open pages.
-    """
+    """Middleware that refuses other sites and users without login; adds security headers."""
 
     def __init__(
         self, app: ASGIApp, host: str, sessions: Collection[str] | None, changes: Changes
     ) -> None:
+        """Wrap the app.
+
+        Args:
+            app: the app behind the guard.
+            host: host on which the studio listens.
+            sessions: names of the open sessions; None if no password is set.
+            changes: notified after each request that may have changed something.
+        """
         self._app = app
         self._host = host
         self._sessions = sessions
@@ -122,45 +156,51 @@ class Guard:
         """Answer a request, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
-        method = scope["method"]
-        path = scope["path"]
 
-        async def sent(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                answered = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    answered.setdefault(name, value)
+                response_headers = MutableHeaders(scope=message)
+                for name, value in RESPONSE_HEADERS.items():
+                    response_headers.setdefault(name, value)
             await send(message)
 
-        answer: ASGIApp = self._app
-        if (why := refusal(method, headers, self._host)) is not None:
-            answer = PlainTextResponse(why, 403)
-        elif (
-            method not in SAFE and path != "/login" and headers.get("hx-request") != "true"
-        ):  # no form of another site sends it
-            answer = PlainTextResponse("ask by the studio's own pages", 415)
-        elif (
-            self._sessions is not None
-            and not path.startswith(OPEN)
-            and _session(headers) not in self._sessions
-        ):
-            document = "text/html" in headers.get("accept", "") and method in SAFE
-            answer = (
-                RedirectResponse("/login", 303)
-                if document
-                else PlainTextResponse("log in first", 401)
-            )
-        await answer(scope, receive, sent)
-        if method not in SAFE:
-            self._changes.tell()
+        method = scope["method"]
+        handler = self._handler(method, scope["path"], Headers(scope=scope))
+        await handler(scope, receive, send_with_headers)
+
+        if method not in SAFE_METHODS:
+            self._changes.notify()
         return None
+
+    def _handler(self, method: str, path: str, headers: Headers) -> ASGIApp:
+        """Return the app, or the response that refuses the request."""
+        reason = refusal(method, headers, self._host)
+        if reason is not None:
+            return PlainTextResponse(reason, 403)
+
+        # Forms of other sites cannot send this header.
+        is_from_studio = headers.get("hx-request") == "true"
+        if method not in SAFE_METHODS and path != "/login" and not is_from_studio:
+            return PlainTextResponse("Send this request from a page of the studio.", 415)
+
+        if self._may_enter(path, headers):
+            return self._app
+
+        is_document = "text/html" in headers.get("accept", "") and method in SAFE_METHODS
+        if is_document:
+            return RedirectResponse("/login", 303)
+        return PlainTextResponse("log in first", 401)
+
+    def _may_enter(self, path: str, headers: Headers) -> bool:
+        if self._sessions is None or path.startswith(PUBLIC_PATHS):
+            return True
+        return _session(headers) in self._sessions
 
 
 def _session(headers: Headers) -> str:
-    """The name of the session that a request brings; empty where it brings none."""
+    """Return the session name that a request carries; empty if there is none."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = SimpleCookie(headers.get("cookie", "")).get(SESSION_COOKIE)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""

@@ -1,4 +1,4 @@
-"""The page Setup: a preset, the settings, and beside them the plan that follows from them."""
+"""The page Setup: a preset, the settings, and the plan that follows from them."""
 
 import re
 import shutil
@@ -11,257 +11,345 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 
-from videotune.config.load import flatten, preset_about, preset_named, preset_names, read_preset
+from videotune.config.load import (
+    flatten,
+    merge,
+    preset_about,
+    preset_named,
+    preset_names,
+    read_preset,
+    unflatten,
+)
+from videotune.config.resolve import parse
 from videotune.errors import VideotuneError
 from videotune.files import read_json, write_json
 from videotune.reporter.curves import COLOURS
-from videotune.studio import form, gpu, header, plan_server, projects, queue_page, trash
-from videotune.studio.projects import CLIPS, ELSEWHERE, HELD_OUT, Project, draft, inside
+from videotune.studio import gpu, header, plan_server, projects, queue_page, trash
+from videotune.studio.form import fields, format_value, inherited_values, set_key
+from videotune.studio.projects import CLIPS, HELD_OUT, MANAGED_KEYS, Project, draft, inside
 from videotune.studio.uploads import receive, safe_name
-from videotune.studio.web import In, PageContext, PostedForm, Regions, html, page, say
+from videotune.studio.web import (
+    CurrentPage,
+    PageContext,
+    PostedForm,
+    Regions,
+    page_response,
+    render,
+    reply,
+)
 from videotune.text import duration
 
 routes = APIRouter()
-OWN = "presets"
-"""The folder of own presets, beside the projects: each a file with its ``preset`` and its ``keys``."""
 
-_one_at_a_time = RLock()
-"""Two fields that are left within a moment must not write over each other."""
+PRESETS_FOLDER = "presets"
+"""Folder of the user's presets: each a file with ``preset`` and ``keys``."""
+
+HOURS_TIMEOUT = 9000.0
+"""Seconds that the hours of all presets may take."""
+
+_lock = RLock()
+"""Two fields that change within a moment must not overwrite each other."""
 
 
-def question(project: Project, what: str, **other: Any) -> dict[str, Any]:
-    """What the plan server is asked of a project: its settings, its clips as they stand, and the card."""
+def plan_question(project: Project, what: str, **extra: Any) -> dict[str, Any]:
+    """Return a question for the plan server: settings, clips and GPU of a project."""
     facts = project.facts
-    own = gpu.cards()
-    named = {"card": facts.get("card"), "vram": facts.get("vram")}
-    seen = [
-        path.stat().st_mtime
-        for name in (CLIPS, HELD_OUT)
-        if (path := project.folder / name).is_dir()
-    ]
-    found = [own[0].name, own[0].total] if own and not any(named.values()) else None
-    skips = "all" if facts.get("allow_skips") else None
-    config = {**draft(project), "datasets": projects.datasets(project)}
-    return {"what": what, "preset": project.preset, "config": config, "allow_skips": skips, **named, "gpu": found,
-            "seen": seen, **other}  # fmt: skip
+    card = facts.get("card")
+    vram = facts.get("vram")
+
+    gpus = gpu.list_gpus()
+    own_gpu = None
+    if gpus and not card and not vram:
+        own_gpu = [gpus[0].name, gpus[0].memory_total]
+
+    clip_folders = [project.folder / name for name in (CLIPS, HELD_OUT)]
+    return {
+        "what": what,
+        "preset": project.preset,
+        "config": {**draft(project), "datasets": projects.datasets(project)},
+        "allow_skips": "all" if facts.get("allow_skips") else None,
+        "card": card,
+        "vram": vram,
+        "gpu": own_gpu,
+        # Times of change, so a change of the clips gives another question.
+        "seen": [folder.stat().st_mtime for folder in clip_folders if folder.is_dir()],
+        **extra,
+    }
 
 
-def plan(asked: PageContext) -> str:
-    """What the plan says; asked for anew wherever its settings are others."""
-    project = asked.home
-    answer = dict[str, Any]()
+def plan(page: PageContext) -> str:
+    """Render the plan; it is computed again whenever the settings have changed."""
+    project = page.current_project
+    answer: dict[str, Any] = {}
     if projects.datasets(project):
-        answer = plan_server.ask(_place(project, "plan"), question(project, "plan"))
-    found = answer.get("plan") or {}
-    known = {one.key for one in form.fields()}
-    words = [(text, [pair for pair in re.findall(r"([a-z_.]+)=([\w.]+)", text) if pair[0] in known])
-             for text in found.get("remedies", ())]  # fmt: skip
-    return html(
+        question = plan_question(project, "plan")
+        answer = plan_server.request_answer(_studio_file(project, "plan"), question)
+
+    current_plan = answer.get("plan") or {}
+    remedies = [(text, _settings_in(text)) for text in current_plan.get("remedies", ())]
+    return render(
         "setup_plan",
         project=project,
         answer=answer,
-        plan=found,
-        remedies=words,
+        plan=current_plan,
+        remedies=remedies,
         duration=duration,
         colours=COLOURS,
     )
 
 
-def settings(asked: PageContext) -> str:
-    """Every setting with its value."""
-    project = asked.home
-    own = flatten(draft(project))
-    below = form.standing(project.preset)
-    fields = {one.key: one for one in form.fields()}
-    return html(
-        "setup_fields", project=project, own=own, below=below, fields=fields, shown=form.shown
+def _settings_in(text: str) -> list[tuple[str, str]]:
+    """Return the settings that a text names as ``key=value``."""
+    keys = {field.key for field in fields()}
+    pairs = re.findall(r"([a-z_.]+)=([\w.]+)", text)
+    return [(key, value) for key, value in pairs if key in keys]
+
+
+def settings(page: PageContext) -> str:
+    """Render every setting with its value."""
+    project = page.current_project
+    return render(
+        "setup_fields",
+        project=project,
+        own=flatten(draft(project)),
+        below=inherited_values(project.preset),
+        fields={field.key: field for field in fields()},
+        shown=format_value,
     )
 
 
-def gallery(asked: PageContext) -> str:
-    """The presets, the person's own first, and for which card the plan is made."""
-    project = asked.home
-    device = (plan_server.read(_place(project, "plan")).get("plan") or {}).get("device") or {}
-    return html(
+def gallery(page: PageContext) -> str:
+    """Render the presets, the user's own first, and the GPU of the plan."""
+    project = page.current_project
+    own_presets = {
+        path.stem: read_json(path)
+        for path in sorted((page.root / PRESETS_FOLDER).glob("*.json"))
+    }
+    last_plan = plan_server.read_answer(_studio_file(project, "plan")).get("plan") or {}
+    device = last_plan.get("device") or {}
+
+    return render(
         "setup_presets",
         project=project,
-        own={path.stem: read_json(path) for path in sorted((asked.root / OWN).glob("*.json"))},
+        own=own_presets,
         presets=presets(),
-        hours=plan_server.read(_place(project, "hours")),
-        found=gpu.cards(),
+        hours=plan_server.read_answer(_studio_file(project, "hours")),
+        found=gpu.list_gpus(),
         gb=(device.get("vram_bytes") or 0) / 1e9,
     )
 
 
 @cache
 def presets() -> Mapping[str, Mapping[str, Any]]:
-    """Of each preset its text, the GB of its card, and what presets.json says of its base model."""
-    facts = read_json(Path(__file__).with_name("presets.json"))
-    found = {}
+    """Return the text, base model, GPU memory and facts (presets.json) of each preset."""
+    facts_by_model = read_json(Path(__file__).with_name("presets.json"))
+    presets_by_name = {}
     for name in preset_names():
         about = preset_about(name)
-        base = str(read_preset(name).get("base_model_name"))
-        gb = re.search(r"cards of (\d+) GB", about)
-        found[name] = {
+        base_model = str(read_preset(name).get("base_model_name"))
+        card_memory = re.search(r"cards of (\d+) GB", about)
+        presets_by_name[name] = {
             "about": about,
-            "base": base,
-            "gb": gb and int(gb[1]),
-            **facts.get(base, {}),
+            "base": base_model,
+            "gb": card_memory and int(card_memory[1]),
+            **facts_by_model.get(base_model, {}),
         }
-    return found
+    return presets_by_name
 
 
-def imported(asked: PageContext) -> str:
-    """What another trainer's config becomes, before it is applied."""
-    files = sorted(_place(asked.home, "theirs").with_suffix("").glob("*"))
+def import_region(page: PageContext) -> str:
+    """Render what another trainer's config becomes, before it is applied."""
+    project = page.current_project
+    files = sorted(_foreign_folder(project).glob("*"))
     if not files:
         return ""
-    asking = {
+
+    question = {
         "what": "import",
         "files": [str(path) for path in files],
         "seen": [path.stat().st_mtime for path in files],
     }
-    answer = plan_server.ask(_place(asked.home, "imported"), asking)
-    return html(
-        "setup_import", project=asked.home, files=files, answer=answer, shown=form.shown
+    answer = plan_server.request_answer(_studio_file(project, "imported"), question)
+    return render(
+        "setup_import", project=project, files=files, answer=answer, shown=format_value
     )
 
 
-def _place(project: Project, name: str) -> Path:
+def _studio_file(project: Project, name: str) -> Path:
     return project.folder / ".studio" / f"{name}.json"
+
+
+def _foreign_folder(project: Project) -> Path:
+    """Return the folder of the uploaded config of another trainer."""
+    return project.folder / ".studio" / "theirs"
 
 
 REGIONS: Regions = {
     "plan": plan,
     "settings": settings,
     "gallery": gallery,
-    "imported": imported,
+    "imported": import_region,
 }
 
 
 @routes.get("/p/{project}/setup")
-def show(asked: In) -> Response:
-    """Preset, settings and plan."""
-    keys = [
-        one.key for one in form.fields() if one.kind in ("whole", "number", "choice", "json")
-    ]
-    return page(asked, "setup", {**header.REGIONS, **REGIONS}, "Setup", keys=keys)
+def show(page: CurrentPage) -> Response:
+    """Show preset, settings and plan."""
+    sweepable_kinds = ("whole", "number", "choice", "json")
+    keys = [field.key for field in fields() if field.kind in sweepable_kinds]
+    return page_response(page, "setup", header.REGIONS | REGIONS, "Setup", keys=keys)
 
 
 @routes.post("/p/{project}/setup/set")
-def put(asked: In, words: PostedForm) -> Response:
-    """Save one setting, unless it is another by now than ``was``."""
-    with _one_at_a_time:
-        key = words["key"]
-        keys = draft(asked.home)
-        now = form.shown(flatten(keys).get(key))
-        if "was" in words and now != words["was"].replace("\r\n", "\n"):
-            return say(status=409, conflict={"key": key, "now": now, "yours": words["value"]})
-        projects.save_draft(
-            asked.home, keys := form.put(keys, key, words["value"], asked.home.preset)
-        )
-    return say(saved={"key": key, "now": form.shown(flatten(keys).get(key))})
+def put(page: CurrentPage, form: PostedForm) -> Response:
+    """Save one setting; HTTP 409 if its value is no longer the one shown (``was``)."""
+    project = page.current_project
+    key = form["key"]
+    with _lock:
+        keys = draft(project)
+        current_value = format_value(flatten(keys).get(key))
+        if "was" in form and current_value != form["was"].replace("\r\n", "\n"):
+            conflict = {"key": key, "now": current_value, "yours": form["value"]}
+            return reply(status=409, conflict=conflict)
+
+        keys = set_key(keys, key, form["value"], project.preset)
+        projects.save_draft(project, keys)
+    return reply(saved={"key": key, "now": format_value(flatten(keys).get(key))})
 
 
 @routes.post("/p/{project}/setup/fact")
-def fact(asked: In, words: PostedForm) -> Response:
-    """Save what belongs to the project and not to the config: preset, card, whether skipped clips may be left out."""
-    key = words["key"]
-    value = words["value"].strip()
-    kept: Any = {
-        "preset": preset_named,
-        "card": lambda text: text[:60] or None,
-        "vram": _gb,
-        "allow_skips": "true".__eq__,
-    }
-    if key not in kept:
+def fact(page: CurrentPage, form: PostedForm) -> Response:
+    """Save a fact of the project that is not in the config: preset, GPU, or skipped clips."""
+    key = form["key"]
+    value = form["value"].strip()
+    facts = _facts_of(key, value)
+    with _lock:
+        projects.update(page.current_project, **facts)
+    return reply()
+
+
+def _facts_of(key: str, value: str) -> dict[str, Any]:
+    """Return the facts that a typed value sets; a card and a memory size exclude each other."""
+    if key == "preset":
+        return {"preset": preset_named(value)}
+    if key == "allow_skips":
+        return {"allow_skips": value == "true"}
+
+    facts: dict[str, Any]
+    if key == "card":
+        facts = {"card": value[:60] or None}
+        excluded_key = "vram"
+    elif key == "vram":
+        facts = {"vram": _parse_gb(value)}
+        excluded_key = "card"
+    else:
         raise VideotuneError(f"{key!r} is not a setting of a project")
-    other: dict[str, Any] = (
-        {"card": {"vram": None}, "vram": {"card": None}}.get(key, {}) if value else {}
-    )
-    with _one_at_a_time:
-        projects.change(asked.home, **{**other, key: kept[key](value)})
-    return say()
+
+    if value:
+        facts[excluded_key] = None
+    return facts
 
 
-def _gb(value: str) -> float | None:
+def _parse_gb(value: str) -> float | None:
     if value and not re.fullmatch(r"\d{1,4}([.,]\d{1,3})?", value):
-        raise VideotuneError(f"the card's memory is a number of GB, such as 24, not {value!r}")
+        raise VideotuneError(f"vram: {value!r} is not a number of GB, such as 24")
     return float(value.replace(",", ".")) if value else None
 
 
 @routes.post("/p/{project}/setup/preset/{act}")
-def own_preset(act: str, asked: In, words: PostedForm) -> Response:
-    """Save the settings as a preset, use one, or move one to the bin."""
-    name = safe_name(words["name"].strip() + ".json")
-    project = asked.home
-    path = inside(asked.root / OWN, name)
+def own_preset(act: str, page: CurrentPage, form: PostedForm) -> Response:
+    """Save the settings as a preset, apply a preset, or move one to the bin."""
+    project = page.current_project
+    name = safe_name(form["name"].strip() + ".json")
+    path = inside(page.root / PRESETS_FOLDER, name)
+
     if act == "save":
         path.parent.mkdir(exist_ok=True)
         if path.exists():
-            raise VideotuneError(f"there is a preset {path.stem} already: give another name")
+            raise VideotuneError(f"the preset {path.stem} already exists: use another name")
         write_json(path, {"preset": project.preset, "keys": draft(project)})
-    elif act == "use":
-        found = read_json(path)
-        _use(project, str(found["preset"]), found["keys"])
-    else:
-        trash.throw(asked.root, "preset", path.stem, [path])
-    return say(
-        {"save": "Preset saved", "use": "Preset applied"}.get(act, "Preset moved to the bin")
-    )
+        return reply("Preset saved")
+
+    if act == "use":
+        preset = read_json(path)
+        _apply_settings(project, str(preset["preset"]), preset["keys"])
+        return reply("Preset applied")
+
+    trash.move_to_trash(page.root, "preset", path.stem, [path])
+    return reply("Preset moved to the bin")
 
 
-def _use(project: Project, preset: str, keys: Mapping[str, Any]) -> None:
-    """Replace the project's settings; VideotuneError where one of them cannot be."""
-    nested = form.unflatten(
-        {
-            key: one
-            for key, one in flatten(keys).items()
-            if key.partition(".")[0] not in ELSEWHERE
-        }
-    )
-    nested.pop("datasets", None)
-    form.parse(form.merge(read_preset(preset_named(preset)), nested))
-    with _one_at_a_time:
-        projects.save_draft(project, nested)
-        projects.change(project, preset=preset)
+def _apply_settings(project: Project, preset: str, keys: Mapping[str, Any]) -> None:
+    """Replace the settings of a project.
+
+    Raises:
+        VideotuneError: if one of them is invalid.
+    """
+    allowed_keys = {
+        key: value
+        for key, value in flatten(keys).items()
+        if key.partition(".")[0] not in MANAGED_KEYS
+    }
+    nested_keys = unflatten(allowed_keys)
+    nested_keys.pop("datasets", None)
+    parse(merge(read_preset(preset_named(preset)), nested_keys))
+
+    with _lock:
+        projects.save_draft(project, nested_keys)
+        projects.update(project, preset=preset)
 
 
 @routes.post("/p/{project}/setup/import")
-async def take(asked: In, name: str, request: Request) -> Response:
+async def receive_config(page: CurrentPage, name: str, request: Request) -> Response:
     """Receive another trainer's config."""
-    folder = _place(asked.home, "theirs").with_suffix("")
+    folder = _foreign_folder(page.current_project)
     folder.mkdir(parents=True, exist_ok=True)
     await receive(request, folder / safe_name(name))
-    return say()
+    return reply()
 
 
 @routes.post("/p/{project}/setup/{act}")
-def change(act: str, asked: In, words: PostedForm) -> Response:
-    """Apply or forget another trainer's config, calculate the presets' hours, reset all settings, or start a run."""
-    project = asked.home
-    theirs = _place(asked.home, "theirs").with_suffix("")
+def change(act: str, page: CurrentPage, form: PostedForm) -> Response:
+    """Start a run, apply or discard an imported config, compute hours, or reset settings."""
+    project = page.current_project
     if act == "start":
-        run = queue_page.begin(asked.root, project, words["run"].strip())
-        return say(f"{run} is queued", go=f"/p/{quote(project.name)}/train?run={quote(run)}")
+        run = queue_page.queue_run(page.root, project, form["run"].strip())
+        address = f"/p/{quote(project.name)}/train?run={quote(run)}"
+        return reply(f"{run} is queued", redirect=address)
+
     if act == "apply":
-        config = read_json(_place(project, "imported"))["config"]
-        same = [
-            name
-            for name, one in presets().items()
-            if one["base"] == config.get("base_model_name")
-        ]
-        _use(project, project.preset if project.preset in same or not same else same[0], config)
-    if act in ("apply", "forget"):
-        shutil.rmtree(theirs, ignore_errors=True)
+        _apply_imported(project)
+        shutil.rmtree(_foreign_folder(project), ignore_errors=True)
+    elif act == "forget":
+        shutil.rmtree(_foreign_folder(project), ignore_errors=True)
     elif act == "hours":
-        write_json(_place(project, "hours"), {"presets": {}, "part": "known"})
-        asking = {
-            "presets": list(presets()),
-            "config": {"datasets": projects.datasets(project)},
-            "longest": 9000.0,
-        }
-        plan_server.ask(_place(project, "hours"), question(project, "hours", **asking))
+        _request_hours(project)
     elif act == "reset":
         projects.save_draft(project, {})
-    return say()
+    return reply()
+
+
+def _apply_imported(project: Project) -> None:
+    """Apply the imported config, with a preset of its base model if there is one."""
+    config = read_json(_studio_file(project, "imported"))["config"]
+    base_model = config.get("base_model_name")
+    matching = [name for name, preset in presets().items() if preset["base"] == base_model]
+
+    preset = project.preset
+    if matching and preset not in matching:
+        preset = matching[0]
+    _apply_settings(project, preset, config)
+
+
+def _request_hours(project: Project) -> None:
+    """Start computing the hours of all presets."""
+    out = _studio_file(project, "hours")
+    write_json(out, {"presets": {}, "part": "known"})
+    question = plan_question(
+        project,
+        "hours",
+        presets=list(presets()),
+        config={"datasets": projects.datasets(project)},
+        longest=HOURS_TIMEOUT,
+    )
+    plan_server.request_answer(out, question)

@@ -1,4 +1,4 @@
-"""What a run says of itself while it goes on: its journal read on from where the last look ended."""
+"""The state of a run while it trains, from its journal; only new lines are read."""
 
 import time
 from array import array
@@ -17,130 +17,176 @@ from videotune.reporter.read import FILES, Run
 from videotune.runs.schemas import parse_line, read_record
 from videotune.runs.step_sums import Curve, Steps, regularization
 
-MOST_OPEN = 8
+MAX_OPEN_RUNS = 8
 """Runs whose journals are kept in memory."""
 
 
 @dataclass
-class Followed:
-    """A journal as far as it was read: its events, its steps, curves that the steps' sums leave out (``rate NAME`` and
-    ``seconds``), the byte to go on at, and which file that is."""
+class JournalReader:
+    """A journal as far as it was read."""
 
     events: list[Mapping[str, Any]] = field(default_factory=list)
+    """All records but the steps."""
+
     steps: Steps = field(default_factory=Steps)
+
     curves: dict[str, Curve] = field(default_factory=dict)
+    """Per-step curves that ``steps`` does not keep: ``rate NAME`` and ``seconds``."""
+
     offset: int = 0
+    """The byte at which the next reading starts."""
+
     inode: int = 0
+    """Identifies the file, since a resumed run replaces its journal."""
+
     lock: Lock = field(default_factory=Lock)
 
     def begin(self, inode: int, check: Mapping[str, Any] | None) -> None:
-        """Read the file anew from its beginning."""
+        """Start over at the beginning of the file."""
         self.events = []
         self.steps = Steps(regularization(check))
         self.offset = 0
         self.inode = inode
         self.curves = {}
 
-    def add(self, step: Mapping[str, Any]) -> None:
-        """Take in a step: into the sums of all steps, and the learning rates and the seconds of this one."""
-        self.steps.add(step)
-        rates = {f"rate {name}": rate for name, rate in step["lr"].items()}
-        for name, value in {**rates, "seconds": sum(step["seconds"].values())}.items():
-            steps, values = self.curves.setdefault(name, (array("I"), array("d")))
-            steps.append(step["step"])
-            values.append(value)
-
-
-@lru_cache(maxsize=MOST_OPEN)
-def _followed(run: Path) -> Followed:
-    """What was read of a run's journal."""
-    return Followed()
-
-
-def follow(
-    run: Path, check: Mapping[str, Any] | None = None
-) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
-    """The journal's events and steps so far. Only what was added since the last look is read; a journal written anew, as a
-    resume does, is read from its beginning, and a last line that is not whole waits for the next look."""
-    known = _followed(run)
-    path = run / "journal.jsonl"
-    with known.lock:
-        try:
-            about = path.stat()
-        except OSError:
-            known.begin(0, check)
-            return (), known.steps
-        if about.st_ino != known.inode or about.st_size < known.offset:
-            known.begin(about.st_ino, check)
+    def read_on(self, path: Path) -> None:
+        """Read the added lines; an incomplete last line waits for the next reading."""
         with path.open("rb") as file:
-            file.seek(known.offset)
+            file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                known.offset += len(line)
-                with suppress(ValueError):  # the report says which lines are damaged
-                    record = parse_line(line)
-                    known.add(record) if record["kind"] == "step" else known.events.append(
-                        record
-                    )
-        return tuple(known.events), deepcopy(
-            known.steps
-        )  # a page is drawn while another look reads on
+
+                self.offset += len(line)
+                with suppress(ValueError):  # the report lists damaged lines
+                    self.add(parse_line(line))
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a record: a step to the sums and curves, any other to the events."""
+        if record["kind"] != "step":
+            self.events.append(record)
+            return
+
+        self.steps.add(record)
+        values = {f"rate {name}": rate for name, rate in record["lr"].items()}
+        values["seconds"] = sum(record["seconds"].values())
+        for name, value in values.items():
+            curve_steps, curve_values = self.curves.setdefault(name, (array("I"), array("d")))
+            curve_steps.append(record["step"])
+            curve_values.append(value)
+
+
+@lru_cache(maxsize=MAX_OPEN_RUNS)
+def _reader(run: Path) -> JournalReader:
+    """Return the reader of a run's journal, kept between calls."""
+    return JournalReader()
+
+
+def read_journal(
+    run: Path, check: Mapping[str, Any] | None = None
+) -> tuple[tuple[Mapping[str, Any], ...], Steps]:
+    """Return the events and steps so far, reading only what was added since the last call.
+
+    A journal that was replaced, as a resume does, is read from its beginning.
+    """
+    reader = _reader(run)
+    path = run / "journal.jsonl"
+
+    with reader.lock:
+        try:
+            file_stat = path.stat()
+        except OSError:
+            reader.begin(0, check)
+            return (), reader.steps
+
+        is_replaced = file_stat.st_ino != reader.inode or file_stat.st_size < reader.offset
+        if is_replaced:
+            reader.begin(file_stat.st_ino, check)
+        reader.read_on(path)
+
+        # A copy, since a page may render it while another request reads on.
+        return tuple(reader.events), deepcopy(reader.steps)
 
 
 def curves(run: Path) -> dict[str, Curve]:
-    """The learning rates and the seconds of each step, as far as ``follow`` has read."""
-    known = _followed(run)
-    with known.lock:
-        return deepcopy(known.curves)
+    """Return learning rates and seconds per step, as far as ``read_journal`` has read."""
+    reader = _reader(run)
+    with reader.lock:
+        return deepcopy(reader.curves)
 
 
-def remembered(path: Path) -> Any:
-    """A run's file, read again only where it has changed; None where there is none, or it is damaged."""
+def read_cached(path: Path) -> Any:
+    """Return a file of a run, read again only after a change; None if missing or damaged."""
     try:
-        about = path.stat()
-        return _record(path, about.st_mtime_ns, about.st_size)
+        file_stat = path.stat()
+        return _record(path, file_stat.st_mtime_ns, file_stat.st_size)
     except (OSError, VideotuneError):
         return None
 
 
 @lru_cache(maxsize=64)
 def _record(path: Path, changed: int, size: int) -> Any:
-    """A run's file as it is since ``changed``."""
+    """Return a run's file as of ``changed``."""
     return read_record(path, partial=True)
 
 
 def read_live(folder: Path) -> Run:
-    """The run as the report's sections take it, from what is in memory."""
-    path = folder / "journal.jsonl"
-    found = {field: remembered(folder / name) for field, name in FILES.items()}
-    events, steps = follow(folder, found["check"])
-    found |= {"written": path.stat().st_mtime if path.is_file() else None, "life": life(folder)}
-    return Run(folder=folder, journal=events, steps=steps, notes=(), read=time.time(), **found)
+    """Return the run in the form that the report's sections take, from what is in memory."""
+    journal_path = folder / "journal.jsonl"
+    records = {field_name: read_cached(folder / file) for field_name, file in FILES.items()}
+    events, steps = read_journal(folder, records["check"])
+
+    return Run(
+        folder=folder,
+        journal=events,
+        steps=steps,
+        notes=(),
+        read=time.time(),
+        written=journal_path.stat().st_mtime if journal_path.is_file() else None,
+        life=life(folder),
+        **records,
+    )
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is: steps done of all, seconds left at the pace of the last steps (None: not known), the last error."""
+    """Progress of a run, over its latest steps."""
 
     done: int
+    """Steps done."""
+
     total: int | None
+    """Steps of the full run."""
+
     left: float | None
+    """Seconds left at the pace of the latest steps; None if not known."""
+
     throughput: float | None
+    """Seconds per step."""
+
     loss: float | None
 
 
 def progress(run: Run) -> RunProgress:
-    """How far the run is and how long it will take on."""
-    last = run.steps.recent
+    """Return how far the run is and how long it will still take."""
+    recent_steps = run.steps.recent
     total = (run.config or {}).get("steps") or (run.plan or {}).get("steps")
-    if not last:
-        return RunProgress(0, total, None, None, None)
+    if not recent_steps:
+        return RunProgress(done=0, total=total, left=None, throughput=None, loss=None)
+
     done = run.steps.last
-    spent = [sum(one["seconds"].values()) for one in last]
-    throughput = sum(spent) / len(spent) if any(spent) else None
-    left = throughput * (total - done) if throughput and total else None
-    losses = [one["mse"] for one in last if one["mse"] is not None]
+    seconds = [sum(step["seconds"].values()) for step in recent_steps]
+    losses = [step["mse"] for step in recent_steps if step["mse"] is not None]
+
+    throughput = sum(seconds) / len(seconds) if any(seconds) else None
+    left = None
+    if throughput and total:
+        left = throughput * (total - done)
+
     return RunProgress(
-        done, total, left, throughput, sum(losses) / len(losses) if losses else None
+        done=done,
+        total=total,
+        left=left,
+        throughput=throughput,
+        loss=sum(losses) / len(losses) if losses else None,
     )

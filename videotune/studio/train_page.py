@@ -1,4 +1,4 @@
-"""The page Train: how a run stands, its previews and curves, and what can be asked of it."""
+"""The page Train: the state of a run, its previews and curves, and the actions on it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -22,365 +22,466 @@ from videotune.reporter.curves import exposure
 from videotune.reporter.outcome import grounds, recommended_checkpoint, standing
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping
-from videotune.studio import form, gpu, header, projects, queue_page, trash
+from videotune.studio import gpu, header, projects, queue_page, trash
+from videotune.studio.form import inherited_values
 from videotune.studio.projects import Project
-from videotune.studio.queue_page import entry_of, run_folder, run_job
+from videotune.studio.queue_page import RUN_NAME, run_folder, run_job, training_entry
 from videotune.studio.series import checkpoints
-from videotune.studio.status import progress, read_live, remembered
+from videotune.studio.status import progress, read_cached, read_live
 from videotune.studio.web import (
+    CurrentPage,
     FormData,
-    In,
     PageContext,
     PostedForm,
     Regions,
     fragment,
-    html,
-    page,
-    say,
+    page_response,
+    render,
+    reply,
 )
 
 routes = APIRouter()
-BUSY = ("running", "paused")
-PLAYED = (".mp4", ".webm", ".mov", ".m4v")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
-LINES = 400
+
+RUNNING_STATES = ("running", "paused")
+BUSY_STATUSES = ("queued", "running", "paused", "suspended", "stopping", "ending")
+PLAYABLE_SUFFIXES = (".mp4", ".webm", ".mov", ".m4v")
+
+MAX_LOG_LINES = 400
 """Lines of a log that the page shows."""
 
 
-def names(asked: PageContext) -> list[str]:
-    """The project's runs, the one begun last first; those too that wait, or that ended before they wrote anything."""
-    folders = (
-        path.parent
-        for path in (asked.home.folder / "runs").glob("*/config.json")
-        if NAME.fullmatch(path.parent.name)
-    )
-    found = {path.name: path.stat().st_ctime for path in folders if NAME.fullmatch(path.name)}
-    found |= {
-        one.run.name: one.added
-        for one in queue_page.of(asked.root, asked.home)
-        if one.kind == "train"
-    }
-    return sorted(found, key=lambda name: -found[name])
+def run_names(page: PageContext) -> list[str]:
+    """Return the project's runs, newest first, also those that have written nothing yet."""
+    project = page.current_project
+    started_at = {}
+    for path in (project.folder / "runs").glob("*/config.json"):
+        folder = path.parent
+        if RUN_NAME.fullmatch(folder.name):
+            started_at[folder.name] = folder.stat().st_ctime
+
+    for entry in queue_page.project_entries(page.root, project):
+        if entry.kind == "train":
+            started_at[entry.run.name] = entry.added
+    return sorted(started_at, key=lambda name: -started_at[name])
 
 
-def chosen(asked: PageContext) -> str:
-    """The run that the address names, or the last one; empty where there is none."""
-    there = names(asked)
-    return asked.query["run"] if asked.query.get("run") in there else there[0] if there else ""
+def selected_run(page: PageContext) -> str:
+    """Return the run that the address names, or the newest; empty if there is none."""
+    names = run_names(page)
+    if page.query.get("run") in names:
+        return page.query["run"]
+    return names[0] if names else ""
 
 
-def how(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
-    """How a run stands, as a code of texts.json; a process that is gone is never called running."""
-    beat = mapping(run.life)
-    far = progress(run)
-    ended = run.last("end")["time"] or 0
-    state, begun = (job.state, job.started) if job is not None else ("stopped", 0)
+def run_status(run: Run, entry: QueueEntry | None, job: QueuedJob | None) -> str:
+    """Return the status of a run, as a code of texts.json.
+
+    A run without a process is never reported as running.
+    """
     if entry is not None and entry.state == "waiting":
         return "queued"
-    if state in BUSY or beat["alive"]:
-        waits = "paused" if beat["alive"] and beat["state"] == "paused" else "running"
-        held = "stopping" if entry is not None and entry.held else waits
-        return (
-            "suspended"
-            if state == "paused"
-            else "ending"
-            if ended > max(begun, beat["started"] or 0)
-            else held
-        )
-    if not run.journal or (state == "failed" and begun > ended):
-        return state if state != "done" else "failed"
-    word = standing(run, far.total is not None and far.done >= far.total)[0]
-    return "dead" if word == "no end" or (state == "dead" and not ended) else word
+
+    ended = run.last("end")["time"] or 0
+    state = job.state if job is not None else "stopped"
+    started = job.started if job is not None else 0
+    if state in RUNNING_STATES or mapping(run.life)["alive"]:
+        return _running_status(run, entry, state, started)
+    if not run.journal or (state == "failed" and started > ended):
+        return "failed" if state == "done" else state
+
+    run_progress = progress(run)
+    is_complete = run_progress.total is not None and run_progress.done >= run_progress.total
+    status = standing(run, is_complete)[0]
+    if status == "no end" or (state == "dead" and not ended):
+        return "dead"
+    return status
 
 
-def waits_for(root: Path, entry: QueueEntry) -> list[str]:
-    """The entries of the queue that run, or where none does those that run before this one, in words."""
-    found = queued.entries(queue_page.home(root))
-    titles = {one.name: one.title for one in projects.projects(root)}
-    before = found[: next(place for place, one in enumerate(found) if one.name == entry.name)]
-    first = [one for one in found if one.state in BUSY] or [
-        one for one in before if one.state == "waiting"
-    ]
-    return [f"{one.run.name} of {titles.get(one.run.parent.parent.name, '')}" for one in first]
+def _running_status(run: Run, entry: QueueEntry | None, state: str, started: float) -> str:
+    """Return the status of a run that has a process."""
+    heartbeat = mapping(run.life)
+    ended = run.last("end")["time"] or 0
+    if state == "paused":
+        return "suspended"
+    if ended > max(started, heartbeat["started"] or 0):
+        return "ending"
+    if entry is not None and entry.is_held:
+        return "stopping"
+    if heartbeat["alive"] and heartbeat["state"] == "paused":
+        return "paused"
+    return "running"
 
 
-def stands(
-    asked: PageContext, name: str
+def entries_ahead(root: Path, entry: QueueEntry) -> list[str]:
+    """Describe the running entries, or if none runs, the ones that run before this one."""
+    entries = queued.entries(queue_page.queue_folder(root))
+    names = [queue_entry.name for queue_entry in entries]
+    earlier = entries[: names.index(entry.name)]
+
+    blocking = [queue_entry for queue_entry in entries if queue_entry.state in RUNNING_STATES]
+    if not blocking:
+        blocking = [queue_entry for queue_entry in earlier if queue_entry.state == "waiting"]
+
+    title_by_name = {project.name: project.title for project in projects.list_projects(root)}
+    descriptions = []
+    for queue_entry in blocking:
+        project_name = queue_entry.run.parent.parent.name
+        descriptions.append(f"{queue_entry.run.name} of {title_by_name.get(project_name, '')}")
+    return descriptions
+
+
+def run_state(
+    page: PageContext, name: str
 ) -> tuple[Run, QueueEntry | None, QueuedJob | None, str]:
-    """A run, its entry of the queue, its last process, and how it stands."""
-    run = read_live(run_folder(asked.home, name))
-    entry = entry_of(asked.root, asked.home, name)
-    job = run_job(asked.root, asked.home, name)
-    return run, entry, job, how(run, entry, job)
+    """Return a run with its entry of the queue, its last process, and its status."""
+    project = page.current_project
+    run = read_live(run_folder(project, name))
+    entry = training_entry(page.root, project, name)
+    job = run_job(page.root, project, name)
+    return run, entry, job, run_status(run, entry, job)
 
 
-def facts(asked: PageContext) -> dict[str, Any]:
-    """What the pages of a run say of it."""
-    name = chosen(asked)
-    run, entry, job, code = stands(asked, name)
+def run_context(page: PageContext) -> dict[str, Any]:
+    """Return the template variables of the selected run."""
+    name = selected_run(page)
+    run, entry, job, code = run_state(page, name)
+
     verdict = run.last("verdict")
-    best, why = (
-        recommended_checkpoint(run, verdict)
-        if verdict["turned"] or run.last("end")
-        else (None, "")
-    )
-    # fmt: off
+    best = None
+    best_why = ""
+    if verdict["turned"] or run.last("end"):
+        best, best_why = recommended_checkpoint(run, verdict)
+
+    waits = entries_ahead(page.root, entry) if entry is not None and code == "queued" else ()
     return {
-        "asked": asked, "project": asked.home, "name": name, "run": run, "job": job, "entry": entry, "far": progress(run),
-        "code": code, "verdict": verdict, "best": best, "best_why": why, "saves": checkpoints(run.folder),
-        "waits": waits_for(asked.root, entry) if entry is not None and code == "queued" else (),
-        "busy": code in ("queued", "running", "paused", "suspended", "stopping", "ending"), "beat": mapping(run.life),
+        "context": page,
+        "project": page.current_project,
+        "name": name,
+        "run": run,
+        "job": job,
+        "entry": entry,
+        "far": progress(run),
+        "code": code,
+        "verdict": verdict,
+        "best": best,
+        "best_why": best_why,
+        "saves": checkpoints(run.folder),
+        "waits": waits,
+        "busy": code in BUSY_STATUSES,
+        "beat": mapping(run.life),
     }
-    # fmt: on
 
 
-def run_part(asked: PageContext) -> str:
-    """How the run stands, its figures and its buttons."""
-    queue_page.ensure_worker(asked.root)
-    if not chosen(asked):
-        return html("train_none", asked=asked, project=asked.home)
-    now = facts(asked)
-    run = now["run"]
-    doctor = jobs.latest(asked.home.folder, "doctor", now["name"])
-    if doctor is not None and not doctor.running and (run.written or 0) > doctor.started + 1:
-        doctor = None  # it speaks of an earlier state
-    memory = next((one["memory"] for one in reversed(run.journal) if one.get("memory")), None)
-    found = {
-        "findings": jobs.result(doctor) if doctor is not None and not doctor.running else None,
-        "doctor": doctor,
-    }
-    chapters = {
-        "exposure": exposure(run),
-        "warned": warnings(run),
-        "grounds": grounds(run) if run.validations else None,
-    }
-    return html(
+def run_part(page: PageContext) -> str:
+    """Render the status of the run, its figures and its buttons."""
+    queue_page.ensure_worker(page.root)
+    if not selected_run(page):
+        return render("train_none", context=page, project=page.current_project)
+
+    run_data = run_context(page)
+    run = run_data["run"]
+    doctor = _current_doctor(page.current_project, run, run_data["name"])
+    findings = jobs.result(doctor) if doctor is not None and not doctor.is_running else None
+    memory = next(
+        (record["memory"] for record in reversed(run.journal) if record.get("memory")), None
+    )
+
+    return render(
         "train_run",
-        **now,
-        **found,
-        **chapters,
+        **run_data,
+        doctor=doctor,
+        findings=findings,
+        exposure=exposure(run),
+        warned=warnings(run),
+        grounds=_validation_grounds(run),
         memory=memory,
         views=run.last("views"),
-        cards=gpu.cards(),
+        cards=gpu.list_gpus(),
     )
 
 
-def runs_part(asked: PageContext) -> str:
-    """The list of runs."""
-    rows = [(name, *stands(asked, name)) for name in names(asked)]
-    return html("train_runs", runs=rows, chosen=chosen(asked))
+def _current_doctor(project: Project, run: Run, name: str) -> QueuedJob | None:
+    """Return the last doctor job of a run, unless the run has gone on since."""
+    doctor = jobs.latest(project.folder, "doctor", name)
+    if doctor is None or doctor.is_running:
+        return doctor
+    is_outdated = (run.written or 0) > doctor.started + 1
+    return None if is_outdated else doctor
+
+
+def _validation_grounds(run: Run) -> Any:
+    return grounds(run) if run.validations else None
+
+
+def runs_part(page: PageContext) -> str:
+    """Render the list of runs."""
+    rows = [(name, *run_state(page, name)) for name in run_names(page)]
+    return render("train_runs", runs=rows, chosen=selected_run(page))
 
 
 def branches(run: Path) -> list[tuple[str, Path]]:
-    """The run's folder, and those of the steps that a return to an earlier one has set aside."""
-    return [
-        ("", run),
-        *((f"branch {path.name}", path) for path in sorted(run.glob("branches/[0-9]*"))),
-    ]
+    """Return label and folder of a run and of its branches.
+
+    A branch holds the steps that a return to an earlier checkpoint has archived.
+    """
+    labelled = [("", run)]
+    for path in sorted(run.glob("branches/[0-9]*")):
+        labelled.append((f"branch {path.name}", path))
+    return labelled
 
 
-def previews_part(asked: PageContext) -> str:
-    """What the viewer of previews shows, as data: for each prompt and seed the nearest clip and the videos by step."""
-    rows = list[dict[str, Any]]()
-    home = asked.home.folder
-    name = chosen(asked)
-    for label, folder in branches(run_folder(asked.home, name)) if name else ():
-        run = read_live(folder)
-        checked = sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
-        for (prompt, seed), cells in sample_rows(run).items():
-            paths = (
-                (step, folder / str(cell.get("path"))) for step, cell in sorted(cells.items())
-            )
-            there = [
-                (step, path.relative_to(home).as_posix())
-                for step, path in paths
-                if path.is_file()
-            ]
+def previews_part(page: PageContext) -> str:
+    """Render the data of the preview viewer: for each prompt and seed the videos by step."""
+    rows = []
+    name = selected_run(page)
+    if name:
+        for label, folder in branches(run_folder(page.current_project, name)):
+            rows += _preview_rows(page.current_project.folder, label, folder)
+    return render("previews_data", rows=rows)
+
+
+def _preview_rows(home: Path, label: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the previews of a branch, each prompt with its nearest training clip."""
+    run = read_live(folder)
+    checked_at = sum(path.stat().st_mtime_ns for path in folder.glob("check.json"))
+
+    rows = []
+    for (prompt, seed), cells in sample_rows(run).items():
+        existing_cells = []
+        for step, cell in sorted(cells.items()):
+            path = folder / str(cell.get("path"))
+            if path.is_file():
+                existing_cells.append((step, path.relative_to(home).as_posix()))
+
+        if existing_cells:
             row = {
                 "branch": label,
                 "prompt": prompt,
                 "seed": seed,
-                "near": nearest(home, folder, checked, prompt),
+                "near": nearest(home, folder, checked_at, prompt),
+                "cells": existing_cells,
             }
-            rows += [{**row, "cells": there}] if there else []
-    return html("previews_data", rows=rows)
+            rows.append(row)
+    return rows
 
 
 @lru_cache(maxsize=256)
-def nearest(home: Path, run: Path, checked: int, prompt: str) -> Mapping[str, str] | None:
-    """The training clip whose caption shares most words with the prompt; ``checked``: when the account was written."""
-    used = [clip for clip in read_live(run).clips if clip["used"]]
-    scores = [
-        max((alike(prompt, str(one)) for one in items(clip["captions"])), default=0)
-        for clip in used
-    ]
-    return clip_of(home, run, used[scores.index(max(scores))]) if used else None
+def nearest(home: Path, run: Path, checked_at: int, prompt: str) -> Mapping[str, str] | None:
+    """Return the training clip whose caption shares most words with the prompt.
+
+    Args:
+        home: folder of the project.
+        run: folder of the run.
+        checked_at: when the run's ``check.json`` was written; part of the cache key.
+        prompt: the prompt.
+    """
+    clips = [clip for clip in read_live(run).clips if clip["used"]]
+    if not clips:
+        return None
+    return clip_of(home, run, max(clips, key=lambda clip: _caption_overlap(prompt, clip)))
+
+
+def _caption_overlap(prompt: str, clip: Mapping[str, Any]) -> float:
+    overlaps = [word_overlap(prompt, str(caption)) for caption in items(clip["captions"])]
+    return max(overlaps, default=0)
 
 
 def clip_of(home: Path, run: Path, clip: Mapping[str, Any]) -> dict[str, str]:
-    """A clip of a run's account: its name, and the path within the project of its video, or else of its picture."""
+    """Return name and media path of a clip of a run.
+
+    The path is that of its video if a browser can play it, else that of its picture.
+    """
     path = Path(str(clip["path"]))
-    picture = run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
-    shown = (
-        path
-        if path.suffix.lower() in PLAYED and path.is_relative_to(home) and path.is_file()
-        else picture
-    )
+    is_playable = path.suffix.lower() in PLAYABLE_SUFFIXES and path.is_relative_to(home)
+
+    media_path = path
+    if not is_playable or not path.is_file():
+        media_path = run / "pictures" / f"{str(clip.get('id'))[:16]}.jpg"
     return {
         "name": path.name,
-        "path": shown.relative_to(home).as_posix() if shown.is_file() else "",
+        "path": media_path.relative_to(home).as_posix() if media_path.is_file() else "",
     }
 
 
-def alike(one: str, other: str) -> float:
-    """The share of words that two texts have in common, of all their words."""
-    first, second = (set(re.findall(r"\w+", words.lower())) for words in (one, other))
-    return len(first & second) / len(first | second) if first | second else 0.0
+def word_overlap(text: str, reference: str) -> float:
+    """Return the share of words that two texts have in common, of all their words."""
+    text_words = set(re.findall(r"\w+", text.lower()))
+    reference_words = set(re.findall(r"\w+", reference.lower()))
+    all_words = text_words | reference_words
+    return len(text_words & reference_words) / len(all_words) if all_words else 0.0
 
 
 REGIONS: Regions = {"runs": runs_part, "run": run_part, "previews": previews_part}
 
 
 @routes.get("/p/{project}/train")
-def show(asked: In) -> Response:
-    """The page."""
-    return page(
-        asked, "train", header.REGIONS | REGIONS, "Train", run=chosen(asked), runs=names(asked)
+def show(page: CurrentPage) -> Response:
+    """Show the page."""
+    return page_response(
+        page,
+        "train",
+        header.REGIONS | REGIONS,
+        "Train",
+        run=selected_run(page),
+        runs=run_names(page),
     )
 
 
 @routes.get("/p/{project}/exposure")
-def seen(asked: In) -> Response:
-    """How often each clip was seen, and what the verdict rests on."""
-    run = facts(asked)["run"]
-    return fragment(
-        html(
-            "train_exposure", d=exposure(run), grounds=grounds(run) if run.validations else None
-        )
-    )
+def show_exposure(page: CurrentPage) -> Response:
+    """Send how often each clip was used, and the grounds of the verdict."""
+    run = run_context(page)["run"]
+    return fragment(render("train_exposure", d=exposure(run), grounds=_validation_grounds(run)))
 
 
 @routes.get("/p/{project}/log")
-def log(asked: In, run: str, lines: bool = False) -> Response:
-    """What a run's last process has printed: the whole file, or its last lines."""
-    job = run_job(asked.root, asked.home, run_folder(asked.home, run).name)
+def log(page: CurrentPage, run: str, lines: bool = False) -> Response:
+    """Send the log of a run's last process: the file, or only its last lines."""
+    project = page.current_project
+    job = run_job(page.root, project, run_folder(project, run).name)
     if job is None or not (job.folder / "log").is_file():
         raise HTTPException(404, "nothing has been printed yet")
+
     if lines:
-        return PlainTextResponse("\n".join(jobs.log_tail(job, LINES)))
+        return PlainTextResponse("\n".join(jobs.log_tail(job, MAX_LOG_LINES)))
     return FileResponse(
         job.folder / "log", media_type="text/plain; charset=utf-8", filename=f"{run}.log"
     )
 
 
-def ask(asked: PageContext, run: Path, words: FormData) -> str:
-    """Ask the process of a run to save, to draw previews, or to stop, after its step."""
-    if words["word"] not in ("save", "sample", "stop") or not (life(run) or {}).get("alive"):
+def ask(page: PageContext, run: Path, form: FormData) -> str:
+    """Let the process of a run save, sample previews, or stop after its step."""
+    command = form["word"]
+    if command not in ("save", "sample", "stop") or not _is_alive(run):
         raise VideotuneError(f"{run.name} is not running")
-    write_json(run / "control.json", {words["word"]: True})
+    write_json(run / "control.json", {command: True})
     return ""
 
 
-def resume(asked: PageContext, run: Path, words: FormData) -> str:
-    """Queue the run again, from its newest checkpoint or an earlier one; with more steps where they are named."""
-    refuse_running(asked, run)
-    step = words.number("step")
-    steps = words.number("steps")
-    # with another number of steps the rate's schedule is of another length, and that was asked for
-    more = (["--from", step] if step else []) + (
-        ["--set", f"steps={steps}", "--override"] if steps else []
-    )
-    queue_page.submit(
-        asked.root, asked.home, run.name, ["train", "--out", str(run), "--resume", *more]
-    )
+def _is_alive(run: Path) -> bool:
+    return bool((life(run) or {}).get("alive"))
+
+
+def resume(page: PageContext, run: Path, form: FormData) -> str:
+    """Queue the run again from a checkpoint, the newest by default, or with more steps."""
+    refuse_running(page, run)
+    arguments = ["train", "--out", str(run), "--resume"]
+
+    step = form.number("step")
+    if step:
+        arguments += ["--from", step]
+
+    steps = form.number("steps")
+    if steps:
+        # Another number of steps changes the learning rate schedule, as the user wants here.
+        arguments += ["--set", f"steps={steps}", "--override"]
+
+    queue_page.submit(page.root, page.current_project, run.name, arguments)
     return ""
 
 
-def refuse_running(asked: PageContext, run: Path) -> None:
-    """VideotuneError while a process is at the run."""
-    job = run_job(asked.root, asked.home, run.name)
-    if (job is not None and job.running) or (life(run) or {}).get("alive"):
+def refuse_running(page: PageContext, run: Path) -> None:
+    """Raise VideotuneError if a process works on the run."""
+    job = run_job(page.root, page.current_project, run.name)
+    if (job is not None and job.is_running) or _is_alive(run):
         raise VideotuneError(f"{run.name} is running: stop it first")
 
 
-def start_now(asked: PageContext, run: Path, words: FormData) -> str:
-    """Start a run that waits, beside what runs already."""
-    if (
-        entry := entry_of(asked.root, asked.home, run.name)
-    ) is None or entry.state != "waiting":
-        raise VideotuneError(f"{run.name} does not wait")
-    queued.start(queue_page.home(asked.root), entry, None)
+def start_now(page: PageContext, run: Path, form: FormData) -> str:
+    """Start a waiting run, in parallel with the running ones."""
+    entry = training_entry(page.root, page.current_project, run.name)
+    if entry is None or entry.state != "waiting":
+        raise VideotuneError(f"{run.name} is not waiting in the queue")
+    queued.start(queue_page.queue_folder(page.root), entry, None)
     return ""
 
 
-def own_keys(project: Project, run: Path) -> dict[str, Any]:
-    """The settings of a run that differ from the project's preset, without those that the studio sets itself."""
-    config = mapping(remembered(run / "config.json"))
-    known = form.standing(project.preset)
+def changed_settings(project: Project, run: Path) -> dict[str, Any]:
+    """Return the settings of a run that differ from the project's preset.
+
+    Settings that the studio manages itself are left out.
+    """
+    config = mapping(read_cached(run / "config.json"))
+    preset_values = inherited_values(project.preset)
     origins = mapping(config["origins"])
-    aside = ("datasets", "init_from", *projects.ELSEWHERE)
-    own = {
-        key: value
-        for key, value in flatten(mapping(config["settings"])).items()
-        if origins[key] in ("user", "preset")
-    }
-    return unflatten(
-        {
-            key: value
-            for key, value in own.items()
-            if key not in aside and value != known.get(key)
-        }
-    )
+    excluded = ("datasets", "init_from", *projects.MANAGED_KEYS)
+
+    changed = {}
+    for key, value in flatten(mapping(config["settings"])).items():
+        is_chosen = origins[key] in ("user", "preset")
+        if is_chosen and key not in excluded and value != preset_values.get(key):
+            changed[key] = value
+    return unflatten(changed)
 
 
-def use_settings(asked: PageContext, run: Path, words: FormData) -> str:
-    """Write the run's settings into the form of the page Setup."""
-    projects.save_draft(asked.home, own_keys(asked.home, run))
+def use_settings(page: PageContext, run: Path, form: FormData) -> str:
+    """Copy the run's settings to the page Setup."""
+    project = page.current_project
+    projects.save_draft(project, changed_settings(project, run))
     return f"Setup has the settings of {run.name}"
 
 
-def checkpoint(run: Path, words: FormData) -> Path:
-    """The folder of the checkpoint that a form names; VideotuneError where there is none."""
-    step = int(words.number("step") or -1)
-    there = dict(checkpoints(run))
-    if step not in there:
-        raise VideotuneError(f"{run.name} has no checkpoint of step {words['step']}")
-    return there[step]
+def checkpoint(run: Path, form: FormData) -> Path:
+    """Return the folder of the checkpoint that a form names.
+
+    Raises:
+        VideotuneError: if there is none.
+    """
+    step = int(form.number("step") or -1)
+    folder_by_step = dict(checkpoints(run))
+    if step not in folder_by_step:
+        raise VideotuneError(f"{run.name} has no checkpoint of step {form['step']}")
+    return folder_by_step[step]
 
 
-def remove(asked: PageContext, run: Path, words: FormData) -> str:
-    """Move a run, with what was tried of it, into the bin, and take it out of the queue."""
-    refuse_running(asked, run)
-    for entry in queue_page.of(asked.root, asked.home, run.name):
-        queued.remove(queue_page.home(asked.root), entry.name)
-    if paths := [
-        path for path in (run, asked.home.folder / "tries" / run.name) if path.is_dir()
-    ]:
-        trash.throw(asked.home.folder, "run", run.name, paths)
+def remove(page: PageContext, run: Path, form: FormData) -> str:
+    """Move a run with its tries to the bin, and remove it from the queue."""
+    refuse_running(page, run)
+    project = page.current_project
+    for entry in queue_page.project_entries(page.root, project, run.name):
+        queued.remove(queue_page.queue_folder(page.root), entry.name)
+
+    folders = (run, project.folder / "tries" / run.name)
+    existing_folders = [folder for folder in folders if folder.is_dir()]
+    if existing_folders:
+        trash.move_to_trash(project.folder, "run", run.name, existing_folders)
     return f"{run.name} is in the bin"
 
 
-ACTS: dict[str, Callable[[PageContext, Path, FormData], str]] = {
-    "ask": ask, "resume": resume, "now": start_now, "use": use_settings, "remove": remove,
-}  # fmt: skip
-"""What can be asked of a run; each answers in a sentence. The queue stops, pauses and continues it."""
+ACTIONS: dict[str, Callable[[PageContext, Path, FormData], str]] = {
+    "ask": ask,
+    "resume": resume,
+    "now": start_now,
+    "use": use_settings,
+    "remove": remove,
+}
+"""The actions on a run; each returns the message to show.
+
+Stop, pause and continue are actions of the queue. The page Results adds actions of its own.
+"""
 
 
 @routes.post("/p/{project}/run/{act}")
-def act(act: str, asked: In, words: PostedForm) -> Response:
-    """Ask for something about a run."""
-    if act not in ACTS:
-        raise VideotuneError(f"a run cannot {act[:40]}")
-    said = ACTS[act](asked, run_folder(asked.home, words["run"]), words)
-    return say(said, go=f"/p/{quote(asked.home.name)}/train" if act == "remove" else "")
+def act(act: str, page: CurrentPage, form: PostedForm) -> Response:
+    """Perform an action on a run."""
+    if act not in ACTIONS:
+        raise VideotuneError(f"a run has no action {act[:40]}")
+
+    project = page.current_project
+    message = ACTIONS[act](page, run_folder(project, form["run"]), form)
+    redirect = f"/p/{quote(project.name)}/train" if act == "remove" else ""
+    return reply(message, redirect=redirect)
 
 
 @routes.post("/p/{project}/start")
-def start(asked: In, words: PostedForm) -> Response:
-    """Queue a new run: of the project's settings, or of a run's, beginning with one of its checkpoints."""
+def start(page: CurrentPage, form: PostedForm) -> Response:
+    """Queue a new run with the project's settings, or from a checkpoint of another run."""
+    project = page.current_project
     keys = None
-    if words["run"]:
-        run = run_folder(asked.home, words["run"])
-        keys = own_keys(asked.home, run) | {"init_from": str(checkpoint(run, words))}
-    name = queue_page.begin(asked.root, asked.home, words["title"], keys)
-    return say(go=f"/p/{quote(asked.home.name)}/train?run={quote(name)}")
+    if form["run"]:
+        run = run_folder(project, form["run"])
+        keys = changed_settings(project, run)
+        keys["init_from"] = str(checkpoint(run, form))
+
+    name = queue_page.queue_run(page.root, project, form["title"], keys)
+    return reply(redirect=f"/p/{quote(project.name)}/train?run={quote(name)}")

@@ -1,4 +1,4 @@
-"""The bin of a project, or of the studio: what was removed lies there until it is restored or deleted for good."""
+"""The bin of a project or of the studio: removed files stay there until restored or deleted."""
 
 import os
 import shutil
@@ -10,106 +10,150 @@ from pathlib import Path
 
 from videotune.errors import VideotuneError
 from videotune.files import checked, write_json
-from videotune.studio.projects import CLIPS, ORIGINALS, REMOVED, inside, seen_files
+from videotune.studio.projects import CLIPS, ORIGINALS, REMOVED, inside, visible_files
 
 BIN = "bin"
-"""The folder of the bin; each item is a folder of it with its ``item.json`` and its files, named 0, 1, 2 …"""
+"""The folder of the bin.
 
-OLD = (REMOVED, ORIGINALS)
-"""Folders in which earlier versions kept clips that were removed; each of these clips is an item too."""
+Each item is a folder in it with an ``item.json`` and its files, named 0, 1, 2, …
+"""
+
+OLD_FOLDERS = (REMOVED, ORIGINALS)
+"""Folders in which earlier versions kept removed clips; each of these clips is an item too."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """A thing in the bin: its name there, its kind (clip, run, checkpoint …), its title, when it was removed (seconds since
-    1970), its size, and where each of its files lay below the home."""
+class TrashItem:
+    """An item of the bin."""
 
     id: str
+
     kind: str
+    """clip, run, checkpoint, …"""
+
     title: str
+
     when: float
+    """Time of removal, in seconds since 1970."""
+
     bytes: int
+
     lay: list[str]
+    """The original path of each file, relative to the folder that has the bin."""
 
 
-def throw(home: Path, kind: str, title: str, paths: Sequence[Path]) -> str:
-    """Move files and folders into the bin of ``home`` as one item; returns its id.
+def move_to_trash(home: Path, kind: str, title: str, paths: Sequence[Path]) -> str:
+    """Move files and folders into the bin as one item.
 
-    The item says where each file lay before the first file is moved, so that an interrupted move can be restored.
+    The item records the original paths before the first file is moved, so an interrupted move
+    can be restored.
+
+    Args:
+        home: folder of the project or of the studio.
+        kind: kind of the item.
+        title: name that the bin shows.
+        paths: files and folders below ``home``.
+
+    Returns:
+        The id of the item.
     """
     folder = home / BIN / f"{time.time_ns():x}"
     folder.mkdir(parents=True)
-    size = sum(one.lstat().st_size for path in paths for one in (path, *path.rglob("*")))
-    lay = [path.relative_to(home).as_posix() for path in paths]
-    write_json(
-        folder / "item.json", asdict(Item(folder.name, kind, title, time.time(), size, lay))
+    item = TrashItem(
+        id=folder.name,
+        kind=kind,
+        title=title,
+        when=time.time(),
+        bytes=sum(_disk_usage(path) for path in paths),
+        lay=[path.relative_to(home).as_posix() for path in paths],
     )
+    write_json(folder / "item.json", asdict(item))
+
     for number, path in enumerate(paths):
         os.replace(path, folder / str(number))
     return folder.name
 
 
-def items(home: Path) -> list[Item]:
-    """What lies in the bin, the newest first; a damaged item is left out."""
-    old = (
-        path
-        for part in OLD
-        for path in seen_files(home / part)
-        if path.suffix.lower() != ".txt"
-    )
-    found = [_of_old(home, path.relative_to(home).as_posix()) for path in old]
+def _disk_usage(path: Path) -> int:
+    return sum(file.lstat().st_size for file in (path, *path.rglob("*")))
+
+
+def list_items(home: Path) -> list[TrashItem]:
+    """Return the items of the bin, newest first; damaged items are left out."""
+    items = []
+    for folder in OLD_FOLDERS:
+        for path in visible_files(home / folder):
+            if path.suffix.lower() != ".txt":
+                items.append(_old_item(home, path.relative_to(home).as_posix()))
+
     for path in (home / BIN).glob("*/item.json"):
         with suppress(OSError, ValueError):
-            found.append(checked(Item, path.read_bytes()))
-    return sorted(found, key=lambda item: -item.when)
+            items.append(checked(TrashItem, path.read_bytes()))
+    return sorted(items, key=lambda item: -item.when)
 
 
-def _of_old(home: Path, id: str) -> Item:
-    """A clip in a folder of an earlier version, with its caption."""
+def _old_item(home: Path, id: str) -> TrashItem:
+    """Return the item of a clip, with its caption, in a folder of an earlier version."""
     path = inside(home, id)
-    (_, _, place) = id.partition("/")
-    about = path.stat()
-    lay = [f"{CLIPS}/{place}", f"{CLIPS}/{Path(place).with_suffix('.txt').as_posix()}"]
-    return Item(id, "clip", path.name, about.st_ctime, about.st_size, lay)
+    file_stat = path.stat()
+    clip = Path(id.partition("/")[2])
+    caption = clip.with_suffix(".txt")
+
+    return TrashItem(
+        id=id,
+        kind="clip",
+        title=path.name,
+        when=file_stat.st_ctime,
+        bytes=file_stat.st_size,
+        lay=[f"{CLIPS}/{clip.as_posix()}", f"{CLIPS}/{caption.as_posix()}"],
+    )
 
 
-def _places(home: Path, id: str) -> list[tuple[Path, Path]]:
-    """Each file of an item that is in the bin, with the place where it lay."""
+def _moves(home: Path, id: str) -> list[tuple[Path, Path]]:
+    """Return each file of an item that is in the bin, with its original path."""
     try:
-        if id.split("/")[0] in OLD:
-            item = _of_old(home, id)
-            path = home / id
-            kept = [path, path.with_suffix(".txt")]
+        if id.split("/")[0] in OLD_FOLDERS:
+            item = _old_item(home, id)
+            clip = home / id
+            files = [clip, clip.with_suffix(".txt")]
         else:
-            item = checked(Item, (inside(home / BIN, id) / "item.json").read_bytes())
-            kept = [home / BIN / id / str(number) for number in range(len(item.lay))]
+            item = checked(TrashItem, (inside(home / BIN, id) / "item.json").read_bytes())
+            files = [home / BIN / id / str(number) for number in range(len(item.lay))]
     except (OSError, ValueError) as error:
         raise VideotuneError("it is no longer in the bin") from error
+
     return [
-        (path, inside(home, place))
-        for path, place in zip(kept, item.lay, strict=True)
+        (path, inside(home, original))
+        for path, original in zip(files, item.lay, strict=True)
         if os.path.lexists(path)
     ]
 
 
 def restore(home: Path, id: str) -> None:
-    """Put an item's files back where they lay.
+    """Move the files of an item back to their original paths.
 
-    Raises VideotuneError where something is at such a place; then nothing is moved.
+    Raises:
+        VideotuneError: if such a path is taken; then nothing is moved.
     """
-    pairs = _places(home, id)
-    if there := [place for _, place in pairs if os.path.lexists(place)]:
-        raise VideotuneError(
-            f"{there[0].relative_to(home)} is there already: rename or remove it, then restore"
-        )
-    for path, place in pairs:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, place)
+    moves = _moves(home, id)
+    for _, original in moves:
+        if os.path.lexists(original):
+            raise VideotuneError(
+                f"{original.relative_to(home)} already exists: rename or remove it, "
+                "then restore"
+            )
+
+    for path, original in moves:
+        original.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, original)
     shutil.rmtree(home / BIN / id, ignore_errors=True)
 
 
-def destroy(home: Path, id: str) -> None:
+def delete(home: Path, id: str) -> None:
     """Delete an item for good."""
-    for path, _ in _places(home, id):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path, _ in _moves(home, id):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     shutil.rmtree(home / BIN / id, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a person sends in: looked at by its first bytes, named safely, and put into the project's folder of clips."""
+"""Uploads: checked by their first bytes, named safely, and moved to the project's clips."""
 
 import os
 import re
@@ -24,78 +24,110 @@ TEXT_SUFFIXES = (".txt", ".csv", ".jsonl")
 """Captions, and lists of captions."""
 
 UPLOADS = ".uploads"
-"""The folder of the root in which files lie while they are received."""
+"""Folder of the root that holds files while they are received."""
 
-MOST = 20_000_000_000
-MOST_TEXT = 20_000_000
-"""Bytes of the largest file that is taken, and of the largest text."""
+MAX_BYTES = 20_000_000_000
+"""Size limit of an upload."""
+
+MAX_TEXT_BYTES = 20_000_000
+"""Size limit of a text."""
+
+MAX_FOLDER_DEPTH = 8
+UNSAFE_CHARACTERS = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What became of a file that was sent: whether it is in, and what is to be said."""
+class UploadResult:
+    """The result of an upload."""
 
     name: str
+
     taken: bool
+    """Whether the file is in the project."""
+
     reason: str
+    """The message to show."""
+
     files: int = 1
 
 
-def sniff(path: Path) -> str:
-    """video, image, archive, text, empty or unknown, by what the file begins with, whatever its name says."""
+def content_kind(path: Path) -> str:
+    """Return video, image, archive, text, empty or unknown, by the content, not the name."""
     with path.open("rb") as file:
         head = file.read(65536)
+    if not head:
+        return "empty"
+
     kind = type_of_file(path)
-    if kind in ("", "bz2") and head and b"\0" not in head:  # a text may begin with BZh
+    # A text may begin with BZh, the mark of bzip2.
+    if kind in ("", "bz2") and b"\0" not in head:
         return "text"
-    return "archive" if kind in ARCHIVES else kind or ("unknown" if head else "empty")
+    if kind in ARCHIVES:
+        return "archive"
+    return kind or "unknown"
 
 
-def refusal(path: Path, name: str) -> str | None:
-    """Why a file is not taken, in words; None where it may come in."""
+def rejection_reason(path: Path, name: str) -> str | None:
+    """Return why a file is rejected, or None if it is accepted."""
     suffix = Path(name).suffix.lower()
-    kind = sniff(path)
+    kind = content_kind(path)
     if kind == "empty":
-        return "the file is empty: it was cut off on its way, or never written; send it again"
+        return (
+            "the file is empty: the upload was cut off, or it was never written; send it again"
+        )
     if suffix in CLIP_SUFFIXES:
-        if kind in ("video", "image"):
-            return None
-        what = "text" if kind == "text" else "no video or picture"
-        return f"it is named like a clip, but its content is {what}: export it again"
+        return _clip_rejection(kind)
     if suffix in TEXT_SUFFIXES:
-        if kind != "text":
-            return "it is named like a text, but its content is none: save the caption as plain text (UTF-8)"
-        long = path.stat().st_size > MOST_TEXT
-        return f"a text of more than {MOST_TEXT // 10**6} MB is no caption" if long else None
+        return _text_rejection(path, kind)
     if kind == "archive":
         return None
+
     if kind in ("video", "image"):
-        known = ", ".join(CLIP_SUFFIXES[:6])
-        ending = suffix or "nothing"
-        return f"it looks like a {kind}, but files ending in {ending} are not read; convert it ({known} …)"
-    return "it is no video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
+        supported = ", ".join(CLIP_SUFFIXES[:6])
+        ending = f"files ending in {suffix}" if suffix else "files without a suffix"
+        return (
+            f"it looks like a {kind}, but {ending} are not supported; "
+            f"convert it ({supported} …)"
+        )
+    return "it is not a video, picture, caption (.txt, .csv, .jsonl) or archive (.zip, .tar)"
+
+
+def _clip_rejection(kind: str) -> str | None:
+    if kind in ("video", "image"):
+        return None
+    content = "text" if kind == "text" else "not a video or picture"
+    return f"its name is that of a clip, but its content is {content}: export it again"
+
+
+def _text_rejection(path: Path, kind: str) -> str | None:
+    if kind != "text":
+        return (
+            "its name is that of a text, but its content is not: "
+            "save the caption as plain text (UTF-8)"
+        )
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        return f"the text is larger than {MAX_TEXT_BYTES // 10**6} MB, too large for captions"
+    return None
 
 
 def safe_name(name: str) -> str:
-    """The last part of a name, without what file systems or readers stumble over.
+    """Return the last part of a name, without characters that file systems reject.
 
-    Raises VideotuneError where nothing is left.
+    Raises:
+        VideotuneError: if nothing is left.
     """
-    last = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
-    plain = (
-        re.sub(r"[\x00-\x1f\x7f<>:\"|?*\u202a-\u202e\u2066-\u2069]", "_", last)
-        .strip()
-        .strip(".")
-    )
-    if not plain or (plain != plain.lstrip("._") and not plain.lstrip("._")):
+    last_part = unicodedata.normalize("NFC", name).replace("\\", "/").rpartition("/")[2]
+    cleaned = UNSAFE_CHARACTERS.sub("_", last_part).strip().strip(".")
+    if not cleaned.lstrip("._"):
         raise VideotuneError(f"{name!r} is not a valid file name")
-    stem, suffix = os.path.splitext(plain.lstrip("."))
+
+    stem, suffix = os.path.splitext(cleaned.lstrip("."))
     return stem[:120] + suffix
 
 
 @contextmanager
-def incoming(root: Path, name: str) -> Iterator[Path]:
-    """Where a file of that name is received, on the disk of the projects; removed at the end of the block."""
+def temporary_upload(root: Path, name: str) -> Iterator[Path]:
+    """Yield a path to receive a file at, on the disk of the projects; removed at the end."""
     folder = root / UPLOADS / secrets.token_hex(8)
     folder.mkdir(parents=True)
     try:
@@ -105,82 +137,111 @@ def incoming(root: Path, name: str) -> Iterator[Path]:
 
 
 async def receive(request: Request, path: Path) -> None:
-    """Write a request's body to a file; VideotuneError where it is longer than the largest file that is taken."""
-    with path.open("wb") as file:
-        async for part in request.stream():
-            await run_in_threadpool(file.write, part)
-            if file.tell() > MOST:
-                raise VideotuneError(f"it has more than {MOST // 10**9} GB")
+    """Write the body of a request to a file.
 
-
-def accept(project: Project, paths: Iterable[Path], name: str = "") -> list[Taken]:
-    """Put received files among the project's clips; an archive's files into a folder of its name.
-
-    ``name``: what the file was sent as; the folders in it are kept, made safe, since lists of captions name files by them.
-
-    A file that is there already is left; one of the same name and other content is refused, never written over.
+    Raises:
+        VideotuneError: if it is larger than the limit.
     """
-    folders = [part for part in name.replace("\\", "/").split("/")[:-1] if part.strip(". ")][:8]
-    return [
-        found for path in paths for found in _accept_one(project.folder / CLIPS, path, folders)
-    ]
+    with path.open("wb") as file:
+        async for chunk in request.stream():
+            await run_in_threadpool(file.write, chunk)
+            if file.tell() > MAX_BYTES:
+                raise VideotuneError(f"it has more than {MAX_BYTES // 10**9} GB")
 
 
-def _accept_one(clips: Path, path: Path, folders: Sequence[str]) -> list[Taken]:
+def accept(project: Project, paths: Iterable[Path], name: str = "") -> list[UploadResult]:
+    """Add received files to the project's clips; archives are unpacked into a folder.
+
+    An identical file stays as it is. A file with the name of another is rejected, never written
+    over it.
+
+    Args:
+        project: the project.
+        paths: the received files.
+        name: name under which they were sent; its folders are kept, since lists of captions
+            name files by them.
+    """
+    parts = name.replace("\\", "/").split("/")[:-1]
+    folders = [part for part in parts if part.strip(". ")][:MAX_FOLDER_DEPTH]
+
+    results = []
+    for path in paths:
+        results += _accept_file(project.folder / CLIPS, path, folders)
+    return results
+
+
+def _accept_file(clips: Path, path: Path, folders: Sequence[str]) -> list[UploadResult]:
     try:
         name = safe_name(path.name)
-        why = refusal(path, name)
-        if why is not None:
-            return [Taken(name, False, why)]
-        home = inside(clips, "/".join(map(safe_name, folders))) if folders else clips
-        suffix = Path(name).suffix.lower()
-        if sniff(path) == "archive" and suffix not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES):
-            return _accept_archive(
-                path, name, home, clips.parent / f".unpacking-{secrets.token_hex(4)}"
-            )
-        return [_put(path, home / name, name)]
+        reason = rejection_reason(path, name)
+        if reason is not None:
+            return [UploadResult(name, False, reason)]
+
+        target = clips
+        if folders:
+            target = inside(clips, "/".join(map(safe_name, folders)))
+
+        is_named_archive = Path(name).suffix.lower() not in (*CLIP_SUFFIXES, *TEXT_SUFFIXES)
+        if is_named_archive and content_kind(path) == "archive":
+            temporary = clips.parent / f".unpacking-{secrets.token_hex(4)}"
+            return _accept_archive(path, name, target, temporary)
+        return [_add(path, target / name, name)]
     except (VideotuneError, OSError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return [Taken(path.name, False, str(why).replace(str(path), path.name))]
+        message = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            message = error.strerror
+        return [UploadResult(path.name, False, message.replace(str(path), path.name))]
 
 
-def _accept_archive(path: Path, name: str, home: Path, cache: Path) -> list[Taken]:
-    """The files of an archive, each looked at as if it had been sent alone."""
+def _accept_archive(path: Path, name: str, target: Path, temporary: Path) -> list[UploadResult]:
+    """Add the files of an archive, each checked as if it had been sent by itself."""
     stem = re.sub(r"(\.tar)?\.\w+$", "", name) or "archive"
     try:
-        folder = unpack(path, cache)
-        refused = []
-        taken = 0
-        for file in sorted(
-            one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")
-        ):
-            relative = file.relative_to(folder)
-            why = refusal(file, file.name)
-            told = f"{name}: {relative}"
-            if why is None and sniff(file) == "archive":
-                why = "an archive within an archive is not unpacked"
-            got = Taken(told, False, why) if why else _put(file, home / stem / relative, told)
-            taken += got.taken
-            refused += [] if got.taken else [got]
-        return [
-            Taken(name, taken > 0, f"{taken} files unpacked into {CLIPS}/{stem}", taken),
-            *refused,
+        folder = unpack(path, temporary)
+        files = [
+            file
+            for file in folder.rglob("*")
+            if file.is_file() and not file.name.startswith(".")
         ]
+        results = []
+        for file in sorted(files):
+            relative = file.relative_to(folder)
+            results.append(
+                _accept_member(file, target / stem / relative, f"{name}: {relative}")
+            )
+
+        rejected = [result for result in results if not result.taken]
+        count = len(results) - len(rejected)
+        summary = UploadResult(
+            name, count > 0, f"{count} files unpacked into {CLIPS}/{stem}", count
+        )
+        return [summary, *rejected]
     finally:
-        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put(path: Path, target: Path, name: str) -> Taken:
+def _accept_member(file: Path, target: Path, label: str) -> UploadResult:
+    reason = rejection_reason(file, file.name)
+    if reason is None and content_kind(file) == "archive":
+        reason = "archives inside archives are not unpacked"
+    if reason:
+        return UploadResult(label, False, reason)
+    return _add(file, target, label)
+
+
+def _add(path: Path, target: Path, name: str) -> UploadResult:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         if target.is_file() and hash_file(target) == hash_file(path):
-            return Taken(name, True, "was there already")
-        return Taken(
+            return UploadResult(name, True, "was there already")
+        return UploadResult(
             name,
             False,
-            "another file of that name is there: remove that one first, or rename this one",
+            "another file already has this name: remove that file, or rename this one",
         )
-    aside = target.with_name(f".coming-{os.getpid()}-{target.name}")
-    shutil.move(str(path), aside)
-    os.replace(aside, target)
-    return Taken(name, True, "added")
+
+    # The move may cross file systems; the rename then makes the file appear complete.
+    temporary = target.with_name(f".coming-{os.getpid()}-{target.name}")
+    shutil.move(str(path), temporary)
+    os.replace(temporary, target)
+    return UploadResult(name, True, "added")

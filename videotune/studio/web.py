@@ -1,4 +1,4 @@
-"""What every page of the studio shares: who asks for what, the templates, and the forms of an answer."""
+"""What all pages share: the request as pages see it, posted forms, templates and responses."""
 
 import asyncio
 import hashlib
@@ -16,50 +16,68 @@ from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from videotune.errors import VideotuneError
-from videotune.queue.jobs import log_tail, why
+from videotune.queue.jobs import describe_outcome, log_tail
 from videotune.reporter.build import environment, fill
-from videotune.studio.projects import Project, named, texts
+from videotune.studio.projects import Project, find_project, texts
 
 STATIC = Path(__file__).parent / "static"
-LONGEST_FORM = 4_000_000
-"""Bytes of what a form sends; files are uploaded apart."""
+
+MAX_FORM_BYTES = 4_000_000
+"""Size limit of a posted form; files have an upload route of their own."""
+
+MAX_FORM_FIELDS = 20_000
+MAX_TOAST_LETTERS = 2000
+INTEGER = re.compile(r"[0-9]{1,18}")
+DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
+NOT_CACHED = {"Cache-Control": "no-store"}
 
 
 @dataclass(frozen=True)
 class PageContext:
-    """A request as pages see it: the studio's folder of projects, the open project, and the words of the address.
-
-    ``local``: only this computer reaches the studio, so a request may name its folders.
-    """
+    """A request as the pages see it."""
 
     root: Path
-    local: bool
+    """The folder of all projects."""
+
+    is_local: bool
+    """Whether only this computer can reach the studio; then a request may name any folder."""
+
     project: Project | None
+    """The project that the address names."""
+
     query: Mapping[str, str]
-    locked: bool = False
+    """The query parameters of the address."""
+
+    has_password: bool = False
 
     @property
-    def home(self) -> Project:
-        """The open project; VideotuneError where none is open."""
+    def current_project(self) -> Project:
+        """The open project; VideotuneError if none is open."""
         if self.project is None:
             raise VideotuneError("choose a project first")
         return self.project
 
 
-def asked(request: Request) -> PageContext:
-    """The request as pages see it; VideotuneError where it names a project that is not there."""
+def page_context(request: Request) -> PageContext:
+    """Return the request as pages see it; VideotuneError if it names an unknown project."""
     state = request.app.state
     query = dict(request.query_params)
     name = request.path_params.get("project") or query.get("project")
+
     return PageContext(
-        state.root, state.local, named(state.root, name) if name else None, query, state.locked
+        root=state.root,
+        is_local=state.local,
+        project=find_project(state.root, name) if name else None,
+        query=query,
+        has_password=state.locked,
     )
 
 
 class FormData(dict[str, str]):
-    """The fields of a form; one that is missing is an empty text."""
+    """The fields of a posted form; a missing field reads as an empty text."""
 
     lists: Mapping[str, list[str]]
+    """Every value of each field, for fields that occur more than once."""
 
     def __init__(self, lists: Mapping[str, list[str]]) -> None:
         super().__init__({key: values[-1] for key, values in lists.items()})
@@ -69,116 +87,151 @@ class FormData(dict[str, str]):
         return ""
 
     def all(self, key: str) -> list[str]:
-        """Every value of a field that may occur several times."""
+        """Return every value of a field that may occur more than once."""
         return self.lists.get(key, [])
 
-    def number(self, key: str, whole: bool = True) -> str:
-        """A number as it was typed, in so many digits that a command takes it; empty where there is none."""
+    def number(self, key: str, *, decimal: bool = False) -> str:
+        """Return a number as typed, safe to pass to a command; empty if the field is empty.
+
+        Raises:
+            VideotuneError: if the text is not a number.
+        """
         value = self[key].strip()
-        if value and not re.fullmatch(
-            r"[0-9]{1,18}" if whole else r"[0-9]{1,6}(\.[0-9]{1,6})?", value
-        ):
-            raise VideotuneError(f"{key}: a {'whole ' * whole}number, not {value[:40]!r}")
+        pattern = DECIMAL if decimal else INTEGER
+        if value and not pattern.fullmatch(value):
+            expected = "a number" if decimal else "a whole number"
+            raise VideotuneError(f"{key}: {value[:40]!r} is not {expected}")
         return value
 
 
-async def words(request: Request) -> FormData:
-    """The body of a form; 413 where it is too long."""
+async def read_form(request: Request) -> FormData:
+    """Read a posted form; HTTP 413 if it is too long."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST_FORM:
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, "too long")
-    return FormData(
-        parse_qs(body.decode(errors="replace"), keep_blank_values=True, max_num_fields=20_000)
-    )
+
+    text = body.decode(errors="replace")
+    lists = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
+    return FormData(lists)
 
 
-In = Annotated[PageContext, Depends(asked)]
-PostedForm = Annotated[FormData, Depends(words)]
+CurrentPage = Annotated[PageContext, Depends(page_context)]
+PostedForm = Annotated[FormData, Depends(read_form)]
+
 Regions = dict[str, Callable[[PageContext], str]]
-"""Parts of a page that stay up to date, by name: each is HTML, made anew about once a second while the page is open."""
+"""Parts of a page by name, each a function that returns HTML.
+
+An open page refreshes them about once a second.
+"""
 
 TEMPLATES = environment("videotune.studio", "videotune.reporter")
-TEMPLATES.globals |= {"log_tail": log_tail, "why": why, "texts": texts()}
+TEMPLATES.globals |= {"log_tail": log_tail, "why": describe_outcome, "texts": texts()}
 TEMPLATES.filters |= {
     "q": lambda value: quote(str(value), safe=""),
-    "iso": lambda seconds: iso(seconds),
+    "iso": lambda seconds: isoformat(seconds),
 }
 
 
-def iso(seconds: float) -> str:
-    """Seconds since 1970 as ``<time datetime>`` takes them."""
+def isoformat(seconds: float) -> str:
+    """Return seconds since 1970 in the format of ``<time datetime>``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def html(template: str, /, **data: Any) -> str:
-    """A template of the studio, or of the report, filled in."""
+def render(template: str, /, **data: Any) -> str:
+    """Fill in a template of the studio or of the report."""
     return fill(TEMPLATES, f"{template}.html.j2", data)
 
 
 def fragment(text: str) -> Response:
-    """A part of a page."""
-    return HTMLResponse(text, headers={"Cache-Control": "no-store"})
+    """Return a part of a page as a response."""
+    return HTMLResponse(text, headers=NOT_CACHED)
 
 
-def tag(text: str) -> str:
-    """A short hash of a region, by which a page says what it shows already."""
+def content_tag(text: str) -> str:
+    """Return a short hash of a region, with which a page reports what it shows already."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=6).hexdigest()
 
 
-def made(regions: Regions, name: str, asked: PageContext) -> str:
-    """A region; one that cannot be made says why, and the others stay."""
+def render_region(regions: Regions, name: str, page: PageContext) -> str:
+    """Render a region; on an error its place shows the message, so the others still render."""
     try:
-        return regions[name](asked)
+        return regions[name](page)
     except (VideotuneError, OSError) as error:
-        return html("notice", words=str(error))
+        return render("notice", words=str(error))
 
 
-def page(
-    asked: PageContext, name: str, regions: Regions, title: str, status: int = 200, **data: Any
+def page_response(
+    page: PageContext, name: str, regions: Regions, title: str, status: int = 200, **data: Any
 ) -> Response:
-    """A whole page; its template places each region by ``{{ region("name") }}``."""
+    """Render a full page.
+
+    Args:
+        page: the request.
+        name: name of the template and of the page.
+        regions: regions that the template places with ``{{ region("name") }}``.
+        title: title of the page.
+        status: HTTP status.
+        **data: further variables of the template.
+    """
 
     def region(part: str) -> Markup:
-        text = made(regions, part, asked)
-        return Markup(f'<div id="r-{part}" class="region" data-tag="{tag(text)}">{text}</div>')
+        text = render_region(regions, part, page)
+        tag = content_tag(text)
+        return Markup(f'<div id="r-{part}" class="region" data-tag="{tag}">{text}</div>')
 
-    given = {
-        "asked": asked,
+    shared = {
+        "context": page,
         "page": name,
         "region": region,
         "title": title,
-        "project": asked.project,
+        "project": page.project,
     }
-    return HTMLResponse(
-        html(name, **given, **data), status, headers={"Cache-Control": "no-store"}
-    )
+    return HTMLResponse(render(name, **shared, **data), status, headers=NOT_CACHED)
 
 
-def say(
-    words: str = "", bad: bool = False, go: str = "", status: int = 204, **events: Any
+def reply(
+    message: str = "",
+    *,
+    is_error: bool = False,
+    redirect: str = "",
+    status: int = 204,
+    **events: Any,
 ) -> Response:
-    """The answer to a button: a line to be shown, an address to go to, or events for the page's script."""
-    told: dict[str, Any] = {**events} | (
-        {"toast": {"words": words[:2000], "bad": bad}} if words else {}
-    )
-    headers = {"HX-Trigger": json.dumps(told)} if told else {}
-    return Response(status_code=status, headers=headers | ({"HX-Redirect": go} if go else {}))
+    """Answer a button.
+
+    Args:
+        message: line to show on the page.
+        is_error: whether the line reports an error.
+        redirect: address to go to.
+        status: HTTP status.
+        **events: events for the script of the page.
+    """
+    triggers: dict[str, Any] = {**events}
+    if message:
+        triggers["toast"] = {"words": message[:MAX_TOAST_LETTERS], "bad": is_error}
+
+    headers = {}
+    if triggers:
+        headers["HX-Trigger"] = json.dumps(triggers)
+    if redirect:
+        headers["HX-Redirect"] = redirect
+    return Response(status_code=status, headers=headers)
 
 
 class Changes:
-    """Wakes the open pages as soon as anybody has changed something."""
+    """Wakes the open pages as soon as a request has changed something."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
-        """Wake all that wait."""
-        before = self._next
+    def notify(self) -> None:
+        """Wake all waiting pages."""
+        event = self._next
         self._next = asyncio.Event()
-        before.set()
+        event.set()
 
-    def ticket(self) -> asyncio.Event:
-        """What will be set at the next change: taken before a page is made, so that no change is missed."""
+    def next_change(self) -> asyncio.Event:
+        """Return the event of the next change; take it before rendering, to miss no change."""
         return self._next

@@ -25,10 +25,11 @@ from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
+from videotune.models.base import DiffusersModel
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Family, ModelSpec
+from videotune.types import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
 
 
 def open_pool(
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     expert_schedule: ExpertSchedule,
     steps: int,
@@ -180,7 +181,7 @@ class ExpertLoader:
 
     def __init__(
         self,
-        family: Family,
+        family: DiffusersModel,
         config: Config,
         trained_experts: Sequence[str],
         mesh: DeviceMesh | None,

@@ -11,6 +11,7 @@ from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_memory import keep_freed_memory
+from videotune.models.base import DiffusersModel
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
 from videotune.runs.run_dir import begin, read_run_config
@@ -22,7 +23,7 @@ from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Family, Window
+from videotune.types import Window
 
 CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
@@ -120,7 +121,7 @@ def _prompts(callbacks: Sequence[Callback]) -> list[str]:
 
 def _encode(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     callbacks: Sequence[Callback],
     dist: DistributedContext,
     heartbeat: Heartbeat,

@@ -21,6 +21,7 @@ from videotune.memory.accelerator import OVERLAPPING
 from videotune.memory.host_weights import to_host
 from videotune.memory.out_of_memory import is_out_of_memory
 from videotune.memory.sharding import Shards
+from videotune.models.base import DiffusersModel
 from videotune.rng import seed32
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import (
@@ -38,7 +39,7 @@ from videotune.trainer.optimizers import (
     step_if_finite,
 )
 from videotune.trainer.schedule_free import ScheduleFreeWeights
-from videotune.types import Batch, Family
+from videotune.types import Batch
 
 NOISE_LEVEL_BINS = 9
 """Parts of [0, 1] over which the journal averages the error."""
@@ -153,7 +154,7 @@ def loss_by_noise_level(t: Sequence[float], mse: Sequence[float]) -> list[float 
 class StepSettings:
     """Settings that all steps of a run share."""
 
-    family: Family
+    family: DiffusersModel
     objective: Objective
     micro_batches: int
     """Micro-batches of a whole step. A count and no size, because buckets differ in the samples of a step."""
@@ -422,7 +423,7 @@ def _with_graph_from_text(batch: Batch) -> Batch:
     return replace(batch, conditioning=replace(batch.conditioning, text=text))
 
 
-def encode_live_text(family: Family, text: LiveText | None, batch: Batch) -> Batch:
+def encode_live_text(family: DiffusersModel, text: LiveText | None, batch: Batch) -> Batch:
     """Return the batch with its captions encoded now; unchanged if text states are cached (``text`` None).
 
     Extras of a clip, such as its first frame, stay as they are. Training and validation both call this.
@@ -501,7 +502,7 @@ def _update(trainable: TrainableState, grads_finite: Tensor, step: int) -> None:
     )
 
 
-def tokens_per_sample(family: Family, batch: Batch) -> int:
+def tokens_per_sample(family: DiffusersModel, batch: Batch) -> int:
     """Return the tokens of one sample, from the size of its latents."""
     sides = zip(batch.x0.shape[2:], family.spec.patch, strict=True)
     return math.prod(-(-side // step) for side, step in sides)

@@ -18,11 +18,12 @@ from videotune.console import echo
 from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.files import digest, read_json, write_json
 from videotune.latent_cache.exposure import CLIP_DIGITS
+from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.trainer.build import plain_batch
 from videotune.trainer.step import tokens_per_sample
 from videotune.trainer.trainer import Trainer
-from videotune.types import Batch, Expert, Family, Window
+from videotune.types import Batch, Expert, Window
 from videotune.validation.selection import QUANTILES, levels_of
 
 AT_ONCE = 4096
@@ -40,7 +41,7 @@ class ValidationLoss:
 
 def read_validation(
     validation: ValidationLoss,
-    family: Family,
+    family: DiffusersModel,
     nets: Mapping[str, nn.Module],
     objective: Objective,
     batch_of: Callable[[Window], Batch],
@@ -103,7 +104,7 @@ def _errors(
     seed: int,
     window: Window,
     its: Sequence[int],
-    family: Family,
+    family: DiffusersModel,
     net: nn.Module,
     objective: Objective,
     batch: Batch,
@@ -176,7 +177,7 @@ def related(
     return out
 
 
-def owners(family: Family, objective: Objective) -> list[str]:
+def owners(family: DiffusersModel, objective: Objective) -> list[str]:
     """The expert whose each of the quantiles is, from little noise to much."""
     levels = objective.timesteps.quantiles(QUANTILES).tolist()
     return [

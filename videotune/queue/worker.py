@@ -1,0 +1,133 @@
+"""The worker of a queue: starts waiting entries as GPUs become free."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from videotune.errors import DONE, FAILED, INTERRUPTED, VideotuneError
+from videotune.queue import jobs
+from videotune.queue.entries import (
+    GPU_VARIABLE,
+    POLL_SECONDS,
+    EntryState,
+    QueueEntry,
+    entries,
+    start,
+)
+from videotune.queue.jobs import QueuedJob
+
+WORKER_LOCK = ".lock"
+
+
+class StateReporter:
+    """Reports an entry whenever its state has changed."""
+
+    def __init__(self, report: Callable[[QueueEntry], Any]) -> None:
+        self._report = report
+        self._last_states: dict[str, EntryState] = {}
+
+    def update(self, entry: QueueEntry) -> None:
+        """Report the entry if its state is another than the last time."""
+        if self._last_states.get(entry.name) != entry.state:
+            self._last_states[entry.name] = entry.state
+            self._report(entry)
+
+
+def run_queue(
+    queue: Path,
+    cards: Sequence[str | None] = (None,),
+    watch: bool = False,
+    report: Callable[[QueueEntry], Any] = print,
+) -> int:
+    """Run the waiting entries, one per GPU, until none waits.
+
+    Entries that stopped before this worker started are resumed. Ctrl-C asks the trainings to
+    save and end, and waits for that. If the worker is killed they continue, and the next worker
+    waits for them.
+
+    Args:
+        queue: folder of the queue.
+        cards: numbers of the GPUs; None for one without a choice.
+        watch: whether to wait for further entries at the end.
+        report: gets each entry whose state has changed.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        VideotuneError: if there is no such queue, or another worker runs on it.
+    """
+    if not queue.is_dir():
+        raise VideotuneError(f"{queue} is not a queue: `videotune queue add` creates one")
+    started = time.time()
+    reporter = StateReporter(report)
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(queue / WORKER_LOCK).acquire(timeout=0))
+        except Timeout as error:
+            raise VideotuneError(
+                f"another `videotune queue run` is working on {queue}"
+            ) from error
+
+        try:
+            while _start_ready(queue, cards, started, reporter) or watch:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            return _stop_all(queue)
+
+    has_failures = any(entry.state == "failed" for entry in entries(queue))
+    return FAILED if has_failures else DONE
+
+
+def _start_ready(
+    queue: Path, cards: Sequence[str | None], worker_started: float, reporter: StateReporter
+) -> bool:
+    """Start the entries for which a GPU is free; return whether any runs or waits."""
+    all_entries = entries(queue)
+    for entry in all_entries:
+        reporter.update(entry)
+
+    running = [entry for entry in all_entries if entry.state in ("running", "paused")]
+    ready = [
+        entry
+        for entry in all_entries
+        if entry.state == "waiting" or _was_interrupted(entry, worker_started)
+    ]
+
+    busy_cards = [entry.job.env.get(GPU_VARIABLE) for entry in running if entry.job]
+    free_cards = [card for card in cards if card not in busy_cards]
+    # A job on a GPU that is not in the list takes one too.
+    free_cards = free_cards[: max(0, len(cards) - len(busy_cards))]
+    for entry, card in zip(ready, free_cards, strict=False):
+        start(queue, entry, card)
+    return bool(running or ready)
+
+
+def _was_interrupted(entry: QueueEntry, worker_started: float) -> bool:
+    """Return whether an entry stopped before the worker started, and not by the user."""
+    job = entry.job
+    if entry.state != "stopped" or entry.is_held or job is None:
+        return False
+    return (job.ended or job.started) < worker_started
+
+
+def _stop_all(queue: Path) -> int:
+    """Ask all trainings to save and end, and wait until they have."""
+    running_jobs = _running_jobs(queue)
+    while running_jobs:
+        for job in running_jobs:
+            jobs.stop(job)
+        time.sleep(POLL_SECONDS)
+        running_jobs = _running_jobs(queue)
+    return INTERRUPTED
+
+
+def _running_jobs(queue: Path) -> list[QueuedJob]:
+    return [
+        entry.job for entry in entries(queue) if entry.job is not None and entry.job.is_running
+    ]
