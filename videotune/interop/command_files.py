@@ -134,9 +134,9 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
         elif assignment:
             variable = assignment[2]
             value = assignment[1] + assignment[3]
-            variables[variable] = []
-            if value:
-                variables[variable] = [" ".join(_expand(value, variables, path))]
+            # The value may use the variable itself.
+            values = [" ".join(_expand(value, variables, path))] if value else []
+            variables[variable] = values
         elif command or token.lower() not in _ASSIGNING_COMMANDS:
             command.extend(_expand(token, variables, path))
 
