@@ -245,5 +245,5 @@ def test_nothing_is_written_where_their_config_says(small_clips: Path, tmp_path:
     data.write_text(data.read_text() + f'\ncache_directory = "{elsewhere}"')
     assert run("autopsy", script, data=small_clips) == DONE
     assert not elsewhere.exists()
-    with pytest.raises(VideotuneError, match="--set network_dim: give KEY=VALUE"):
+    with pytest.raises(VideotuneError, match="--set network_dim: pass KEY=VALUE"):
         run("autopsy", script, data=small_clips, set="network_dim")
