@@ -33,7 +33,8 @@ from videotune.planner.memory import Choice
 from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
 from videotune.trainer.build import DTYPES
 from videotune.trainer.expert_pool import arrange_blocks
-from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import BasePlace, ClipShape
 

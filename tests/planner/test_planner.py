@@ -41,7 +41,8 @@ from videotune.planner.step_spec import (
     sharded,
 )
 from videotune.trainer.build import weights_of
-from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step_record import Clock
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6

@@ -29,7 +29,8 @@ from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
 from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
-from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
 from videotune.types import Batch, ClipShape
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 
 import torch
 from torch import nn
@@ -154,7 +155,7 @@ def open_pool(
         pool.attention = config.attention
 
     text_groups = attach_text(family, config)
-    pool.text_params = frozenset(key for group in text_groups.values() for key in group)
+    pool.text_params = frozenset(chain.from_iterable(text_groups.values()))
     first_expert = expert_schedule.at(min(max(first, 1), steps))
 
     if not config.transformer.train:

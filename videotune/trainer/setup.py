@@ -38,19 +38,21 @@ def prepare(
     dist: DistributedContext | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> Trainer:
-    """Fill the cache, load the denoisers and attach what trains. A resume restores the saved state afterwards.
+    """Fill the cache, load the denoisers and attach what trains.
+
+    A resume restores the saved state afterwards.
 
     Args:
-        opened: the job, and the checkpoint to resume from if there is one.
-        run: the run folder.
-        plan: content of plan.json. Making it has refused formats and patterns that do not fit.
-        callbacks: run between the steps.
-        resume: the run folder exists already.
-        dist: this process among those of the run.
-        heartbeat: tells other processes what this one does.
+        opened: The job, and the checkpoint to resume from.
+        run: The run folder.
+        plan: Content of plan.json.
+        callbacks: Run between the steps.
+        resume: The run folder exists already.
+        dist: This process among those of the run.
+        heartbeat: Shows other processes the state of this one.
 
     Raises:
-        VideotuneError: if the settings cannot run; before any work is done.
+        VideotuneError: The settings cannot run; no work is done.
     """
     job = opened.job
     config = job.config
@@ -71,11 +73,7 @@ def prepare(
         _print_notes(job, dist)
     refuse_text(family, config)
 
-    # A resume of a run that has saved nothing yet begins with these weights, too.
-    initial_weights = None
-    if config.init_from and first == 1:
-        initial_weights = Path(config.init_from).expanduser()
-        check_source(initial_weights, family, config)
+    initial_weights = _initial_weights(config, first, family)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
 
@@ -89,7 +87,7 @@ def prepare(
     if dist.is_main:
         echo_truncated_live(job, family, _prompts(callbacks))
     if next(pool.net.parameters()).device.type == "cpu":
-        keep_freed_memory()  # only now, when the memory of the encoders has been returned
+        keep_freed_memory()  # only now: the memory of the encoders has been returned
     if initial_weights is not None:
         init_from(initial_weights, family, pool, config)
 
@@ -110,6 +108,18 @@ def prepare(
         dist=dist,
         callbacks=tuple(callbacks),
     )
+
+
+def _initial_weights(config: Config, first: int, family: DiffusersModel) -> Path | None:
+    """Return the checked file of the initial weights, if the run begins with some.
+
+    A resume of a run that has saved nothing yet begins with these weights, too.
+    """
+    if not config.init_from or first != 1:
+        return None
+    source = Path(config.init_from).expanduser()
+    check_source(source, family, config)
+    return source
 
 
 def _prompts(callbacks: Sequence[Callback]) -> list[str]:

@@ -71,8 +71,12 @@ def make_trainable(
     masters = MasterWeights({} if rounds_stochastically else module_params)
     updated: Parameters = module_params if rounds_stochastically else masters.parameters
 
+    optimized = {}
+    for name, group in groups.items():
+        if group:
+            optimized[name] = [updated[key] for key in group]
     optimizer = make_optimizer(
-        {name: [updated[key] for key in group] for name, group in groups.items() if group},
+        optimized,
         settings,
         apart=rounds_stochastically or settings.step_in_backward,
     )
