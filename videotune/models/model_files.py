@@ -4,12 +4,11 @@ their weights.
 What is damaged, missing or absurd is a sentence that names file and key.
 """
 
-import hashlib
 import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -107,49 +106,63 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
-    """The JSON object that a file from elsewhere holds; ``where`` begins the VideotuneError of one that is none."""
+    """Return the JSON object of a file from elsewhere, with checked values.
+
+    Args:
+        text: The JSON.
+        where: Begins every error: the file.
+
+    Raises:
+        VideotuneError: It is not an object, or a value is out of bounds.
+    """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise VideotuneError(
             f"{where} is not valid JSON: {error.msg} in line {error.lineno}"
         ) from error
-    except (
-        RecursionError,
-        ValueError,
-    ) as error:  # deeper than Python reads, a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number too long
         raise VideotuneError(f"{where} is not valid JSON: {str(error)[:100]}") from error
+
     if not isinstance(value, dict):
         raise VideotuneError(
             f"{where} holds {json.dumps(value)[:40]} where an object {{…}} is expected"
         )
-    _check(value, where)
+    _check_values(value, where)
     return value
 
 
-def _check(value: Any, where: str) -> None:
-    """Raise VideotuneError for a value beyond its bounds, by the name of its key, and whatever it holds."""
-    for path, one in walk_json(value):
-        key = next((part for part in reversed(path) if isinstance(part, str)), "")
+def _check_values(config: Any, where: str) -> None:
+    """Raise VideotuneError, with its key, for a value that is out of bounds or names code."""
+    for path, value in walk_json(config):
+        names = [part for part in path if isinstance(part, str)]
+        key = names[-1] if names else ""
         if len(path) > DEEPEST:
             raise VideotuneError(
                 f"{where}: {key!r} is nested more than {DEEPEST} deep: it is no config of a model"
             )
-        if isinstance(one, int | float) and not abs(one) <= sys.float_info.max:
-            raise VideotuneError(f"{where}: {key} is {str(one)[:40]}, no finite number")
-        if isinstance(one, str) and _KERNELS.fullmatch(key) and "/" in one:
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            raise VideotuneError(f"{where}: {key} is {str(value)[:40]}, no finite number")
+        if isinstance(value, str) and _KERNELS.fullmatch(key) and "/" in value:
             raise VideotuneError(
-                f"{where}: {key} names code of the Hub ({one[:80]!r}), which videotune never runs"
+                f"{where}: {key} names code of the Hub ({value[:80]!r}), which videotune never runs"
             )
-        bounds = (
-            (least, most) for pattern, least, most in _BOUNDS if re.fullmatch(pattern, key)
-        )
-        for least, most in bounds if not (one is None or isinstance(one, dict | list)) else ():
-            number = isinstance(one, int) or (isinstance(one, float) and one.is_integer())
-            if isinstance(one, bool) or not number or not least <= one <= most:
-                span = f"a whole number from {least} to {most:,}"
-                raise VideotuneError(f"{where}: {key} is {str(one)[:40]!r}, and must be {span}")
-            break  # the first pattern that fits
+        if value is not None and not isinstance(value, dict | list):
+            _check_bounds(key, value, where)
+
+
+def _check_bounds(key: str, value: Any, where: str) -> None:
+    """Raise VideotuneError for a size that is not a whole number within its bounds."""
+    for pattern, least, most in _BOUNDS:
+        if not re.fullmatch(pattern, key):
+            continue
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not is_whole or not least <= value <= most:
+            expected = f"a whole number from {least} to {most:,}"
+            raise VideotuneError(
+                f"{where}: {key} is {str(value)[:40]!r}, and must be {expected}"
+            )
+        return  # only the first pattern that matches counts
 
 
 class NotHere(VideotuneError):
@@ -199,10 +212,12 @@ def has_weights(cls: str) -> bool:
 
 
 def check_parts(folder: Path) -> None:
-    """Raise VideotuneError where a part that the model's index names is not there, or two are
-    not of one model.
+    """Check that a model's parts exist and belong to one model, by their configs.
 
-    By the configs alone: whether the weights are there, ``missing`` says.
+    Weights are not looked for: see ``missing``.
+
+    Raises:
+        VideotuneError: A part of the index is missing, or two parts do not fit together.
     """
     parts = model_parts(read_config(folder / "model_index.json"))
     for part in parts:
@@ -210,45 +225,53 @@ def check_parts(folder: Path) -> None:
             raise VideotuneError(
                 f"{folder} is incomplete: it has no {part}/, which its model_index.json names"
             )
-    configs = {
-        part: read_config(folder / part / "config.json")
-        for part, (_, cls) in parts.items()
-        if has_weights(cls)
-    }
-    for part, config in configs.items():
-        own = config.get("_class_name")
-        named = parts[part][1]
-        if own is not None and own != named:
-            fault = f"holds a {own}, where model_index.json names a {named}"
+
+    configs = {}
+    for part, (_, named_class) in parts.items():
+        if not has_weights(named_class):
+            continue
+        config = read_config(folder / part / "config.json")
+        config_class = config.get("_class_name")
+        if config_class is not None and config_class != named_class:
+            fault = f"holds a {config_class}, where model_index.json names a {named_class}"
             raise VideotuneError(f"{folder / part} {fault}: take all parts from one model")
-    for part, keys, other, other_keys, what in _SAME:
+        configs[part] = config
+    _check_sizes(folder, configs)
+
+
+def _check_sizes(folder: Path, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise VideotuneError if a part expects another size than a second part gives."""
+    for part, keys, giving_part, giving_keys, unit in _SAME:
         for name in (part, f"{part}_2"):
-            taken = _size(configs.get(name, {}), keys)
-            given = _size(configs.get(other, {}), other_keys)
-            if taken is not None and given is not None and taken != given:
-                fault = f"its {name} takes {taken} {what}, its {other} gives {given}"
+            expected = _size(configs.get(name, {}), keys)
+            size = _size(configs.get(giving_part, {}), giving_keys)
+            if expected is not None and size is not None and expected != size:
+                fault = f"its {name} takes {expected} {unit}, its {giving_part} gives {size}"
                 raise VideotuneError(
                     f"{folder} mixes two models: {fault}. Take both parts from one checkpoint."
                 )
 
 
 def _size(config: Mapping[str, Any], keys: Sequence[str]) -> int | None:
-    """The whole number under the first of the keys that has one."""
-    return next((value for key in keys if isinstance(value := config.get(key), int)), None)
+    """Return the first whole number under one of the keys."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def shards(folder: Path) -> list[str]:
-    """The names of a part's files of weights, as its index lists them or as they must be called; [] where none is known."""
+    """Return the names of a part's weight files: of its index, or the usual name.
+
+    The list is empty if neither exists.
+    """
     for stem in STEMS:
         index = folder / f"{stem}.safetensors.index.json"
         if index.is_file():
             names = read_config(index)["weight_map"]
-            plain = (
-                isinstance(names, dict)
-                and names
-                and all(map(_SHARD.fullmatch, map(str, names.values())))
-            )
-            if not plain:
+            are_names = isinstance(names, dict) and bool(names)
+            if not are_names or not all(_SHARD.fullmatch(str(name)) for name in names.values()):
                 raise VideotuneError(
                     f"{index}: weight_map must give each tensor the name of a file beside it"
                 )
@@ -299,36 +322,62 @@ def some(names: Sequence[str]) -> str:
 
 
 def missing(folder: Path, *, weights: bool, own: Collection[str] = ()) -> list[str]:
-    """The files and parts that a model folder lacks, relative to it; of the parts ``own`` no weights are needed."""
-    if not (folder / "model_index.json").is_file():
+    """Return the files and parts that a model folder lacks, relative to it.
+
+    Args:
+        folder: The model.
+        weights: Also look for the weights.
+        own: Parts that need no weights, because they come from another file.
+    """
+    index = folder / "model_index.json"
+    if not index.is_file():
         return ["model_index.json"]
+
     absent = []
-    for part, (_, cls) in model_parts(read_config(folder / "model_index.json")).items():
-        here = folder / part
-        if not here.is_dir() or not any(here.iterdir()):
+    for part, (_, class_name) in model_parts(read_config(index)).items():
+        part_folder = folder / part
+        if not part_folder.is_dir() or not any(part_folder.iterdir()):
             absent.append(f"{part}/")
-        elif has_weights(cls):
-            config = here / "config.json"
-            absent += [] if config.is_file() else [f"{part}/config.json"]
-            if weights and part not in own:
-                of_diffusers = config.is_file() and "_class_name" in read_config(config)
-                names = shards(here) or [f"{STEMS[0 if of_diffusers else 1]}.safetensors"]
-                absent += [f"{part}/{name}" for name in names if not (here / name).is_file()]
-        elif cls.endswith("Scheduler") and not (here / "scheduler_config.json").is_file():
-            absent.append(f"{part}/scheduler_config.json")
-        elif "Tokenizer" in cls:
-            absent += [f"{part}/{name}" for name in _lacks_of_vocabulary(here, cls)]
+            continue
+        needs_weights = weights and part not in own
+        for name in _missing_of_part(part_folder, class_name, needs_weights):
+            absent.append(f"{part}/{name}")
     return absent
 
 
-def _lacks_of_vocabulary(here: Path, cls: str) -> list[str]:
-    """The files that a tokenizer's folder lacks of its vocabulary: transformers would make an empty one without a word."""
-    forms = [("tokenizer.json",), *(files for kind, files in _VOCABULARIES if kind in cls)]
-    absent = [[name for name in files if not (here / name).is_file()] for files in forms]
-    begun = [
-        lacks for lacks, files in zip(absent, forms, strict=True) if len(lacks) < len(files)
-    ]
-    return [] if [] in absent else begun[0] if begun else absent[0]
+def _missing_of_part(folder: Path, class_name: str, needs_weights: bool) -> list[str]:
+    """Return the files that the folder of a part lacks."""
+    if has_weights(class_name):
+        config = folder / "config.json"
+        absent = [] if config.is_file() else ["config.json"]
+        if needs_weights:
+            of_diffusers = config.is_file() and "_class_name" in read_config(config)
+            names = shards(folder) or [f"{STEMS[0 if of_diffusers else 1]}.safetensors"]
+            absent += [name for name in names if not (folder / name).is_file()]
+        return absent
+    if class_name.endswith("Scheduler"):
+        has_config = (folder / "scheduler_config.json").is_file()
+        return [] if has_config else ["scheduler_config.json"]
+    if "Tokenizer" in class_name:
+        return _missing_vocabulary(folder, class_name)
+    return []
+
+
+def _missing_vocabulary(folder: Path, class_name: str) -> list[str]:
+    """Return the vocabulary files that a tokenizer's folder lacks.
+
+    Without them, transformers would make an empty vocabulary without an error.
+    """
+    forms: list[tuple[str, ...]] = [("tokenizer.json",)]
+    forms += [files for kind, files in _VOCABULARIES if kind in class_name]
+    incomplete = []
+    for files in forms:
+        absent = [name for name in files if not (folder / name).is_file()]
+        if not absent:
+            return []
+        if len(absent) < len(files):
+            incomplete.append(absent)
+    return incomplete[0] if incomplete else list(forms[0])
 
 
 def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
@@ -349,35 +398,37 @@ def complete(name: str, folder: Path, *, own: Collection[str] = ()) -> None:
 def headers(files: Sequence[Path]) -> dict[str, Header]:
     """What tensors files of weights hold; only the files' heads are read.
 
-    Raises VideotuneError for a file that is damaged, cut short, or a mere pointer of git-lfs.
+    Raises VideotuneError for a file that is damaged, truncated, or a pointer of git-lfs.
     """
     from safetensors import SafetensorError, safe_open
 
-    found = {}
+    tensors = {}
     for path in files:
         try:
             with safe_open(path, "np") as file:
                 for key in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                     part = file.get_slice(key)
-                    found[key] = Header(part.get_dtype(), tuple(part.get_shape()))
+                    tensors[key] = Header(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise VideotuneError(f"{path} cannot be read: {_damage(path, error)}") from error
-    return found
+    return tensors
 
 
 def spans_of(path: Path) -> dict[str, tuple[int, int]]:
-    """Where each tensor of a safetensors file begins and ends: a length of 8 bytes, a head of JSON, and tensors' bytes."""
+    """Return the first byte of each tensor of a safetensors file, and the one after its last.
+
+    A file is a length of 8 bytes, a header of JSON, and the tensors' bytes.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        head: dict[str, Any] = json.loads(file.read(length))
-    offsets = {
-        name: tensor["data_offsets"]
-        for name, tensor in head.items()
-        if "data_offsets" in tensor
-    }
-    return {
-        name: (8 + length + begin, 8 + length + end) for name, (begin, end) in offsets.items()
-    }
+        header: dict[str, Any] = json.loads(file.read(length))
+    start = 8 + length
+    spans = {}
+    for name, tensor in header.items():
+        if "data_offsets" in tensor:
+            begin, end = tensor["data_offsets"]
+            spans[name] = (start + begin, start + end)
+    return spans
 
 
 def _damage(path: Path, error: Exception) -> str:
@@ -393,12 +444,14 @@ def _damage(path: Path, error: Exception) -> str:
 SAMPLED_ABOVE = 64 << 20
 BLOCKS = 256
 BLOCK = 64 << 10
-"""Files above the first are not read whole: safetensors in two blocks a tensor, others in so
-many; each of so many bytes."""
+"""Size from which only blocks of a file are hashed, their number, and their bytes.
+
+Of safetensors two blocks of each tensor are hashed.
+"""
 
 
 def fingerprint(folder: Path) -> str:
-    """16 hex digits that name a part on disk by its files' names, sizes and bytes.
+    """Return 16 hex digits of a part on disk: of its files' names, sizes and bytes.
 
     Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor the
     first 64 KB and as much from its middle: so a tensor that was changed is seen, wherever it
