@@ -4,11 +4,12 @@ their weights.
 What is damaged, missing or absurd is a sentence that names file and key.
 """
 
+import hashlib
 import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
