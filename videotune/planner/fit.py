@@ -26,7 +26,7 @@ from videotune.planner.gpus import card as card_of
 from videotune.planner.measure import CountsByPart
 from videotune.planner.memory import Fixed, Need, StepSpec
 from videotune.trainer.build import DTYPES, dtype_name, weights_of
-from videotune.validation.overhead import overhead, planned, share_of_all
+from videotune.validation.overhead import overhead, plan_overhead, total_share
 
 OPEN = ("micro_batch_size", "gradient_checkpointing", "layer_offload_fraction")
 """The keys that are chosen where the person leaves them open."""
@@ -265,7 +265,7 @@ def to_json(result: Fit, job: Job, dtype: str, checkpoint_bytes: int = 0) -> dic
     if result.card is not None and result.card.timed:
         took = step_seconds(job, spec, training, result.card)
         hours = took * job.steps / 3600
-        beside = round(hours * share_of_all(overhead(job)), 3)
+        beside = round(hours * total_share(overhead(job)), 3)
         times = {
             "hours": round(hours, 3),
             "hours_beside": beside,
@@ -339,7 +339,7 @@ def fit_settings(job: Job) -> Job:
 def chosen_for_run(job: Job, replan: bool) -> tuple[Job, list[str]]:
     """``fit_settings`` for a run that starts or resumes; with ``replan`` what was chosen before is chosen anew, and told."""
     before = job.config
-    job = decide_compile(planned(fit_settings(reopened(job) if replan else job)))
+    job = decide_compile(plan_overhead(fit_settings(reopened(job) if replan else job)))
     told = []
     for key in OPEN if replan else ():
         if getattr(job.config, key) != getattr(before, key):

@@ -16,7 +16,7 @@ from videotune.models.registry import find
 from videotune.trainer.build import make_objective, what_trains
 from videotune.trainer.expert_pool import make_expert_schedule
 from videotune.trainer.text_encoders import text_size
-from videotune.validation.callbacks import reads_of_run
+from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overhead import overhead
 
 
@@ -106,7 +106,7 @@ def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
     """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
     spec = job.spec
     noisy = job.spec.image_noise
-    reads = reads_of_run(job)
+    reads = cache_items_of(job)
     views = {
         (window, variant if window.varies or noisy else 0) for window, variant in reads.samples
     }

@@ -84,7 +84,7 @@ def summary(run: Run) -> dict[str, Any]:
         if total is not None
         else text.counted(done, "step")
     )
-    word, css, sentence = outcome.standing(run, total is not None and done >= total)
+    word, css, sentence = outcome.run_state(run, total is not None and done >= total)
     clips = mapping(start.get("clips")) or mapping(run.check)
     used = number(clips.get("used"))
     kept = len(regularization(run.check))

@@ -165,7 +165,7 @@ HIGH = 48
 FOLDER = "pictures"
 
 
-def keep_pictures(job: Job) -> None:
+def cache_pictures(job: Job) -> None:
     """Make those pictures that the cache does not hold yet: a clip's first, middle and last frame in a row.
 
     A clip that cannot be decoded now has none: the encoding will say why. videotune prints a note for a full disk.

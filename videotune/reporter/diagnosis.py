@@ -139,7 +139,7 @@ def _learning_by_steps(run: Run, rate: Any) -> Iterator[Finding]:
 
 def _overfitting(run: Run) -> Iterator[Finding]:
     found = judge(run.journal)
-    if found is not None and found.word == OVERFITTING:
+    if found is not None and found.label == OVERFITTING:
         yield _finding("overfitting", reason=found.reason, best=found.best_step)
     views = (run.plan or {}).get("views", {})
     if views.get("per_window", {}).get("band") in ("high", "risky"):

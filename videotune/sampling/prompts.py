@@ -16,7 +16,7 @@ FLAGS = {
 """musubi-tuner's options of a line (its docs/sampling_during_training.md), and the keys of a prompt that they are here."""
 
 
-def prompts_in(value: Any) -> Any:
+def resolve_prompts(value: Any) -> Any:
     """What ``samples`` says: the prompts of the file where it names one, else the value itself."""
     if not (
         isinstance(value, str) and value.endswith(ENDINGS) and len(value.splitlines()) == 1
@@ -31,7 +31,7 @@ def prompts_in(value: Any) -> Any:
             (number, line.strip()) for number, line in enumerate(text.splitlines(), start=1)
         )
         found = [
-            prompt_of(line, f"{path}:{number}")
+            parse_prompt(line, f"{path}:{number}")
             for number, line in lines
             if line and not line.startswith("#")
         ]
@@ -42,7 +42,7 @@ def prompts_in(value: Any) -> Any:
     return found
 
 
-def prompt_of(line: str, place: str) -> str | dict[str, Any]:
+def parse_prompt(line: str, place: str) -> str | dict[str, Any]:
     """A line as ``samples`` takes it: text alone, or a prompt with settings of its own.
 
     Raises VideotuneError that names the ``place`` for an option that there is not, or a value that is none.
