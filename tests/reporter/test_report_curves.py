@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import reports
-from videotune.reporter.curves import Line, axis_labels, line_chart, smooth, thin, ticks
+from videotune.reporter.charts import Line, axis_labels, line_chart, smooth, thin, ticks
 from videotune.reporter.read import read_run
 
 SPENT = {

@@ -47,7 +47,7 @@ class TrainResult:
     step: int
     """The last step."""
     exports: Sequence[Exported] = ()
-    recommend_checkpoint: Mapping[str, Any] = field(default_factory=dict)
+    recommended: Mapping[str, Any] = field(default_factory=dict)
     """The recommended checkpoint: {"step", "why"}."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each state of the run."""

@@ -10,7 +10,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from videotune import text
 from videotune.files import write_text
-from videotune.reporter import curves, inventory, outcome, previews
+from videotune.reporter import charts, curves, inventory, outcome, previews
 from videotune.reporter.previews import Media
 from videotune.reporter.read import Record, Run, at, items, mapping, number, points, read_run
 from videotune.runs.step_sums import Steps, regularization
@@ -84,7 +84,7 @@ def summary(run: Run) -> dict[str, Any]:
         if total is not None
         else text.counted(done, "step")
     )
-    word, css, sentence = outcome.run_state(run, total is not None and done >= total)
+    word, css, sentence = outcome.describe_state(run, total is not None and done >= total)
     clips = mapping(start.get("clips")) or mapping(run.check)
     used = number(clips.get("used"))
     kept = len(regularization(run.check))
@@ -256,7 +256,7 @@ def _chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
     for place, run in enumerate(sorted(runs, key=lambda one: order.index(one.folder.name))):
         css = STROKES[place % len(STROKES)] + (" pale" if place >= len(STROKES) else "")
         lines.append(
-            curves.Line(
+            charts.Line(
                 run.folder.name,
                 points(run.validations, "held_out", "normalised"),
                 css,
@@ -265,4 +265,4 @@ def _chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
         )
     shown = [line for line in lines if line.points]
     says = "error on held-out clips, relative to the base model: below 1 is better"
-    return curves.line_chart(shown, says=says, x_label="step") if shown else None
+    return charts.line_chart(shown, says=says, x_label="step") if shown else None

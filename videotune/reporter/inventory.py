@@ -41,7 +41,7 @@ def clips(run: Run, media: Media) -> dict[str, Any]:
                 clip,
                 path[len(folder) :],
                 caption,
-                media.carried.get(picture_of(clip)),
+                media.embedded.get(picture_of(clip)),
                 seen.get(path),
                 plays,
             )

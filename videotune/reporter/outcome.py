@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from videotune.files import life
-from videotune.reporter.curves import PARTS, Line, line_chart
+from videotune.reporter.charts import Line, line_chart
+from videotune.reporter.curves import PARTS
 from videotune.reporter.read import Record, Run, at, mapping, number, points, read_run
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
@@ -14,7 +15,7 @@ RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 
 
-def run_state(run: Run, whole: bool) -> RunState:
+def describe_state(run: Run, whole: bool) -> RunState:
     """How the run stood when it was read; ``whole``: whether all of its steps are done.
 
     An end in the journal counts, unless a process has begun since and lives. Without one the heartbeat says whether a
@@ -77,7 +78,7 @@ def status(run: Path) -> dict[str, Any]:
     found = read_run(run)
     steps = number(at(found.config, "steps"))
     latest = found.last("verdict")
-    state, _, why = run_state(found, steps is not None and found.steps.last >= steps)
+    state, _, why = describe_state(found, steps is not None and found.steps.last >= steps)
     best = recommended_checkpoint(found, latest)[0]
     facts = {
         "run": str(run),

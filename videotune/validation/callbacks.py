@@ -54,8 +54,8 @@ def callbacks_of(job: Job) -> list[Callback]:
 
 def cache_items_of(job: Job) -> CacheItems:
     """Return what a run with these callbacks reads from the cache."""
-    prompts = []
-    windows = []
+    prompts: list[str] = []
+    windows: list[Window] = []
     for callback in callbacks_of(job):
         prompts.extend(callback.prompts())
         windows.extend(callback.windows())

@@ -149,7 +149,7 @@ def measure_baselines(
         held_out: ``embed_with_mirror`` of held-out clips by source video.
         training: (source video, ``embed_with_mirror``) of training clips.
     """
-    held_out_clips = []
+    held_out_clips: list[tuple[str, Tensor]] = []
     for source, clips in held_out.items():
         held_out_clips.extend((source, clip) for clip in clips)
     return Baselines(

@@ -88,7 +88,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the journal line."""
-        fields = {"verdict": self.label}
+        fields: dict[str, Any] = {"verdict": self.label}
         for key, value in vars(self).items():
             if key != "label":
                 fields[key] = list(value) if isinstance(value, tuple) else value
