@@ -230,17 +230,17 @@ LOCATION_SETTINGS = ("output_model_destination", "cache_dir")
 """Settings that are not compared, since they are only locations."""
 
 
-def write_comparison(folders: Sequence[Path], page: Path) -> Path:
+def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     """Write a page that compares runs, best first, with links to their reports.
 
     Folders without a run are listed as waiting.
 
     Args:
         folders: the run folders.
-        page: path of the page.
+        path: path of the page.
 
     Returns:
-        ``page``.
+        ``path``.
     """
     runs = []
     waiting = []
@@ -251,15 +251,15 @@ def write_comparison(folders: Sequence[Path], page: Path) -> Path:
             waiting.append(folder.name)
 
     keys = differing_settings(runs)
-    rows = [_comparison_row(run, keys, page.parent) for run in runs]
+    rows = [_comparison_row(run, keys, path.parent) for run in runs]
     rows.sort(key=lambda row: row["rank"])
     validated = [run for run in runs if run.validations]
     chart = _comparison_chart(validated, [row["name"] for row in rows])
     contents = render(
         "runs.html.j2", title="Runs", rows=rows, keys=keys, chart=chart, waiting=waiting
     )
-    write_text(page, contents)
-    return page
+    write_text(path, contents)
+    return path
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
