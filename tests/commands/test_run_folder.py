@@ -34,7 +34,7 @@ from videotune.files import digest, read_json
 from videotune.job.overrides import Overrides
 from videotune.planner.plan import make_plan
 from videotune.reporter.build import write_report
-from videotune.reporter.contact_sheet import copy_pictures, cache_pictures
+from videotune.reporter.contact_sheet import cache_pictures, copy_pictures
 from videotune.reporter.diagnosis import diagnose, repair_journal
 from videotune.runs import checkpoint_writer, journal
 from videotune.runs.journal import read_journal

@@ -41,9 +41,9 @@ from videotune.trainer.resume import Resume
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer, due, times
 from videotune.types import ClipShape, VideoRules
-from videotune.validation import embeddings, metrics
+from videotune.validation import embeddings
 from videotune.validation import sample_metrics as probes
-from videotune.validation.overhead import overhead, plan_overhead, total_share, share_of_run
+from videotune.validation.overhead import overhead, plan_overhead, share_of_run, total_share
 from videotune.validation.selection import metric_prompts, metric_shape, sample_metrics_plan
 
 

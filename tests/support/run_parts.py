@@ -14,7 +14,7 @@ from videotune.trainer.resume import open_run as open_with
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
 from videotune.types import Family
-from videotune.validation.callbacks import Previews, Validation, callbacks_of, cache_items_of
+from videotune.validation.callbacks import Previews, Validation, cache_items_of, callbacks_of
 from videotune.validation.sample_metrics import SampleMetricsCallback
 
 C = TypeVar("C", bound=Callback)

@@ -227,6 +227,7 @@ def test_an_encoder_that_is_damaged_or_none_is_refused(
     else:
         (damaged / "model.safetensors").write_bytes(weights[: int(left * len(weights))])
     with pytest.raises(
-        VideotuneError, match=r"sample_metrics.encoder: .+ has no image encoder that transformers "
+        VideotuneError,
+        match=r"sample_metrics.encoder: .+ has no image encoder that transformers ",
     ):
         embeddings.open_encoder(str(damaged))

@@ -123,7 +123,7 @@ def test_without_held_out_clips_no_validation_is_possible() -> None:
         line | {"held_out": line["held_out"] | {"clips": {"a": 1.0}}}
         for line in course(DOWN, DOWN)
     ]
-    assert "one held-out clip" in str(judge(one))
+    assert "at least two held-out clips" in str(judge(one))
 
 
 def test_a_reading_that_is_not_finite_is_said() -> None:

@@ -183,7 +183,9 @@ def _set_up_signals() -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    print("\nvideotune: stopped at once; files that were saved before are intact", file=sys.stderr)
+    print(
+        "\nvideotune: stopped at once; files that were saved before are intact", file=sys.stderr
+    )
     raise KeyboardInterrupt
 
 

@@ -49,9 +49,7 @@ Sets = Annotated[list[str] | None, Opt("--set", help="key.sub=value; may be repe
 Skips = Annotated[
     str | None, Opt("--allow-skips", help="continue although N (or all) clips are skipped")
 ]
-CacheFolder = Annotated[
-    Path, Arg(help="a cache folder, or the dataset folder that holds one")
-]
+CacheFolder = Annotated[Path, Arg(help="a cache folder, or the dataset folder that holds one")]
 Offline = Annotated[
     bool,
     Opt("--offline", callback=_set_offline, help="no network requests; use the Hub's cache"),

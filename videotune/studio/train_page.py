@@ -19,7 +19,7 @@ from videotune.queue.entries import QueueEntry
 from videotune.queue.jobs import QueuedJob
 from videotune.reporter.build import warnings
 from videotune.reporter.curves import exposure
-from videotune.reporter.outcome import grounds, recommended_checkpoint, describe_state
+from videotune.reporter.outcome import describe_state, grounds, recommended_checkpoint
 from videotune.reporter.previews import sample_rows
 from videotune.reporter.read import Run, items, mapping
 from videotune.studio import gpu, header, projects, queue_page, trash
