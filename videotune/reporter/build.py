@@ -212,6 +212,7 @@ def environment(*packages: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
     for name, value in vars(text).items():
         if getattr(value, "__module__", "") == text.__name__:
             templates.filters[name] = value
@@ -279,7 +280,7 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[str, Any]:
-    """Return a run's cells. ``rank`` sorts by validation loss, runs without one last."""
+    """Return a run's cells; ``rank`` sorts by validation loss, missing ones last."""
     verdict = outcome.verdict(run)
     losses = [loss for _, loss in points(run.validations, "held_out", "normalised")]
     best = min(losses, default=None)
@@ -308,7 +309,9 @@ def _comparison_row(run: Run, keys: Sequence[str], page_folder: Path) -> dict[st
     }
 
 
-def _comparison_chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, Any] | None:
+def _comparison_chart(
+    runs: Sequence[Run], order: Sequence[str]
+) -> dict[str, Any] | None:
     """Return a chart of validation losses; runs beyond the fourth have pale lines.
 
     Args:
@@ -324,6 +327,7 @@ def _comparison_chart(runs: Sequence[Run], order: Sequence[str]) -> dict[str, An
         curve = points(run.validations, "held_out", "normalised")
         if curve:
             lines.append(charts.Line(run.folder.name, curve, css, dots=True))
+
     if not lines:
         return None
     return charts.line_chart(

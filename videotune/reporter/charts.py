@@ -1,8 +1,8 @@
 """Line charts as plain data.
 
 ``chart`` in macros.html.j2 draws them as inline SVG without a script. The drawing is
-stretched to the available width; the numbers at its axes are HTML positioned by percentage,
-so they stay readable on narrow and on wide screens.
+stretched to the available width; the numbers at its axes are HTML positioned by
+percentage, so they stay readable on narrow and on wide screens.
 """
 
 import math
@@ -72,7 +72,9 @@ def smoothing_width(num_points: int) -> int:
     return min(201, max(3, num_points // 20) | 1)
 
 
-def thin(xs: Sequence[float], ys: Sequence[float], columns: int = COLUMNS) -> list[Point]:
+def thin(
+    xs: Sequence[float], ys: Sequence[float], columns: int = COLUMNS
+) -> list[Point]:
     """Reduce a curve to the lowest and the highest point of each column."""
     num = len(xs)
     if num <= 2 * columns:
@@ -100,7 +102,7 @@ def ticks(low: float, high: float, wanted: int = 4) -> list[float]:
 
 
 def axis_labels(values: Sequence[float]) -> list[str]:
-    """Format the values of an axis with as many digits as distinguish them, at least 3."""
+    """Format the values of an axis with the fewest distinct digits, at least 3."""
     labels: list[str] = []
     for digits in range(3, 16):
         labels = [plain(value, digits) for value in values]
@@ -140,8 +142,8 @@ def line_chart(
     """Build a chart for the macro ``chart``.
 
     Args:
-        lines: the curves. A lone spike of a faint one is cut off at the frame, so that it
-            does not flatten everything else.
+        lines: the curves. A lone spike of a faint one is cut off at the frame, so that
+            it does not flatten everything else.
         says: text for screen readers.
         x_label: label of the x axis.
         height: in pixels.

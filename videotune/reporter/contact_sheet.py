@@ -1,7 +1,7 @@
 """Pictures of clips as they are trained.
 
-``check --contact-sheet`` writes them as sheets and as a page. The run folder gets small ones,
-so the report shows the clips even if they are moved later.
+``check --contact-sheet`` writes them as sheets and as a page. The run folder gets
+small ones, so the report shows the clips even if they are moved later.
 """
 
 import shutil
@@ -48,9 +48,9 @@ SheetRow = tuple[str, list[Any]]
 def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Write index.html, sheet-001.jpg … and the single pictures into a folder.
 
-    The pictures of a clip are the first frame of its first window, the middle frame of its
-    middle window, and the last frame of its last window: cropped, resized and timed as in
-    training. A still has one.
+    The pictures of a clip are the first frame of its first window, the middle frame of
+    its middle window, and the last frame of its last window: cropped, resized and timed
+    as in training. A still has one.
 
     Args:
         job: the job.
@@ -61,7 +61,8 @@ def contact_sheet(job: Job, account: Mapping[str, Any], folder: Path) -> dict[st
         Reasons by path of the clips that cannot be decoded.
 
     Raises:
-        VideotuneError: if the folder is in a dataset, where the pictures would become clips.
+        VideotuneError: if the folder is in a dataset, where the pictures would become
+            clips.
     """
     _refuse_inside_dataset(folder, job)
     (folder / "clips").mkdir(parents=True, exist_ok=True)
@@ -119,8 +120,8 @@ def _refuse_inside_dataset(folder: Path, job: Job) -> None:
             continue
         suggestion = dataset.with_name(dataset.name + "-sheet")
         raise VideotuneError(
-            f"--contact-sheet: {folder} is inside the dataset {dataset}, so the pictures "
-            f"would become clips of it. Choose another folder, such as {suggestion}."
+            f"--contact-sheet: {folder} is inside the dataset {dataset}, so the "
+            f"pictures would become clips of it. Choose another folder, such as {suggestion}."
         )
 
 
@@ -137,7 +138,8 @@ def shots(
         height: maximum height in pixels.
 
     Yields:
-        The clip with its frames, uint8 (H, W, 3), or the problem if it cannot be decoded.
+        The clip with its frames, uint8 (H, W, 3), or the problem if it cannot be
+        decoded.
     """
     windows: dict[str, list[Window]] = {}
     for window in (*job.library.windows, *job.library.held_out_windows):
@@ -165,7 +167,9 @@ def _decode_request(
     info = job.library.media[clip.id]
     times = []
     for window in (windows[0], windows[len(windows) // 2], windows[-1]):
-        sample = frame_sampling.sample_window(window, DETERMINISTIC_VARIANT, job.config.seed)
+        sample = frame_sampling.sample_window(
+            window, DETERMINISTIC_VARIANT, job.config.seed
+        )
         times.append(sample.times)
     first, middle, last = times
     shown_times = [first[0], middle[len(middle) // 2], last[-1]]
@@ -201,7 +205,7 @@ def _save(image: Any, folder: Path, clip: Clip, index: int) -> str:
 
 
 def _label(row: Mapping[str, Any], roots: Sequence[Path]) -> str:
-    """Return the text of a clip: name, state, source, caption, and warnings if they fit."""
+    """Return a clip's text: name, state, source, caption, warnings if they fit."""
     rate = "image"
     if row["source_fps"] is not None:
         rate = f"{row['source_fps']:.4g} fps"
@@ -235,10 +239,10 @@ KIND_ORDER = {"train": 0, "validation": 1, "regularization": 2}
 
 
 def cache_pictures(job: Job) -> None:
-    """Write the pictures that are missing in the cache: three frames of a clip in a row.
+    """Write the pictures that the cache lacks: three frames of a clip in a row.
 
-    A clip that cannot be decoded has none; the encoding reports it. If the disk is full, a
-    note is printed.
+    A clip that cannot be decoded has none; the encoding reports it. If the disk is
+    full, a note is printed.
     """
     paths = _cached_pictures(job)
     missing = [clip for clip, path in paths if not path.is_file()]
@@ -286,4 +290,6 @@ def _cached_pictures(job: Job) -> list[tuple[Clip, Path]]:
 def _write_row(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write uint8 frames (H, W, 3) side by side as one picture."""
     picture = Image.fromarray(np.concatenate(list(frames), axis=1))
-    write_whole(path, lambda temporary: picture.save(temporary, quality=80), durable=False)
+    write_whole(
+        path, lambda temporary: picture.save(temporary, quality=80), durable=False
+    )

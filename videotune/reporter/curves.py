@@ -8,7 +8,16 @@ from typing import Any
 from videotune.latent_cache.exposure import BANDS
 from videotune.latent_cache.exposure import band as band_of
 from videotune.reporter.charts import Line, line_chart, smooth, smoothing_width, thin
-from videotune.reporter.read import Point, Record, Run, at, items, mapping, number, points
+from videotune.reporter.read import (
+    Point,
+    Record,
+    Run,
+    at,
+    items,
+    mapping,
+    number,
+    points,
+)
 from videotune.runs.step_sums import NINTHS, clip_of, regularization
 from videotune.text import counted, plain
 
@@ -25,8 +34,8 @@ SMALL_COLUMNS = 150
 def loss(run: Run) -> dict[str, Any]:
     """Return the chapter of the training loss, as a whole and by noise level.
 
-    Steps with only regularization clips are left out: their loss shows how well the model
-    is preserved, not how well it learns.
+    Steps with only regularization clips are left out: their loss shows how well the
+    model is preserved, not how well it learns.
     """
     xs, ys = run.steps.mse
     skipped = list(run.steps.skipped)
@@ -79,6 +88,7 @@ def _by_noise(run: Run, span: Point) -> list[dict[str, Any]]:
         name = f"t {ninth / NINTHS:.2f}–{(ninth + 1) / NINTHS:.2f}"
         first, last, _ = _ends(ys)
         change = f"{plain(first, 3)} → {plain(last, 3)}, {counted(len(xs), 'step')}"
+
         mean = smooth(xs, ys, smoothing_width(len(xs)), SMALL_COLUMNS)
         raw = thin(xs, ys, SMALL_COLUMNS)
         chart = line_chart(
@@ -254,9 +264,9 @@ def band(times: float) -> tuple[str, str]:
 def times_seen(run: Run) -> list[TimesSeen]:
     """Return how often each training clip is seen, the most seen first.
 
-    Regularization clips are not included. The account of clips gives the paths; if it also
-    gives ids, the journal gives the times so far. Without an account, clips are named by
-    their id.
+    Regularization clips are not included. The account of clips gives the paths; if it
+    also gives ids, the journal gives the times so far. Without an account, clips are
+    named by their id.
     """
     used = [clip for clip in run.clips if clip["used"]]
     clips = _accounted_times(run, used) if used else _times_by_id(run)
@@ -270,6 +280,7 @@ def _accounted_times(run: Run, used: Sequence[Record]) -> list[TimesSeen]:
         clip_id = str(clip["id"])[:12]
         if clip_id in preserved:
             continue
+
         so_far = None
         if clip["id"] and run.steps.windows:
             so_far = run.steps.clips[clip_id]
@@ -291,6 +302,7 @@ def _times_by_id(run: Run) -> list[TimesSeen]:
         str(key)[:12]: number(value)
         for key, value in mapping(at(run.plan, "views", "clips")).items()
     }
+
     return [
         TimesSeen(
             path=clip_id,
@@ -326,7 +338,9 @@ def exposure(run: Run) -> dict[str, Any]:
         "regularization": {
             "num": len(preserved),
             "seen": sum(run.steps.clips[clip_id] for clip_id in preserved),
-            "planned": sum(number(clip.get("views")) or 0 for clip in preserved.values()),
+            "planned": sum(
+                number(clip.get("views")) or 0 for clip in preserved.values()
+            ),
         },
         "only_planned": all(clip.so_far is None for clip in clips),
         "bands": bands,
@@ -341,7 +355,9 @@ def _so_far(run: Run) -> dict[str, Any] | None:
     Clips that were removed or are held out since do not count.
     """
     preserved = regularization(run.check)
-    current = {str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]}
+    current = {
+        str(clip["id"])[:12] for clip in run.clips if clip["used"] and clip["id"]
+    }
     times = []
     for window, count in run.steps.windows.items():
         clip_id = clip_of(window)
@@ -351,7 +367,9 @@ def _so_far(run: Run) -> dict[str, Any] | None:
         return None
 
     total = number(at(run.plan, "windows")) or number(run.last("start").get("windows"))
-    preserved_windows = sum(number(clip.get("windows")) or 0 for clip in preserved.values())
+    preserved_windows = sum(
+        number(clip.get("windows")) or 0 for clip in preserved.values()
+    )
     windows = (total or 0) - preserved_windows
     if windows <= 0:
         windows = len(times)

@@ -37,7 +37,7 @@ class Finding:
 
 
 FLAT = 0.98
-"""A validation loss above this share of the first means that next to nothing is learnt."""
+"""A validation loss above this share of the first: next to nothing is learnt."""
 
 RISEN = 1.05
 """A validation loss above this share of the first means too high a learning rate."""
@@ -220,7 +220,9 @@ def _consistency(run: Run) -> Iterator[Finding]:
             harmful.append(f"{key} is {json.dumps(config[key])}")
             better_values.append(f"{key} {better}")
     if harmful:
-        yield _finding("motion", bad="; ".join(harmful), better="; ".join(better_values))
+        yield _finding(
+            "motion", bad="; ".join(harmful), better="; ".join(better_values)
+        )
 
 
 def _clips(run: Run) -> Iterator[Finding]:

@@ -99,7 +99,9 @@ def settings(run: Run) -> dict[str, Any]:
     rows = []
     for key, value in flat_settings(run).items():
         rows.append((key, value_text(value), _origin(key, origins)))
-    rows.sort(key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS))
+    rows.sort(
+        key=lambda row: ORIGINS.index(row[2]) if row[2] in ORIGINS else len(ORIGINS)
+    )
     return {
         "absent": "",
         "own": [row for row in rows if row[2] != "default"],
@@ -146,7 +148,7 @@ def files(run: Run) -> dict[str, Any]:
 
 
 def _export_row(run: Run, entry: Record) -> tuple[Any, ...]:
-    """Return (format, (path, link), size, largest error, reader) of an exported file."""
+    """Return (format, (path, link), size, error, reader) of an exported file."""
     path = str(entry.get("path", ""))
     size = "not found"
     for file in (run.folder / path, Path(path)):
@@ -196,7 +198,7 @@ def _path(run: Run, entry: Record) -> str:
 
 
 def _loading_code(run: Run, entries: Sequence[Record]) -> list[str]:
-    """Return code that loads the base model and the latest file, or both experts' files."""
+    """Return code that loads the base model and the latest file of each expert."""
     same_format = [
         entry for entry in entries if entry.get("format") == entries[0].get("format")
     ]
@@ -215,11 +217,13 @@ def _loading_code(run: Run, entries: Sequence[Record]) -> list[str]:
 
 
 def _preview_shape(run: Run) -> list[int] | None:
-    """Return frames, height and width of a preview, or None if they are not recorded."""
+    """Return frames, height and width of a preview, or None if unknown."""
     largest = mapping(None)
     if buckets := [mapping(bucket) for bucket in _buckets(run)]:
         largest = max(buckets, key=lambda bucket: number(bucket["windows"]) or 0)
-    bucket_shape = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(largest["shape"]))
+    bucket_shape = re.fullmatch(
+        r"([0-9]{1,9})x([0-9]{1,9}x[0-9]{1,9})", str(largest["shape"])
+    )
     if bucket_shape is None:
         return None
 

@@ -20,6 +20,10 @@ from videotune.reporter.read import (
 from videotune.text import moment, plain
 from videotune.validation.overfitting import recommend
 
+RELATIVE_ERROR = (
+    "error on the same clips, relative to the base model: below 1 is better"
+)
+
 RunState = tuple[str, str, str]
 """A word for the badge, the badge's colour, and a sentence."""
 
@@ -38,12 +42,16 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
     beat = mapping(run.life)
     started = number(beat["started"])
     ended = number(end["time"])
-    is_resumed = beat["alive"] and started is not None and ended is not None and started > ended
+    is_resumed = (
+        beat["alive"] and started is not None and ended is not None and started > ended
+    )
     if end and not is_resumed:
         return _ended_state(str(end["why"]), is_complete)
     if not beat:
         written = f" {moment(run.written)}" if run.written is not None else ""
-        sentence = f"the journal, last written{written}, has no end: still going, or killed"
+        sentence = (
+            f"the journal, last written{written}, has no end: still going, or killed"
+        )
         return "no end", "care", sentence
     if beat["alive"]:
         return _alive_state(run, beat)
@@ -123,6 +131,7 @@ def _status_before_run(run: Path) -> dict[str, Any]:
     if beat["alive"]:
         state = "running"
         why = str(beat["state"])
+
     return {
         "run": str(run),
         "state": state,
@@ -195,7 +204,7 @@ def recommended_checkpoint(run: Run, latest: Record) -> tuple[int | None, str]:
 
 
 def grounds(run: Run) -> dict[str, Any]:
-    """Return the evidence for the verdict: the validation curve, its changes, the clips."""
+    """Return the evidence for the verdict: validation curve, changes, clips."""
     records = run.validations
     has_course = len(records) > 1
     best = number(run.last("verdict")["best_step"])
@@ -208,7 +217,7 @@ def grounds(run: Run) -> dict[str, Any]:
     if lines and has_course:
         chart = line_chart(
             lines,
-            says="error on the same clips, relative to the base model: below 1 is better",
+            says=RELATIVE_ERROR,
             x_label="step",
             marks=[] if best is None else [best],
         )

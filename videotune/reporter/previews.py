@@ -1,7 +1,7 @@
 """The chapters with videos: before and after, previews, checkpoints and sample metrics.
 
-``Media`` decides which of a run's videos and pictures are embedded in the page, so that the
-page can be sent as one file.
+``Media`` decides which of a run's videos and pictures are embedded in the page, so
+that the page can be sent as one file.
 """
 
 import base64
@@ -40,8 +40,8 @@ KINDS = {
 class Media:
     """The videos and pictures that are embedded in the page.
 
-    The order of preference is: prompts before and after, pictures of clips, comparisons,
-    previews, the latest first.
+    The order of preference is: prompts before and after, pictures of clips,
+    comparisons, previews, the latest first.
     """
 
     def __init__(self, run: Run) -> None:
@@ -63,7 +63,9 @@ class Media:
         for path in dict.fromkeys(_paths_by_preference(run)):
             self._embed(path)
 
-    def _add_card(self, prompt: str, seed: str, steps: list[float], paths: list[str]) -> None:
+    def _add_card(
+        self, prompt: str, seed: str, steps: list[float], paths: list[str]
+    ) -> None:
         """Add the videos of a prompt at several steps as one video."""
         card = {"prompt": prompt, "seed": seed, "steps": steps, "paths": paths}
         card |= _side_by_side(self.folder, paths)
@@ -90,7 +92,7 @@ class Media:
         return fits
 
     def video(self, path: str) -> tuple[str, str]:
-        """Return the address of a video and an empty string, or "" and why there is none."""
+        """Return (address, "") of a video, or ("", why there is none)."""
         link = local_link(path)
         if link is None:
             return "", f"outside the run folder: {path}" if path else "not generated"
@@ -102,7 +104,7 @@ class Media:
 
 
 def local_link(path: str) -> str | None:
-    """Return a path relative to the page as a URL; None if it leaves the page's folder."""
+    """Return a path relative to the page as a URL; None if it leaves the folder."""
     parts = path.replace("\\", "/").split("/")
     if not path or parts[0] == "" or parts[0].endswith(":") or ".." in parts:
         return None
@@ -149,8 +151,8 @@ def _side_by_side(folder: Path, paths: Sequence[str]) -> dict[str, Any]:
     """Join videos side by side.
 
     Returns:
-        {"uri", "small", "why"}: the data URI (empty if that fails), whether controls would
-        cover much of it, and why it failed.
+        {"uri", "small", "why"}: the data URI (empty if that fails), whether controls
+        would cover much of it, and why it failed.
     """
     failed = {"uri": "", "small": False}
     if any(local_link(path) is None for path in paths):
@@ -336,7 +338,9 @@ def metrics(run: Run) -> dict[str, Any]:
 
     absent = ""
     if not records:
-        absent = run.absent("samples are measured at checkpoints", "sample_metrics.budget")
+        absent = run.absent(
+            "samples are measured at checkpoints", "sample_metrics.budget"
+        )
     return {
         "absent": absent,
         "not_measured": _not_measured(not_measured),

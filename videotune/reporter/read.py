@@ -24,7 +24,9 @@ Point = tuple[float, float]
 MAX_NUMBER = 1e300
 """A larger number counts as missing: a sum of such numbers is not finite."""
 
-FILES = {name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")}
+FILES = {
+    name: f"{name}.json" for name in ("config", "check", "plan", "demo", "exports")
+}
 FILES["compared"] = "compare/compare.json"
 """The JSON files of a run folder by their field of ``Run``."""
 
@@ -36,7 +38,7 @@ class Run:
     folder: Path
 
     journal: tuple[Record, ...]
-    """The records other than steps, in order. A resume removes what followed its step."""
+    """All records but steps, in order. A resume removes those after its step."""
 
     steps: Steps
     """Sums over the step records."""
@@ -188,7 +190,7 @@ def points(records: Sequence[Record], *keys: str) -> list[Point]:
 
 
 def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]:
-    """Return the journal's events and notes on damaged lines; add its steps to ``steps``."""
+    """Return events and notes on damaged lines; add steps to ``steps``."""
     events: list[Record] = []
     notes: list[str] = []
     with journal.open("rb") as file:
@@ -200,6 +202,7 @@ def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]
             except ValueError as error:
                 notes.append(_damage_note(line_number, line, error))
                 continue
+
             if record["kind"] == "step":
                 steps.add(record)
             else:
@@ -209,7 +212,10 @@ def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]
 
 def _damage_note(line_number: int, line: bytes, error: ValueError) -> str:
     if line.endswith(b"\n"):
-        return f"line {line_number} of the journal is not a record and was left out: {error}"
+        return (
+            f"line {line_number} of the journal is not a record and was left out: "
+            f"{error}"
+        )
     return (
         f"the journal's last line ({line_number}) is torn and was left out: "
         "the run ended while writing it"
@@ -217,7 +223,7 @@ def _damage_note(line_number: int, line: bytes, error: ValueError) -> str:
 
 
 def _read_json(path: Path, notes: list[str]) -> Any:
-    """Return a file's content, which may lack keys; None if it is missing or damaged."""
+    """Return a file's content, keys may lack; None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:

@@ -1,8 +1,8 @@
 """Sample with the family's diffusers pipeline and the network that is training.
 
-Sampling changes nothing of the training. Prompts are cached text states, so no text encoder
-is loaded; the noise has its own seeds; the VAE is loaded after all transformer passes and
-freed afterwards.
+Sampling changes nothing of the training. Prompts are cached text states, so no text
+encoder is loaded; the noise has its own seeds; the VAE is loaded after all transformer
+passes and freed afterwards.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def draw(
         samples: (prompt, seed) of each.
         on_done: called with the number of finished samples.
         first: for each sample the clip or image whose first frame it is conditioned on.
-        isolated: whether the networks' frames are isolated now; they are again afterwards.
+        isolated: whether the networks' frames are isolated now; they are again
+            afterwards.
 
     Returns:
         Latents (C, F, H, W) of each sample.
@@ -158,8 +159,10 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
                 self.family.isolate_frames(net, self.isolated)
 
 
-def decode(family: Family, latents: Sequence[Tensor], tiled: bool = False) -> list[np.ndarray]:
-    """Decode latents to uint8 frames (T, H, W, 3) with a VAE that is freed afterwards."""
+def decode(
+    family: Family, latents: Sequence[Tensor], tiled: bool = False
+) -> list[np.ndarray]:
+    """Decode latents to uint8 frames (T, H, W, 3), then free the VAE."""
     try:
         return [to_frames(family.decode(latent, tiled)) for latent in latents]
     finally:

@@ -1,7 +1,7 @@
 """Read prompts from a file.
 
-A text file has one prompt per line, with options as in musubi-tuner; a JSON or YAML file has
-a list.
+A text file has one prompt per line, with options as in musubi-tuner; a JSON or YAML
+file has a list.
 """
 
 import re
@@ -24,7 +24,7 @@ FLAGS = {
     "fs": ("shift", float),
     "n": ("negative", str),
 }
-"""Options of a line in musubi-tuner (its docs/sampling_during_training.md), and our keys."""
+"""Options of musubi-tuner (docs/sampling_during_training.md) and our keys."""
 
 FIRST_FRAME_FLAGS = ("i", "ei")
 """musubi-tuner's options for an image to start from."""
@@ -48,7 +48,8 @@ def resolve_prompts(value: Any) -> Any:
         prompts = parsed(text, path)
     if not isinstance(prompts, list) or not prompts:
         raise VideotuneError(
-            f"samples: {path} has no list of prompts. Write one per line into a .txt file."
+            f"samples: {path} has no list of prompts. "
+            "Write one per line into a .txt file."
         )
     return prompts
 
@@ -79,7 +80,9 @@ def parse_prompt(line: str, location: str) -> str | dict[str, Any]:
     prompt, *options = re.split(r"\s--(?=[a-z]+\s)", f" {line} ")
     prompt = prompt.strip()
     if not prompt:
-        raise VideotuneError(f"{location}: there is no prompt before the options. Add one.")
+        raise VideotuneError(
+            f"{location}: there is no prompt before the options. Add one."
+        )
 
     settings: dict[str, Any] = {}
     for option in options:
@@ -102,7 +105,8 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
             note = " (a preview begins with the first frame of a clip by itself)"
         flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
         raise VideotuneError(
-            f"{location}: --{flag} is not an option of a prompt{note}. Use one of: {flags}."
+            f"{location}: --{flag} is not an option of a prompt{note}. "
+            f"Use one of: {flags}."
         )
 
     key, convert = FLAGS[flag]
@@ -110,4 +114,6 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
     try:
         return key, convert(text)
     except ValueError as error:
-        raise VideotuneError(f"{location}: --{flag} {text!r} is not a number.") from error
+        raise VideotuneError(
+            f"{location}: --{flag} {text!r} is not a number."
+        ) from error

@@ -1,4 +1,4 @@
-"""The callbacks of a run: saving, validation with its verdict, previews, sample metrics."""
+"""The callbacks of a run: saving, validation, previews and sample metrics."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -93,8 +93,8 @@ class Validation(Callback):
     def before(self, trainer: Trainer) -> None:
         """Validate before the first step, or where a killed process did not.
 
-        The main process knows what the journal lacks. If all processes must run the network
-        together, it tells the others.
+        The main process knows what the journal lacks. If all processes must run the
+        network together, it tells the others.
         """
         if not self.every:
             return
@@ -113,12 +113,12 @@ class Validation(Callback):
         if step in steps_read:
             return False
 
-        # A set that changed on a resume is read before the first step: later readings are
-        # compared with this one.
+        # A set that changed on a resume is read before the first step: later readings
+        # are compared with this one.
         return due(step, self.every, trainer.job.steps) or not steps_read
 
     def run(self, trainer: Trainer, step: int) -> None:
-        """Measure relative to the set's first reading; skip it if the user interrupts."""
+        """Measure relative to the set's first reading, unless the user interrupts."""
         trainer.heartbeat.set("measuring", step)
         started = time.perf_counter()
         is_main = trainer.dist.is_main
@@ -135,7 +135,9 @@ class Validation(Callback):
             return
 
         if is_main:
-            self._write(trainer, step, name=name, reading=reading, live=live, started=started)
+            self._write(
+                trainer, step, name=name, reading=reading, live=live, started=started
+            )
         if trainer.job.config.early_stopping is not None:
             self._save_if_best(trainer, step)
 
@@ -189,8 +191,8 @@ class Validation(Callback):
             details = f" ({self._difference} differ)" if self._difference else ""
             trainer.journal.warn(
                 step,
-                f"the validation set changed{details}: validation losses from step {step} "
-                "on can only be compared with each other",
+                f"the validation set changed{details}: validation losses from "
+                f"step {step} on can only be compared with each other",
             )
 
         experts = expert_by_quantile(trainer.family, trainer.source.objective)
@@ -221,7 +223,8 @@ def _relative_parts(
     reading: ValidationReading, first: Mapping[str, Any], experts: Sequence[str]
 ) -> dict[str, Any]:
     return {
-        part: relative_to_first(value, first[part], experts) for part, value in reading.items()
+        part: relative_to_first(value, first[part], experts)
+        for part, value in reading.items()
     }
 
 
@@ -261,7 +264,9 @@ class Previews(SamplingCallback):
     def _finished(self, trainer: Trainer, step: int) -> set[tuple[str, int]]:
         """Return (prompt, seed) of the previews of ``step`` that are written."""
         lines = trainer.journal.history.of_kind("sample")
-        return {(line["prompt"], line["seed"]) for line in lines if line.get("step") == step}
+        return {
+            (line["prompt"], line["seed"]) for line in lines if line.get("step") == step
+        }
 
     def is_lacking(self, trainer: Trainer, step: int) -> bool:
         """Whether previews of ``step`` are due and missing."""
@@ -323,8 +328,8 @@ def _write_previews(
 def write_verdict(trainer: Trainer, at_the_end: bool = False) -> Verdict | None:
     """Judge the readings so far and write the verdict to the journal, once per reading.
 
-    It is printed when its label changes, and at the end of the run unless it was printed
-    for the same reading.
+    It is printed when its label changes, and at the end of the run unless it was
+    printed for the same reading.
     """
     lines = trainer.journal.history.events
     verdict = judge(lines)

@@ -54,7 +54,7 @@ class SamplingCallback(Callback):
         return False
 
     def before(self, trainer: Trainer) -> None:
-        """Sample at the start, or make up for samples that a killed process left out."""
+        """Sample at the start, or the samples that a killed process left out."""
         step = trainer.first - 1
         is_lacking = trainer.dist.is_main and self.is_lacking(trainer, step)
         if broadcast_from_main(trainer, is_lacking):
@@ -95,7 +95,8 @@ class SamplingCallback(Callback):
             step: the step, for the progress bar.
             settings: settings of all samples.
             samples: (prompt, seed) of each.
-            first: for each the window whose first frame it is conditioned on, or nothing.
+            first: for each the window whose first frame it is conditioned on, or
+                nothing.
 
         Returns:
             uint8 frames (T, H, W, 3) of each sample; empty on all but the main process.

@@ -1,9 +1,9 @@
 """Turn video frames into unit vectors that can be compared.
 
 The default embedding is a heuristic of edges, light and colour that needs no download.
-Any image encoder that transformers can load may take its place. A clip that may have been
-copied is embedded in several crops, because a copy may show only a part of it. A clip that
-may be a copy is embedded as it is and mirrored.
+Any image encoder that transformers can load may take its place. A clip that may have
+been copied is embedded in several crops, because a copy may show only a part of it. A
+clip that may be a copy is embedded as it is and mirrored.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ HEURISTIC = "edges-1"
 """Name of the default embedding. Raise its number when the heuristic changes."""
 
 SIDE = 48
-"""Rows and columns to which the heuristic resizes a frame, whatever its aspect ratio."""
+"""Rows and columns to which the heuristic resizes a frame of any aspect ratio."""
 
 CELLS = 8
 """Rows and columns of the grid of cells that are averaged."""
@@ -42,7 +42,7 @@ ENCODER_BATCH = 32
 """Frames per forward pass of an image encoder."""
 
 View = tuple[float, float, float]
-"""A crop with the aspect ratio of the frame: (top, left, side) as shares of the frame."""
+"""A crop with the frame's aspect ratio: (top, left, side) as shares of the frame."""
 
 WHOLE: View = (0.0, 0.0, 1.0)
 
@@ -66,8 +66,8 @@ class FrameEmbedding:
 def default_embedding() -> FrameEmbedding:
     """Return the heuristic embedding, which is robust to crops, re-encoding and gain.
 
-    Its views are the whole frame, the middle 90 % of its sides, and 80 % of its sides at
-    nine positions.
+    Its views are the whole frame, the middle 90 % of its sides, and 80 % of its sides
+    at nine positions.
     """
     corners = []
     for row in range(3):
@@ -81,9 +81,9 @@ def default_embedding() -> FrameEmbedding:
 def edge_features(pictures: Tensor) -> Tensor:
     """Map pictures (N, 3, H, W) in [0, 1] to unit vectors (N, 704).
 
-    The parts of a vector are edge directions, light and colour in 8 × 8 cells. A picture
-    without any edge, light or colour (a black one) would have length 0; all such pictures
-    share one constant unit vector.
+    The parts of a vector are edge directions, light and colour in 8 × 8 cells. A
+    picture without any edge, light or colour (a black one) would have length 0; all
+    such pictures share one constant unit vector.
     """
     red, green, blue = resize_square(pictures, SIDE).unbind(1)
     grey = GREY_WEIGHTS[0] * red + GREY_WEIGHTS[1] * green + GREY_WEIGHTS[2] * blue
@@ -94,7 +94,8 @@ def edge_features(pictures: Tensor) -> Tensor:
     parts = [_edge_directions(grey), light, colour]
 
     weighted = [
-        weight * unit(part.flatten(1)) for weight, part in zip(PART_WEIGHTS, parts, strict=True)
+        weight * unit(part.flatten(1))
+        for weight, part in zip(PART_WEIGHTS, parts, strict=True)
     ]
     vectors = unit(torch.cat(weighted, 1))
     constant = vectors.shape[1] ** -0.5
@@ -102,7 +103,7 @@ def edge_features(pictures: Tensor) -> Tensor:
 
 
 def _edge_directions(grey: Tensor) -> Tensor:
-    """Map grey pictures (N, H, W) to contrast-normalised edges (N, DIRECTIONS, 8, 8)."""
+    """Map grey pictures (N, H, W) to normalised edges (N, DIRECTIONS, 8, 8)."""
     padded = functional.pad(grey[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
     across = padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]
     down = padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]
@@ -126,7 +127,9 @@ def _cell_means(planes: Tensor) -> Tensor:
     The cells overlap by half, so a small shift of the picture changes little.
     """
     side = SIDE // CELLS
-    return functional.avg_pool2d(planes, 2 * side, side, side // 2, count_include_pad=False)
+    return functional.avg_pool2d(
+        planes, 2 * side, side, side // 2, count_include_pad=False
+    )
 
 
 def resize_square(pictures: Tensor, side: int) -> Tensor:
@@ -194,8 +197,8 @@ def open_encoder(source: str) -> FrameEmbedding:
         model = pretrained(AutoModel, source)
     except VideotuneError as error:
         raise VideotuneError(
-            f"sample_metrics.encoder: {source!r} has no image encoder that transformers "
-            f"can load ({error}). Give a folder with config.json, weights and "
+            f"sample_metrics.encoder: {source!r} has no image encoder that "
+            f"transformers can load ({error}). Give a folder with config.json, weights and "
             "preprocessor_config.json, or a Hub id; null uses the built-in heuristic."
         ) from error
     model = model.eval()
@@ -204,7 +207,9 @@ def open_encoder(source: str) -> FrameEmbedding:
         vectors = []
         with torch.no_grad():
             for batch in pictures.split(ENCODER_BATCH):
-                inputs = processor(images=list(batch), return_tensors="pt", do_rescale=False)
+                inputs = processor(
+                    images=list(batch), return_tensors="pt", do_rescale=False
+                )
                 features = _image_features(model, inputs["pixel_values"], source)
                 vectors.append(unit(features.float().cpu()))
         return torch.cat(vectors)

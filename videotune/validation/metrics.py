@@ -50,7 +50,7 @@ class NearestClip:
 
 
 class Gallery:
-    """Reference windows, stacked by frame count so that a search is one product each."""
+    """Reference windows, stacked by frame count: a search is one product each."""
 
     def __init__(self, windows: Iterable[ReferenceWindow]) -> None:
         by_length: dict[int, list[ReferenceWindow]] = {}
@@ -64,14 +64,18 @@ class Gallery:
             ordered.extend(group)
         self.windows = tuple(ordered)
 
-    def nearest(self, sample: Tensor, exclude_source: str | None = None) -> NearestClip | None:
+    def nearest(
+        self, sample: Tensor, exclude_source: str | None = None
+    ) -> NearestClip | None:
         """Return the window nearest to a sample, or None if no window is left.
 
         Args:
             sample: output of ``embed_with_mirror``, (2, T, D).
             exclude_source: video whose windows are not compared.
         """
-        is_allowed = torch.tensor([window.source != exclude_source for window in self.windows])
+        is_allowed = torch.tensor(
+            [window.source != exclude_source for window in self.windows]
+        )
         if not is_allowed.any():
             return None
 
@@ -84,8 +88,8 @@ class Gallery:
 def similarities(sample: Tensor, views: Tensor) -> Tensor:
     """Compare a clip with reference windows of one length.
 
-    The frames of both must have the same spacing in time. Only the beginning of a longer
-    sample is compared with a shorter window.
+    The frames of both must have the same spacing in time. Only the beginning of a
+    longer sample is compared with a shorter window.
 
     Args:
         sample: (2, T, D), as it is and mirrored.
@@ -179,9 +183,9 @@ def _summary(values: Sequence[float]) -> dict[str, Any] | None:
 def vendi_score(vectors: NDArray[np.float64]) -> float:
     """Return the Vendi score of vectors (n, D): an effective number of distinct ones.
 
-    It is the exponential of the entropy of the eigenvalues of K / n, with K the cosines,
-    in float64 (Friedman and Dieng 2023, arXiv 2210.02410): 1 if all vectors are the same,
-    n if they are orthogonal.
+    It is the exponential of the entropy of the eigenvalues of K / n, with K the
+    cosines, in float64 (Friedman and Dieng 2023, arXiv 2210.02410): 1 if all vectors
+    are the same, n if they are orthogonal.
 
     Raises:
         ValueError: if there is no vector, or one of length 0.
@@ -191,7 +195,9 @@ def vendi_score(vectors: NDArray[np.float64]) -> float:
     if x.ndim == 2 and len(x):
         lengths = np.linalg.norm(x, axis=1, keepdims=True)
     if not (lengths > 0).all():
-        raise ValueError("the Vendi score needs at least one vector (n, D), none of length 0")
+        raise ValueError(
+            "the Vendi score needs at least one vector (n, D), none of length 0"
+        )
 
     x = x / lengths
     eigenvalues = np.linalg.eigvalsh(x @ x.T / len(x))
@@ -252,7 +258,8 @@ def motion_stats(frames: NDArray[Any]) -> MotionStats:
     """Measure uint8 frames (T, H, W, 3).
 
     The gain between two frames is the median over 8 × 8 blocks of the ratio of their
-    light: motion makes some blocks lighter and others darker, a lamp changes all of them.
+    light: motion makes some blocks lighter and others darker, a lamp changes all of
+    them.
     """
     small = resize_square(to_pictures(frames), MEASURED_SIDE)
     grey = (small * torch.tensor(GREY_WEIGHTS)[:, None, None]).sum(1)

@@ -1,9 +1,9 @@
 """The verdict on a run: it learns, has reached a plateau, or copies its clips.
 
-The verdict is a pure function of the validation losses so far. Readings are compared clip
-by clip, so the difficulty of a clip cancels out; the scatter of the differences over the
-clips says how reliable their mean is. docs/monitor.md has the formulas and the evidence
-for the constants.
+The verdict is a pure function of the validation losses so far. Readings are compared
+clip by clip, so the difficulty of a clip cancels out; the scatter of the differences
+over the clips says how reliable their mean is. docs/monitor.md has the formulas and the
+evidence for the constants.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,11 +77,12 @@ class Verdict:
     turned: bool = False
     """Whether the last state is not the recommended checkpoint.
 
-    True if the run overfits, or held-out clips are above their best by more than chance.
+    True if the run overfits, or held-out clips are above their best by more than
+    chance.
     """
 
     quantile: int | None = None
-    """Noise level, 1 (least) to 9, at which held-out clips of an overfitting run rose first."""
+    """Noise level, 1 (least) to 9, at which held-out clips of an overfit run rose."""
 
     validation: str | None = None
     """The name of the validation set."""
@@ -116,7 +117,9 @@ def judge(lines: Iterable[Mapping[str, Any]]) -> Verdict | None:
     first, last = as_good(held_out, best)
     verdict = Verdict(
         label=None,
-        reason=(f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"),
+        reason=(
+            f"a verdict needs {MIN_READINGS} validations, the run has {len(readings)}"
+        ),
         step=step,
         best_step=int(readings[best]["step"]),
         best=float(readings[best]["held_out"]["normalised"]),
@@ -156,13 +159,15 @@ def _reason_for_no_verdict(readings: Sequence[Reading]) -> str:
     """Return why more readings will not give a verdict either, or an empty string."""
     if readings[-1].get("held_out") is None:
         return (
-            "no validation possible: no clip is held out, and only held-out clips show copying"
+            "no validation possible: no clip is held out, "
+            "and only held-out clips show copying"
         )
     if any(None in _values(reading) for reading in readings):
         return "a validation loss is not finite"
     if any(len(clips_of(reading, "held_out")) < 2 for reading in readings):
         return (
-            "no validation possible: the scatter over clips needs at least two held-out clips"
+            "no validation possible: "
+            "the scatter over clips needs at least two held-out clips"
         )
     return ""
 
@@ -182,7 +187,7 @@ def clips_of(reading: Reading, part: str) -> dict[str, float]:
 
 
 def lowest(readings: Sequence[Reading]) -> int:
-    """Return the index of the reading with the lowest held-out mean, the first of equals."""
+    """Return the index of the (first) reading with the lowest held-out mean."""
     means = [reading["held_out"]["normalised"] for reading in readings]
     return means.index(min(means))
 
@@ -208,8 +213,8 @@ def overfits(readings: Sequence[Reading], best: int) -> int | None:
     """Return the index of the latest reading that shows overfitting, or None.
 
     At this reading and the one before, held-out clips are above their best by more than
-    chance while training clips are below theirs. The result stays until a reading is lower
-    than the best.
+    chance while training clips are below theirs. The result stays until a reading is
+    lower than the best.
 
     Args:
         readings: all readings of the set.
@@ -237,9 +242,9 @@ def _overfitting_reason(readings: Sequence[Reading], best: int, risen: int) -> s
     return (
         f"held-out clips were best at step {first['step']} "
         f"({first['held_out']['normalised']:.3f} of the base) and {verb} to "
-        f"{worst['held_out']['normalised']:.3f}{since_then}, more than the scatter over "
-        f"{num_clips} clips explains and twice in a row, while training clips fell from "
-        f"{first['train']['normalised']:.3f} to {worst['train']['normalised']:.3f}: "
+        f"{worst['held_out']['normalised']:.3f}{since_then}, more than the scatter "
+        f"over {num_clips} clips explains and twice in a row, while training clips "
+        f"fell from {first['train']['normalised']:.3f} to {worst['train']['normalised']:.3f}: "
         "the clips are being copied"
     )
 
@@ -267,7 +272,9 @@ def as_good(held_out: Sequence[Mapping[str, float]], best: int) -> tuple[int, in
     while first > 0 and _is_within_chance(held_out[best], held_out[first - 1]):
         first -= 1
     last = best
-    while last < len(held_out) - 1 and _is_within_chance(held_out[best], held_out[last + 1]):
+    while last < len(held_out) - 1 and _is_within_chance(
+        held_out[best], held_out[last + 1]
+    ):
         last += 1
     return first, last
 
@@ -312,8 +319,8 @@ def recommend(
 def turned_first(readings: Sequence[Reading]) -> int:
     """Return the noise level, from 1, at which held-out clips rose first.
 
-    Of the levels that have risen at least half as much as the one with the greatest rise,
-    it is the one whose lowest reading is the earliest.
+    Of the levels that have risen at least half as much as the one with the greatest
+    rise, it is the one whose lowest reading is the earliest.
     """
     by_level = [reading["held_out"]["by_quantile"] for reading in readings]
     curves = list(zip(*by_level, strict=True))

@@ -21,10 +21,10 @@ PASSES_PER_STEP = 3
 """Cost of the forward and backward pass of a training step, in forward passes."""
 
 TOTAL_SHARE = 0.08
-"""Default share of the run's time for validation, previews and sample metrics together."""
+"""Default share of the run's time for validation, previews and sample metrics."""
 
 VALIDATION_SHARE = 0.045
-"""Default share of validation. Previews get what validation and sample metrics leave."""
+"""Default share of validation. Previews get the share that is left."""
 
 METRICS_SHARE = SampleMetrics().budget
 """Default share of sample metrics."""
@@ -64,9 +64,9 @@ def passes_per_step(spec: ModelSpec, guidance: float) -> int:
 def share_of_steps(job: Job, tokens: float) -> float:
     """Estimate the cost of forward passes as a share of the time of all training steps.
 
-    Attention makes larger shapes more expensive than this, and work outside the denoiser
-    is not counted. Training steps are shared by all processes; the work between them is
-    not.
+    Attention makes larger shapes more expensive than this, and work outside the
+    denoiser is not counted. Training steps are shared by all processes; the work
+    between them is not.
 
     Args:
         job: the job.
@@ -149,7 +149,9 @@ def _preview_passes(job: Job, steps: int, prompts: int) -> int:
     return steps * prompts * passes_per_step(job.spec, guidance)
 
 
-def _preview_share(job: Job, steps: int | None = None, prompts: int | None = None) -> float:
+def _preview_share(
+    job: Job, steps: int | None = None, prompts: int | None = None
+) -> float:
     """Return the share of one preview of each prompt.
 
     Args:
@@ -289,7 +291,7 @@ def _share_before_previews(job: Job) -> float:
 
 
 def share_of_run(plan: SampleMetricsPlan, job: Job) -> float:
-    """Return the cost of one measurement as a share of the training, without decoding."""
+    """Return the cost of a measurement as a share of training, without decoding."""
     settings = plan.settings
     passes = plan.samples * settings.steps
     passes *= passes_per_step(job.spec, settings.guidance)

@@ -39,9 +39,9 @@ MIN_WINDOWS = 8
 
 MAX_FRAMES = 18
 """Frames kept of a window, at most; more if samples are short.
-
-Of longer windows every second or third frame is kept. With every second frame, copies of
-fast motion (a galloping horse) are half a frame pair off and come to 0.55 instead of 0.68.
+ Of longer windows every second or third frame is kept. With every second frame, copies
+of fast motion (a galloping horse) are half a frame pair off and come to 0.55 instead of
+0.68.
 """
 
 MAX_TOTAL_FRAMES = 4608
@@ -83,8 +83,8 @@ def frame_stride(job: Job, plan: SampleMetricsPlan) -> int:
 def reference_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
     """Choose the training windows to compare with.
 
-    At most half of them have a prompt of the plan as caption; the others are spread over
-    the training set. Long windows get fewer places.
+    At most half of them have a prompt of the plan as caption; the others are spread
+    over the training set. Long windows get fewer places.
     """
     longest = max(window.shape.frames for window in job.training_windows)
     frames_per_window = -(-longest // frame_stride(job, plan))
@@ -93,7 +93,9 @@ def reference_windows(job: Job, plan: SampleMetricsPlan) -> tuple[Window, ...]:
 
     prompts = set(plan.prompts)
     prompted = [
-        window for window in job.training_windows if prompts & set(job.captions[window.id])
+        window
+        for window in job.training_windows
+        if prompts & set(job.captions[window.id])
     ]
     first = spread_evenly(prompted, count // 2)
     others = spread_evenly(job.training_windows, count - len(first))

@@ -68,8 +68,9 @@ def quantiles_by_window(windows: Sequence[Window]) -> list[range]:
 def spread_over_clips(windows: Sequence[Window], count: int) -> tuple[Window, ...]:
     """Choose at most ``count`` windows, evenly over the clips.
 
-    A clip gets a second window only after every clip has one, and so on; otherwise a few
-    long clips would take most places. A clip with one place gives its middle window.
+    A clip gets a second window only after every clip has one, and so on; otherwise a
+    few long clips would take most places. A clip with one place gives its middle
+    window.
     """
     indices_by_clip: dict[str, list[int]] = {}
     for index, window in enumerate(windows):
@@ -104,8 +105,8 @@ class PreviewRequest:
 def preview_prompts(job: Job) -> list[Prompt]:
     """Return the prompts of the previews.
 
-    These are the prompts of ``samples``; if it is a number, that many different captions,
-    evenly over the training clips.
+    These are the prompts of ``samples``; if it is a number, that many different
+    captions, evenly over the training clips.
     """
     samples = job.config.samples
     prompts: Sequence[str | Prompt]
@@ -113,19 +114,23 @@ def preview_prompts(job: Job) -> list[Prompt]:
         prompts = samples
     else:
         prompts = spread_captions(job, samples)
-    return [Prompt(prompt=prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return [
+        Prompt(prompt=prompt) if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
 
 
 def preview_requests(job: Job) -> list[PreviewRequest]:
     """Return the previews of the run.
 
     Raises:
-        VideotuneError: if the model cannot sample a shape, or the same prompt occurs twice
-            with the same seed.
+        VideotuneError: if the model cannot sample a shape, or the same prompt occurs
+            twice with the same seed.
     """
     sample = job.config.sample
     default_shape = usual_shape(job)
     requests: dict[tuple[str, int], PreviewRequest] = {}
+
     for key, prompt in zip(preview_keys(job), preview_prompts(job), strict=True):
         text, seed = key
         overrides = prompt.model_dump(exclude_none=True, exclude={"prompt"})
@@ -187,17 +192,21 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
     shape = str(preview.settings.shape)
     windows = [window for window in job.training_windows if str(window.shape) == shape]
     if not windows:
-        shapes = ", ".join(sorted({str(window.shape) for window in job.training_windows}))
+        shapes = ", ".join(
+            sorted({str(window.shape) for window in job.training_windows})
+        )
         raise VideotuneError(
-            f"sample.frames, sample.resolution: a preview of {job.spec.title} begins with "
-            f"the first frame of a clip, but no window has the shape {shape} (frames, "
+            f"sample.frames, sample.resolution: a preview of {job.spec.title} "
+            f"begins with the first frame of a clip, but no window has the shape {shape} (frames, "
             f"height, width). Leave both out, or choose one of: {shapes}."
         )
     return _with_caption(job, windows, preview.prompt, index)
 
 
-def _with_caption(job: Job, windows: Sequence[Window], prompt: str, index: int) -> Window:
-    """Return the first window with the prompt as caption, else the index-th, cyclically."""
+def _with_caption(
+    job: Job, windows: Sequence[Window], prompt: str, index: int
+) -> Window:
+    """Return the first window with the prompt as caption, else the index-th."""
     for window in windows:
         if prompt in job.captions[window.id]:
             return window
@@ -314,7 +323,7 @@ class SampleMetricsPlan:
     settings: SampleSettings
 
     first: tuple[Window, ...] = ()
-    """For each prompt the window of the first frame; empty if samples have only text."""
+    """For each prompt the window of its first frame; empty with text only."""
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -383,10 +392,10 @@ def _half_side(side: int, multiple: int) -> int:
 def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     """Return for each prompt the window whose first frame its samples start from.
 
-    Held-out windows are preferred: a sample that starts with a frame of a training clip is
-    similar to it anyway. The windows have the most common shape, since first frames are
-    encoded only for the windows' own shapes; so these samples cost as much as previews.
-    Empty if samples have only text.
+    Held-out windows are preferred: a sample that starts with a frame of a training clip
+    is similar to it anyway. The windows have the most common shape, since first frames
+    are encoded only for the windows' own shapes; so these samples cost as much as
+    previews. Empty if samples have only text.
     """
     if not conditions_on_first_frame(job):
         return ()
@@ -394,9 +403,12 @@ def metric_conditioning(job: Job, prompts: Sequence[str]) -> tuple[Window, ...]:
     held_out = job.library.held_out_windows
     windows = [window for window in held_out if str(window.shape) == shape]
     if not windows:
-        windows = [window for window in job.training_windows if str(window.shape) == shape]
+        windows = [
+            window for window in job.training_windows if str(window.shape) == shape
+        ]
     return tuple(
-        _with_caption(job, windows, prompt, index) for index, prompt in enumerate(prompts)
+        _with_caption(job, windows, prompt, index)
+        for index, prompt in enumerate(prompts)
     )
 
 

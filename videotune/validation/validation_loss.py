@@ -1,9 +1,9 @@
 """The validation loss: the same clips, noise levels and noise at every validation.
 
-Two readings of one set differ only by the model. Held-out clips and some training clips are
-read at nine fixed quantiles of the timestep distribution, each clip at a third of them and
-with its own fixed noise. The loss is plain v-MSE without caption dropout. Validation draws
-no random numbers from the training and changes nothing in it.
+Two readings of one set differ only by the model. Held-out clips and some training
+clips are read at nine fixed quantiles of the timestep distribution, each clip at a
+third of them and with its own fixed noise. The loss is plain v-MSE without caption
+dropout. Validation draws no random numbers from the training and changes nothing in it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -58,9 +58,9 @@ def read_validation(
 
     Returns:
         {"held_out", "train"}, each {"mean", "by_quantile", "windows", "clips"} or None
-        without windows. "clips" has the MSE of each clip at each level (None: not read),
-        averaged over the clip's windows, by the first digits of the clip id. Means are over
-        clips, so each clip counts the same.
+        without windows. "clips" has the MSE of each clip at each level (None: not
+        read), averaged over the clip's windows, by the first digits of the clip id.
+        Means are over clips, so each clip counts the same.
     """
     levels = objective.timesteps.quantiles(QUANTILES).tolist()
     parts = {"held_out": validation.held_out, "train": validation.train}
@@ -86,7 +86,10 @@ def read_validation(
             # Otherwise this expert would stay in memory beside the next one.
             del reader, net
 
-    return {part: average_over_clips(errors[part], windows) for part, windows in parts.items()}
+    return {
+        part: average_over_clips(errors[part], windows)
+        for part, windows in parts.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,18 @@ class _WindowReader:
         """Write the MSE of the windows into a table (window, quantile)."""
         device = next(self.net.parameters()).device
         levels_by_window = quantiles_by_window(windows)
-        for index, (window, levels) in enumerate(zip(windows, levels_by_window, strict=True)):
+        for index, (window, levels) in enumerate(
+            zip(windows, levels_by_window, strict=True)
+        ):
             batch = batch_of(window).map(lambda x: x.to(device))
             tokens = tokens_per_sample(self.family, batch)
             quantiles = [level for level in levels if level in self.quantiles]
             for group in _split_by_tokens(quantiles, tokens):
                 errors[index, group] = self._errors(window, batch, group)
 
-    def _errors(self, window: Window, batch: Batch, quantiles: Sequence[int]) -> torch.Tensor:
+    def _errors(
+        self, window: Window, batch: Batch, quantiles: Sequence[int]
+    ) -> torch.Tensor:
         """Return the MSE of a window at some quantiles, float64 on the CPU.
 
         Each quantile has its own noise.
@@ -127,6 +134,7 @@ class _WindowReader:
         noise = torch.cat(
             [noise_of(self.seed, window, quantile, shape) for quantile in quantiles]
         )
+
         if count > 1:
             batch = batch.map(lambda x: x.repeat_interleave(count, 0))
         levels = self.objective.timesteps.quantiles(QUANTILES)[list(quantiles)]
@@ -141,7 +149,9 @@ class _WindowReader:
         return loss.mse.double().cpu()
 
 
-def noise_of(seed: int, window: Window, quantile: int, shape: tuple[int, ...]) -> torch.Tensor:
+def noise_of(
+    seed: int, window: Window, quantile: int, shape: tuple[int, ...]
+) -> torch.Tensor:
     """Return the fixed noise of a window at a quantile, on the CPU."""
     # "ruler" is part of the seed; another string would change the noise of every run.
     generator = generator_for(seed, "ruler", window.id, quantile)
@@ -154,7 +164,10 @@ def _split_by_tokens(quantiles: Sequence[int], tokens: int) -> list[list[int]]:
     The group size depends only on the size of the sample, so results are reproducible.
     """
     size = max(1, TOKENS_PER_PASS // tokens)
-    return [list(quantiles[start : start + size]) for start in range(0, len(quantiles), size)]
+    return [
+        list(quantiles[start : start + size])
+        for start in range(0, len(quantiles), size)
+    ]
 
 
 def average_over_clips(
@@ -198,14 +211,14 @@ def relative_to_first(
 ) -> dict[str, Any] | None:
     """Relate one part of a reading to the same part of the set's first reading.
 
-    A clip's value is the mean over its levels of the ratio of its error to the mean over
-    clips of the first reading; "normalised" is the mean of these values.
+    A clip's value is the mean over its levels of the ratio of its error to the mean
+    over clips of the first reading; "normalised" is the mean of these values.
 
     Args:
         reading: one part of ``read_validation``, or None.
         first: that part of the first reading; None: ``reading`` is the first.
-        experts: the expert of each quantile. With two experts, the mean ratio of each at
-            its own levels is added.
+        experts: the expert of each quantile. With two experts, the mean ratio of each
+            at its own levels is added.
 
     Returns:
         The part as written to the journal, or None.
