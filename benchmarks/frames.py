@@ -12,7 +12,7 @@ import videotune  # noqa: F401  (before bitsandbytes, which it tells not to ask 
 import torch
 from diffusers import WanTransformer3DModel
 
-from videotune.models.pipelines import isolate
+from videotune.models.frame_attention import isolate
 
 
 def seconds(net: torch.nn.Module, latents: torch.Tensor, text: torch.Tensor) -> float:

@@ -41,9 +41,9 @@ from gpu_rig import GIB, TINY, Case, Rig, device, dtype, fresh, matrix_rate, pea
 
 from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON
 from videotune.memory.compiling import compile_blocks
-from videotune.planner.fit import fixed
+from videotune.planner.fit import config_constraints
 from videotune.planner.gpus import Card
-from videotune.planner.memory import Fixed, fastest, smallest
+from videotune.planner.memory import Constraints, fastest, smallest
 
 Row = dict[str, Any]
 TABLE = {8: (1, 9, 384), 16: (2, 17, 512), 24: (4, 17, 512), 48: (8, 33, 768)}
@@ -92,7 +92,7 @@ def memory(model: str, gigabytes: int, tiny: bool) -> Row:
     batch, frames, side = TABLE[gigabytes]
     case = sized(model, frames, side, side, tiny, batch)
     facts, limit = case.facts(), int(gigabytes * 1e9)
-    own = Fixed(streamed=2, checkpointing=ON) if tiny else Fixed()
+    own = Constraints(streamed=2, checkpointing=ON) if tiny else Constraints()
     found = fastest(facts, case.batch, own, limit, this_card())
     planned = found or smallest(facts, case.batch, own)
     case = case.chosen(planned.choice, len(facts.blocks))
@@ -133,7 +133,7 @@ def timed(case: Case, steps: int) -> Row:
     """Seconds of a step and its peak, beside the plan's."""
     facts = case.facts()
     config = case.wanted().config
-    chosen = fixed(config, len(facts.blocks), case.batch)
+    chosen = config_constraints(config, len(facts.blocks), case.batch)
     planned = fastest(facts, case.batch, chosen, 1 << 60, this_card())
     assert planned is not None
     fresh()
@@ -189,7 +189,7 @@ def rate(case: Case, steps: int) -> Row:
     work = fastest(
         facts,
         case.batch,
-        fixed(case.wanted().config, len(facts.blocks), 1),
+        config_constraints(case.wanted().config, len(facts.blocks), 1),
         1 << 60,
         this_card(),
     )

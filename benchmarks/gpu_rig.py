@@ -25,15 +25,18 @@ from videotune.config.resolve import resolve
 from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.quantization import QuantizedLinear
+from videotune.models.base import DiffusersModel
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.measure import FakeRun
-from videotune.planner.memory import Choice, PlanInputs, StepSpec, read_step_spec
+from videotune.planner.memory import Choice
+from videotune.planner.step_spec import PlanInputs, StepSpec, read_step_spec
 from videotune.trainer.build import DTYPES
 from videotune.trainer.expert_pool import arrange_blocks
-from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import BasePlace, ClipShape, Family
+from videotune.types import BasePlace, ClipShape
 
 ROOT = Path(__file__).parents[1]
 GIB = 2**30
@@ -93,7 +96,7 @@ class Case:
 @cache
 def facts_of(case: Case) -> StepSpec:
     """Read once for each case; the step alone, without what encoders hold before it."""
-    return replace(read_step_spec(case.wanted()), elsewhere={})
+    return replace(read_step_spec(case.wanted()), other_phases={})
 
 
 @cache
@@ -145,7 +148,9 @@ class Rig:
     def __init__(self, case: Case, seed: int = 0) -> None:
         wanted = case.wanted()
         self.config, self.shape = wanted.config, wanted.shapes[0]
-        self.family: Family = find(wanted.spec.name)(wanted.folder, device(), DTYPES[dtype()])
+        self.family: DiffusersModel = find(wanted.spec.name)(
+            wanted.folder, device(), DTYPES[dtype()]
+        )
         streamed = bool(self.config.layer_offload_fraction)
         several = len(wanted.spec.experts) > 1
         expert = trained(wanted.spec, self.config)[0]

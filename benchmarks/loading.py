@@ -34,8 +34,8 @@ def make(folder: Path, tiny: bool) -> None:
     from safetensors.torch import save_file
     from transformers import UMT5Config, UMT5EncoderModel
 
+    from videotune.models.key_names import rename_key
     from videotune.models.registry import find
-    from videotune.models.single_file import renamed
 
     torch.manual_seed(0)
     net = WanTransformer3DModel(
@@ -50,7 +50,8 @@ def make(folder: Path, tiny: bool) -> None:
     (folder / "one" / "config.json").write_bytes((folder / "net" / "config.json").read_bytes())
     names: Any = find("wan")
     named = {
-        renamed(name, names.original_names): value for name, value in net.state_dict().items()
+        rename_key(name, names.original_names): value
+        for name, value in net.state_dict().items()
     }
     save_file(named, folder / "one" / "diffusion_pytorch_model.safetensors")
     sizes = (100, 64, 64, 1) if tiny else (60_000, 2048, 5120, 32)

@@ -18,17 +18,8 @@ from videotune.config.resolve import resolve
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner.gpus import USUAL
-from videotune.planner.memory import (
-    TILED,
-    UNCHANGED,
-    Fixed,
-    PlanInputs,
-    fastest,
-    others,
-    read_step_spec,
-    room,
-    smallest,
-)
+from videotune.planner.memory import Constraints, fastest, fit_other_phases, room, smallest
+from videotune.planner.step_spec import TILED, UNCHANGED, PlanInputs, read_step_spec
 from videotune.types import BasePlace, ClipShape
 
 MODELS = {"5b": "wan2.2-ti2v-5b", "a14b": "wan2.2-t2v-a14b"}
@@ -59,15 +50,17 @@ def row(
     begun = time.perf_counter()
     inputs, vram = wanted(MODELS[model], batch, frames, side, method), int(gigabytes * 1e9)
     facts = read_step_spec(inputs)
-    found = fastest(facts, batch, Fixed(), vram, USUAL)
-    training = found or smallest(facts, batch, Fixed())
+    found = fastest(facts, batch, Constraints(), vram, USUAL)
+    training = found or smallest(facts, batch, Constraints())
     choice = training.choice
-    away = others(facts, training, vram)
+    away = fit_other_phases(facts, training, vram)
     if inputs.preview is not None and room(away["preview"][1]) > vram:
         tiles = {TILED: inputs.fake_run().decode(inputs.preview, tiled=True)}
-        preview = {**facts.elsewhere["preview"], **tiles}
-        away = others(
-            replace(facts, elsewhere={**facts.elsewhere, "preview": preview}), training, vram
+        preview = {**facts.other_phases["preview"], **tiles}
+        away = fit_other_phases(
+            replace(facts, other_phases={**facts.other_phases, "preview": preview}),
+            training,
+            vram,
         )
     phases = {"training": (UNCHANGED, training.device[training.worst]), **away}
     return {

@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from videotune.config.schema import Optimizer
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.batches import StepBatch, prepare
-from videotune.planner.fit import chosen_for_run
 from videotune.planner.plan import make_plan
+from videotune.planner.settings import chosen_for_run
 from videotune.toy.dataset import write_dataset
 from videotune.trainer.loop import step_records
 from videotune.trainer.optimizers import make_optimizer
@@ -231,7 +231,7 @@ def starts_part(folder: Path, starts: int) -> dict[str, Any]:
         "text": only(one).conditioning.text,
     }
     save_file({key: value.contiguous() for key, value in tensors.items()}, batch)
-    transformer = trainer.family.folder / "transformer"  # type: ignore[attr-defined]
+    transformer = trainer.family.folder / "transformer"
     ours, bare = [], []
     for index in range(starts + (starts > 1)):
         pair = start_ours(folder, index), start_bare(transformer, batch)

@@ -26,6 +26,7 @@ from videotune.files import read_json, write_json
 from videotune.job.job import Job, open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.store import LatentCache
+from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.runs.journal import read_journal
 from videotune.sampling.pipeline import SampleSettings, draw
@@ -34,7 +35,6 @@ from videotune.toy.detection import detect
 from videotune.toy.shapes import DIRECTIONS, caption, draw_clip, phrase
 from videotune.trainer.build import make_objective, make_source, open_models, plain_batch
 from videotune.trainer.cache_filling import fill_cache
-from videotune.types import Family
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.selection import preview_settings
 
@@ -94,7 +94,7 @@ def overrides_from(plan: Plan, weight: float, seed: int) -> Overrides:
 
 
 def sampled(
-    family: Family,
+    family: DiffusersModel,
     nets: Mapping[str, torch.nn.Module],
     settings: SampleSettings,
     states: Mapping[str, Any],
@@ -111,7 +111,7 @@ def to_grey_levels(pixels: torch.Tensor) -> np.ndarray:
     return ((pixels / 2 + 0.5).clamp(0, 1) * 255).permute(1, 2, 3, 0).numpy()
 
 
-def right_ones(family: Family) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def right_ones(family: DiffusersModel) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Drawn clips of the same looks, and the same through the autoencoder and back: the best that any sample can be."""
     drawn, copies = [], []
     for number, look in enumerate(LOOKS * COPIES):
@@ -146,7 +146,9 @@ def scores(clips: Sequence[np.ndarray]) -> dict[str, float]:
     }
 
 
-def error_flicker(job: Job, family: Family, nets: Mapping[str, torch.nn.Module]) -> float:
+def error_flicker(
+    job: Job, family: DiffusersModel, nets: Mapping[str, torch.nn.Module]
+) -> float:
     """How much of the held-out error changes from frame to frame: |e_f - e_(f-1)|² over that of white error of |e|².
 
     1: the frames' errors have nothing to do with one another; 0: every frame has the same; 2: they alternate. Over the

@@ -32,6 +32,7 @@ from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.latent_cache.batches import BatchSource, assemble
 from videotune.latent_cache.store import LatentCache
+from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.runs.journal import read_journal
@@ -39,7 +40,7 @@ from videotune.toy.dataset import write_dataset
 from videotune.trainer.build import make_objective, make_source, open_models
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.trainable import attach
-from videotune.types import Family, Window
+from videotune.types import Window
 from videotune.validation.callbacks import cache_items_of
 from videotune.validation.overfitting import MIN_RISE, OVERFITTING, judge
 from videotune.validation.selection import QUANTILES
@@ -139,7 +140,7 @@ class Dense:
         self.job = open_job(
             *resolve_config(Overrides(preset="toy", data=str(folder), sets=sets))
         )
-        self.family: Family = open_models(self.job.spec, self.job.base, self.job.config)
+        self.family: DiffusersModel = open_models(self.job.spec, self.job.base, self.job.config)
         store, loss = (
             LatentCache(self.job.cache),
             make_objective(self.job.spec, self.job.config),

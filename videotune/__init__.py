@@ -1,6 +1,6 @@
-"""videotune fine-tunes video diffusion models on your own clips, and tells the truth about the run.
+"""Fine-tune video diffusion models on your own clips.
 
-The functions of the Python API are those of the command line: each returns what its command prints.
+The Python API has the functions of the command line: each returns what its command prints.
 """
 
 import logging
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from videotune.commands.train import train as train
     from videotune.config.schema import Config as Config
 
-# Products of matrices on the CPU have the same bits wherever their operands lie: without it a weight that is mapped from a
-# file and its copy elsewhere round differently on some processors. MKL reads it at its first call.
+# Matrix products on the CPU then have the same bits at any address. Without it, a weight mapped
+# from a file and its copy round differently on some processors. MKL reads it at its first call.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-logging.getLogger("bitsandbytes").setLevel(
-    logging.ERROR
-)  # on some CPUs it asks for a package that is not needed
+# on some CPUs bitsandbytes asks for a package that is not needed
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 COMMANDS = (
     "cache",
@@ -44,9 +43,9 @@ COMMANDS = (
 
 
 def __getattr__(name: str) -> Any:
-    """A function of the API, imported at its first use: ``import videotune`` loads no torch."""
+    """Import a function of the API at its first use: ``import videotune`` loads no torch."""
     if name in COMMANDS:
-        return getattr(getattr(import_module("videotune.commands"), name), name)
+        return getattr(import_module(f"videotune.commands.{name}"), name)
     if name == "Config":
         return import_module("videotune.config.schema").Config
     raise AttributeError(f"module 'videotune' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Talking to the person: sentences, a table, a progress bar where there is a terminal, a line now and then where not."""
+"""Output for the user: lines, tables, and progress bars or, without a terminal, progress lines."""
 
 import json
 import os
@@ -17,23 +17,26 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from videotune.errors import printable
-from videotune.files import size_text as size  # noqa: F401  (sizes in words)
+from videotune.files import size_text as size  # noqa: F401  (for commands)
 
 _tables: ContextVar[dict[str, list[dict[str, Any]]] | None] = ContextVar("tables", default=None)
 
 QUIET_SECONDS = 20.0
-"""Without a terminal, a progress line at most so often."""
+"""Seconds between two progress lines without a terminal."""
+
+SHORTEST_BAR = 12
+"""Minimum columns of a progress bar, with the space before it."""
 
 
 def quiet() -> bool:
-    """Of several processes of one run the first alone talks."""
+    """Whether this is a process of a distributed run that prints nothing."""
     return os.environ.get("RANK", "0") != "0"
 
 
 class Unfailing:
-    """Standard error for a run of hours: what cannot be written there is dropped, and no error comes of it.
+    """Standard error for long runs: text that cannot be written is dropped without an error.
 
-    Its disk may be full, its reader gone, its terminal closed.
+    The disk may be full, the reader gone, or the terminal closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -43,74 +46,96 @@ class Unfailing:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write the text if possible."""
         with suppress(OSError, ValueError):  # ValueError: it was closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
+        """Flush the stream if possible."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
 
 def guard_stderr() -> None:
-    """From now on nothing that is written to standard error can end this process.
+    """Make sure that writing to standard error can never end this process.
 
-    A descriptor that was closed before the start is opened on the null device: the next file would have its number, and
-    what libraries print would be written into that file.
+    A descriptor that was closed before the start is opened on the null device. Otherwise the
+    next opened file would get its number, and libraries would print into that file.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+
     if not isinstance(sys.stderr, Unfailing):
-        stream: Any = Unfailing(sys.stderr or open(2, "w", closefd=False))  # noqa: SIM115  (open until the end)
+        stream: Any = sys.stderr
+        if stream is None:
+            stream = open(2, "w", closefd=False)  # noqa: SIM115  (open until the end)
+        stream = Unfailing(stream)
         sys.stderr = stream
 
 
 def echo(text: str) -> None:
-    """A sentence on standard error, so that standard output holds results alone."""
+    """Print a line on standard error, so that standard output has only results."""
     if not quiet():
         print(printable(text), file=sys.stderr, flush=True)
 
 
 def out(text: str) -> None:
-    """A sentence of the result, on standard output."""
+    """Print a line of the result on standard output."""
     print(printable(text))
 
 
 def print_json(value: Any) -> None:
-    """A result as JSON, on standard output."""
+    """Print a result as JSON on standard output."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
 def answer(as_json: bool, value: Any, show: Callable[[Any], object]) -> None:
-    """The result of a command: as JSON, or as ``show`` prints it."""
-    (print_json if as_json else show)(value)
+    """Print a command's result as JSON, or with ``show``."""
+    if as_json:
+        print_json(value)
+    else:
+        show(value)
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    right: Sequence[int] = (),
 ) -> None:
-    """A table on standard output; without a terminal it is as wide as it needs to be."""
-    if (recorded := _tables.get()) is not None:
-        recorded.setdefault(title, []).extend(
-            dict(zip(columns, row, strict=True)) for row in rows
-        )
+    """Print a table on standard output; without a terminal it is as wide as it needs to be.
+
+    Args:
+        title: The title.
+        columns: The headings.
+        rows: The cells; None is an empty cell.
+        right: Indices of right-aligned columns.
+    """
+    recorded = _tables.get()
+    if recorded is not None:
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        recorded.setdefault(title, []).extend(records)
         return
+
     table = Table(title=title, title_justify="left", header_style="bold")
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*("" if cell is None else escape(printable(str(cell))) for cell in row))
+        cells = ["" if cell is None else escape(printable(str(cell))) for cell in row]
+        table.add_row(*cells)
     Console(width=width()).print(table)
 
 
 @contextmanager
 def recorded_tables() -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """Tables of this block are not printed but collected, by title: a row is its cells by column."""
+    """Collect the tables of this block by title, instead of printing them.
+
+    A row is a dict of its cells by column.
+    """
     tables: dict[str, list[dict[str, Any]]] = {}
     token = _tables.set(tables)
     try:
@@ -120,18 +145,19 @@ def recorded_tables() -> Iterator[dict[str, list[dict[str, Any]]]]:
 
 
 def width() -> int:
-    """Columns to print in: the terminal's, or what COLUMNS says, or 200 into a pipe."""
+    """Return the columns of the terminal, or the value of COLUMNS, or 200 for a pipe."""
     return shutil.get_terminal_size((200, 24)).columns
 
 
 class Bar:
-    """A progress bar with time left; ``update(done, total, text)`` from any loop."""
+    """A progress bar with the time left."""
 
     def __init__(self, title: str, progress: Any | None) -> None:
         self._title = title
         self._progress = progress
         self._task = None
-        self._said = self._begun = time.monotonic()
+        self._begun = time.monotonic()
+        self._printed = self._begun
         self._first: int | None = None
 
     def update(
@@ -141,40 +167,49 @@ class Bar:
         text: str | Sequence[str] = "",
         seconds_left: float | None = None,
     ) -> None:
-        """``done`` of ``total`` are done; ``text`` is shown beside, of several parts as many as there is room for.
+        """Show progress.
 
-        ``seconds_left``: None, by those done so far.
+        Args:
+            done: What is done.
+            total: What there is to do.
+            text: Shown beside the bar; of several parts as many as fit.
+            seconds_left: The time left. None: estimated from what is done.
         """
         now = time.monotonic()
         if self._first is None:
             self._first = done
-        pace = (now - self._begun) / max(1, done - self._first)
-        left = pace * (total - done) if seconds_left is None else seconds_left
+        is_known = seconds_left is not None or done > self._first
+        if seconds_left is None:
+            seconds_each = (now - self._begun) / max(1, done - self._first)
+            seconds_left = seconds_each * (total - done)
+
         parts = [text] if isinstance(text, str) else list(text)
         if self._progress is not None:
-            remaining = (
-                clock(left) if seconds_left is not None or done > self._first else "-:--"
-            )
+            left = f"{clock(seconds_left) if is_known else '-:--'} left"
             if self._task is None:
                 self._task = self._progress.add_task(
                     self._title, total=total, parts=parts, left=""
                 )
             self._progress.update(
-                self._task, completed=done, total=total, parts=parts, left=f"{remaining} left"
+                self._task, completed=done, total=total, parts=parts, left=left
             )
             return
-        if now - self._said >= QUIET_SECONDS or (done == total and now - self._begun > 2):
-            self._said = now
-            echo("  ".join([f"{self._title}: {done}/{total}", *parts, f"{clock(left)} left"]))
+
+        is_due = now - self._printed >= QUIET_SECONDS
+        is_end = done == total and now - self._begun > 2
+        if is_due or is_end:
+            self._printed = now
+            line = [f"{self._title}: {done}/{total}", *parts, f"{clock(seconds_left)} left"]
+            echo("  ".join(line))
 
     def close(self) -> None:
-        """Nothing is left to be done: the line that stays says no time."""
+        """Remove the time left from the line that stays."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, left="")
 
 
 def fitting(first: str, parts: Sequence[str], room: int) -> str:
-    """As many of the parts, from the first on, as so many columns hold."""
+    """Return ``first`` and as many of the parts, in order, as fit into ``room`` columns."""
     line = first
     for part in filter(None, parts):
         if len(line) + 2 + len(part) > room:
@@ -183,49 +218,51 @@ def fitting(first: str, parts: Sequence[str], room: int) -> str:
     return line
 
 
-SHORTEST = 12
-"""Columns that the bar itself has at least, with the space before it."""
+class _TextColumn(ProgressColumn):
+    """The text of a progress bar: title, counts, and as many parts as fit."""
+
+    def __init__(self, console: Console, doing: Callable[[], str] | None) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._console = console
+        self._doing = doing
+
+    def render(self, task: Task) -> Text:
+        first = f"{task.description} {task.completed:.0f}/{task.total:.0f}"
+        doing = self._doing() if self._doing else ""
+        parts = [doing or task.fields["left"], *task.fields["parts"]]
+        line = fitting(first, parts, self._console.width - SHORTEST_BAR)
+        return Text(line, no_wrap=True)
 
 
 @contextmanager
 def bar(title: str, doing: Callable[[], str] | None = None) -> Iterator[Bar]:
-    """A progress bar on standard error for the length of a block.
+    """Show a progress bar on standard error for the length of a block.
 
-    ``doing``: asked at each refresh what is done meanwhile, which stands in the place of the time left; empty for nothing.
+    Args:
+        title: The title.
+        doing: Returns what is done at the moment, shown instead of the time left; or "".
     """
     if quiet() or not sys.stderr.isatty():
         yield Bar(title, None)
         return
+
     console = Console(stderr=True)
-
-    class Line(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            first = f"{task.description} {task.completed:.0f}/{task.total:.0f}"
-            now = (doing() if doing else "") or task.fields["left"]
-            return Text(
-                fitting(first, [now, *task.fields["parts"]], console.width - SHORTEST),
-                no_wrap=True,
-            )
-
-    columns = (
-        Line(Column(no_wrap=True)),
-        BarColumn(None, table_column=Column(ratio=1)),
-    )  # the bar has what is left
+    columns = (_TextColumn(console, doing), BarColumn(None, table_column=Column(ratio=1)))
     with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
-        made = Bar(title, progress)
-        yield made
-        made.close()
+        progress_bar = Bar(title, progress)
+        yield progress_bar
+        progress_bar.close()
 
 
 def clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
-    whole = round(seconds)
-    hours = whole // 3600
-    minutes = whole // 60 % 60
-    rest = whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    """Return a time as 1:02:03 or 2:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def exactly(error: float) -> str:
-    """How near two values are, in words."""
+    """Return how close two values are."""
     return f"within {error:.0e}" if error else "bit-identical"

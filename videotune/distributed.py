@@ -1,8 +1,9 @@
-"""One run in several processes: each takes a part of every step's samples, and all make the same update.
+"""One run in several processes: each takes a part of every step's samples.
 
-Started by torchrun or ``accelerate launch`` alike, which set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT.
-Gradients are summed, not averaged: each process has already divided by the samples of the whole step, so that two processes
-with one sample each are one process with two, and a process without a sample adds nothing.
+torchrun and ``accelerate launch`` both start them; they set RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT. Gradients are summed, not averaged: each process has already divided
+by the samples of the whole step. Two processes with one sample each make the same update as one
+process with two, and a process without a sample adds nothing.
 """
 
 import os
@@ -23,50 +24,57 @@ from videotune.memory.accelerator import local_device
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=48)
-"""How long a process waits for the first one, which encodes clips and draws previews alone; a dead one ends all sooner."""
+"""Time to wait for the main process, which encodes clips and draws previews by itself.
 
-SOON = timedelta(minutes=15)
-"""How long a process that failed where all run the network together waits for the others to say that they failed too."""
+A dead process ends all of them sooner.
+"""
 
-FLAT = 1 << 26
-"""At most so many numbers are copied into one buffer to be summed in one message."""
+SHORT_PATIENCE = timedelta(minutes=15)
+"""Time that a process that failed in a common step waits to hear from the others."""
+
+BUFFER_NUMBERS = 1 << 26
+"""Maximum numbers that are copied into one buffer and summed in one message."""
 
 
 def launched() -> tuple[int, int]:
-    """(rank, number of processes) as the launcher says; (0, 1) without one.
+    """Return (rank, number of processes) of the launcher; (0, 1) without one.
 
-    Raises VideotuneError where its variables make no sense.
+    Raises:
+        VideotuneError: The launcher's variables are inconsistent.
     """
-    words = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not all(word.isdigit() for word in words) or int(words[0]) >= int(words[1]):
+    rank = os.environ.get("RANK", "0")
+    size = os.environ.get("WORLD_SIZE", "1")
+    are_numbers = rank.isdigit() and size.isdigit()
+    if not are_numbers or int(rank) >= int(size):
         raise VideotuneError(
-            f"RANK {words[0]!r} of WORLD_SIZE {words[1]!r}: start several processes with torchrun"
+            f"RANK {rank!r} of WORLD_SIZE {size!r}: not a rank of a run. "
+            f"Start several processes with torchrun."
         )
-    return int(words[0]), int(words[1])
+    return int(rank), int(size)
 
 
 class RankMismatch(VideotuneError):
-    """Processes that must do something together have not all come through it."""
+    """Some processes failed in a common step and others did not."""
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's place among those of the run."""
+    """This process among those of the run."""
 
     rank: int = 0
     size: int = 1
     hosts: Any = None
     """The group over which hosts agree, apart from the one that sums on devices."""
     impatient: Any = None
-    """The same with SOON as its patience."""
+    """The same group with SHORT_PATIENCE."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes files, draws previews and talks."""
+        """Whether this process writes files, draws previews and prints."""
         return self.rank == 0
 
     def all_agree(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag whether any process raised it; all are answered alike."""
+        """Return for each flag whether any process raised it; the same on all processes."""
         if self.size == 1:
             return flags
         raised = torch.tensor([int(flag) for flag in flags])
@@ -74,20 +82,20 @@ class DistributedContext:
         return tuple(bool(flag) for flag in raised.tolist())
 
     def barrier(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         self.all_agree(False)
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """The first process alone, then the others, who find what it has left on the disk."""
+        """Do work on the main process first; the others then find its files."""
         if self.is_main:
-            done = work()
+            result = work()
             self.barrier()
-            return done
+            return result
         self.barrier()
         return work()
 
     def all_gather(self, value: T) -> list[T]:
-        """Each process's value, in their order."""
+        """Return the value of each process, in order of rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -95,104 +103,121 @@ class DistributedContext:
         return values
 
     def broadcast(self, value: T) -> T:
-        """The first process's value, everywhere."""
+        """Return the main process's value on every process."""
         return self.all_gather(value)[0]
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all processes do alike and together: an error that all of them meet is raised as it is.
+        """Run a block that all processes run together.
 
-        Raises OutOfStep where some met one and others did not: these may wait for them for ever, so all must end.
+        An error that all of them raise is raised as it is.
+
+        Raises:
+            RankMismatch: Only some raised one. The others may wait for them for ever, so all
+                must end.
         """
         error: Exception | None = None
         try:
             yield
-        except Exception as met:
-            error = met
+        except Exception as raised:
+            error = raised
+
         if self.size > 1:
-            failed: list[Any] = [None] * self.size
-            try:
-                torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
-            except RuntimeError as late:
-                raise RankMismatch(
-                    f"this process failed and the others did not: {error or late}"
-                ) from (error or late)
-            if any(failed) and not all(failed):
-                raise RankMismatch(
-                    f"process {failed.index(True)} failed where others did not: {error}"
-                ) from error
+            self._refuse_mismatch(error)
         if error is not None:
             raise error
 
+    def _refuse_mismatch(self, error: Exception | None) -> None:
+        """Raise RankMismatch if some processes have an error and others have not."""
+        failed: list[Any] = [None] * self.size
+        try:
+            torch_dist.all_gather_object(failed, error is not None, group=self.impatient)
+        except RuntimeError as timeout:
+            cause = error or timeout
+            raise RankMismatch(
+                f"this process failed and the others did not: {cause}"
+            ) from cause
+        if any(failed) and not all(failed):
+            rank = failed.index(True)
+            raise RankMismatch(f"process {rank} failed and others did not: {error}") from error
+
     def all_reduce_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Each gradient becomes the sum over all processes; a process that has none counts as zeros."""
+        """Replace each gradient by its sum over all processes; a missing one counts as 0."""
         for group in portions(parameters):
+            gradients = []
             for parameter in group:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+                gradients.append(parameter.grad)
             if len(gradients) == 1:
                 torch_dist.all_reduce(gradients[0])
                 continue
+
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch_dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(
-                gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)]
-            )
+            sums = [
+                part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)
+            ]
+            torch._foreach_copy_(gradients, sums)
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum of a tensor over all processes, on the device."""
+        """Sum a tensor over all processes in place, on the device, and return it."""
         if self.size > 1:
             torch_dist.all_reduce(values)
         return values
 
 
 def sharded(config: Config, dist: DistributedContext) -> bool:
-    """Whether no process has the whole network: then all run it in step, also for validation and previews."""
+    """Whether no process has the whole network.
+
+    All processes then run it together, also for validation and previews.
+    """
     return config.sharding == "FULL" and dist.size > 1
 
 
 def portions(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one dtype on one device, together at most FLAT numbers; a larger one goes by itself."""
+    """Yield neighbours of one dtype and device, with at most BUFFER_NUMBERS numbers in all.
+
+    A larger parameter is a portion by itself.
+    """
     portion: list[nn.Parameter] = []
+    numbers = 0
     for parameter in parameters:
-        held = sum(p.numel() for p in portion)
-        other = portion and (parameter.dtype, parameter.device) != (
-            portion[0].dtype,
-            portion[0].device,
-        )
-        if portion and (held + parameter.numel() > FLAT or other):
-            yield portion
-            portion = []
+        if portion:
+            first = portion[0]
+            differs = (parameter.dtype, parameter.device) != (first.dtype, first.device)
+            if differs or numbers + parameter.numel() > BUFFER_NUMBERS:
+                yield portion
+                portion = []
+                numbers = 0
         portion.append(parameter)
+        numbers += parameter.numel()
     if portion:
         yield portion
 
 
 @contextmanager
 def join() -> Iterator[DistributedContext]:
-    """The distributed context that the launcher made of this process, for the length of a block."""
+    """Join the launcher's processes for the length of a block."""
     rank, size = launched()
     if size == 1:
         yield DistributedContext()
         return
+
     device = local_device()
     if device.type == "mps":
-        raise VideotuneError("several processes cannot share an MPS device: start one")
+        raise VideotuneError("several processes cannot share an MPS device. Start one process.")
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
-    backends = {
-        one: torch_dist.get_default_backend_for_device(one) for one in ("cpu", device.type)
-    }
-    torch_dist.init_process_group(
-        ",".join(f"{one}:{name}" for one, name in backends.items()), timeout=PATIENCE
-    )
+
+    backends = []
+    for kind in dict.fromkeys(("cpu", device.type)):
+        backends.append(f"{kind}:{torch_dist.get_default_backend_for_device(kind)}")
+    torch_dist.init_process_group(",".join(backends), timeout=PATIENCE)
     try:
-        hosts, impatient = (
-            torch_dist.new_group(backend="gloo", timeout=patience)
-            for patience in (PATIENCE, SOON)
-        )
+        hosts = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
+        impatient = torch_dist.new_group(backend="gloo", timeout=SHORT_PATIENCE)
         yield DistributedContext(rank, size, hosts, impatient)
     finally:
         torch_dist.destroy_process_group()

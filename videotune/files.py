@@ -1,4 +1,7 @@
-"""Files that are complete or absent: written aside, synced, then renamed into place; and what a heartbeat's file says."""
+"""Files that are complete or absent, checked JSON, hashes, and a run's heartbeat file.
+
+A file is written under another name, synced, and then renamed.
+"""
 
 import errno
 import hashlib
@@ -22,37 +25,41 @@ from videotune._version import BEGUN
 from videotune.lazy import psutil
 
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, the person's share of it is, or a file may not grow further."""
-
+"""The disk is full, the user's quota is, or a file may not grow further."""
 
 LATE = 30.0
-"""A heartbeat that is older than so many seconds is that of a dead process; a living one writes it six times as often."""
+"""Age in seconds from which a heartbeat is that of a dead process.
+
+A living process writes it six times as often.
+"""
+
+LATEST_TIME = 2.5e11
+"""Seconds since 1970 that a calendar can show, at most."""
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Whether a write failed for want of room, which a person can make, rather than for a broken disk."""
+    """Whether a write failed for lack of space, and not because of a broken disk."""
     return error.errno in OUT_OF_ROOM
 
 
 @contextmanager
 def system_errors(path: Path) -> Iterator[None]:
-    """What safetensors says in this block of a file that cannot be written becomes the OSError that it is.
+    """Raise safetensors' error about a file that cannot be written as an OSError.
 
-    Its own kind of error has the system's number in its text alone.
+    safetensors has the system's error number only in its text.
     """
     from safetensors import SafetensorError
 
     try:
         yield
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(
-            int(number[1]) if number else None, f"cannot be written: {error}", str(path)
-        ) from error
+        match = re.search(r"os error (\d+)", str(error))
+        number = int(match[1]) if match else None
+        raise OSError(number, f"cannot be written: {error}", str(path)) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in ``folder`` durable (a no-op where the system has no such thing, as on Windows)."""
+    """Make a rename in ``folder`` durable; Windows has no such operation."""
     if os.name != "nt":
         sync_file(folder, os.O_RDONLY)
 
@@ -71,59 +78,67 @@ os.umask(_UMASK)
 
 
 def write_whole(path: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
-    """Let ``write`` fill a file beside ``path``, then rename it there, so that a reader sees all of it or none."""
+    """Let ``write`` fill a temporary file, then rename it to ``path``.
+
+    A reader sees the complete file or none.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(
-        f".part-{os.getpid()}-{path.name}"
-    )  # the suffix stays: readers go by it
+    # readers choose a format by the suffix, so it stays
+    part = path.with_name(f".part-{os.getpid()}-{path.name}")
     try:
-        write(aside)
+        write(part)
         if os.name != "nt":
-            os.chmod(aside, 0o666 & ~_UMASK)  # safetensors gives its files to their owner alone
+            os.chmod(part, 0o666 & ~_UMASK)  # safetensors lets only the owner read
         if durable:
-            sync_file(aside)
-        os.replace(aside, path)
+            sync_file(part)
+        os.replace(part, path)
         if durable:
             sync_folder(path.parent)
     except OSError as error:
-        if (
-            error.filename is None and error.errno is not None
-        ):  # which file it was, a full disk does not say
+        if error.filename is None and error.errno is not None:  # a full disk names no file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
-        aside.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside ``folder`` that this block fills, and takes its place then; after an error nothing stays."""
-    aside = folder.with_name(f".part-{os.getpid()}-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """Let this block fill a temporary folder, then rename it to ``folder``.
+
+    After an error nothing stays.
+    """
+    part = folder.with_name(f".part-{os.getpid()}-{folder.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     try:
-        yield aside
+        yield part
         if folder.exists():
             shutil.rmtree(folder)
-        aside.rename(folder)
+        part.rename(folder)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def is_left_behind(part: Path) -> bool:
-    """Whether a file that ``write_whole`` writes aside is that of a process that is gone."""
-    number = re.match(r"\.part-(\d+)-", part.name)
-    if number is None:
+    """Whether a temporary file of ``write_whole`` is that of a process that has ended."""
+    match = re.match(r"\.part-(\d+)-", part.name)
+    if match is None:
         return False
-    if int(number[1]) == os.getpid():  # in a container every process may have the same number
-        return part.stat().st_mtime < time.time() - (time.perf_counter() - BEGUN)
-    return not psutil.pid_exists(int(number[1]))
+    process = int(match[1])
+    if process == os.getpid():  # in a container every process may have the same number
+        started = time.time() - (time.perf_counter() - BEGUN)
+        return part.stat().st_mtime < started
+    return not psutil.pid_exists(process)
 
 
 def append_whole(file: FileIO, content: bytes) -> None:
-    """Append to an unbuffered file all of it or nothing, since what comes after half a record cannot be read.
+    """Append all of the content to an unbuffered file, or nothing.
 
-    Raises OSError where the disk takes no more, or only a part.
+    What follows half a record could not be read.
+
+    Raises:
+        OSError: The disk takes no more, or only a part.
     """
     end = file.seek(0, os.SEEK_END)
     try:
@@ -135,22 +150,23 @@ def append_whole(file: FileIO, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write text whole (UTF-8)."""
+    """Write text (UTF-8) as a whole."""
     write_bytes(path, text.encode(), durable=durable)
 
 
 def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Write content whole."""
-    write_whole(path, lambda aside: _put(aside, content), durable=durable)
+    """Write content as a whole."""
 
+    def write(part: Path) -> None:
+        part.write_bytes(content)
 
-def _put(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    write_whole(path, write, durable=durable)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    """Write JSON whole, readable by a person."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", durable=durable)
+    """Write indented JSON as a whole."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    write_text(path, text + "\n", durable=durable)
 
 
 def read_json(path: Path) -> Any:
@@ -166,20 +182,27 @@ def _adapter(kind: Any) -> Any:
 
 
 Count = Annotated[int, Interval(ge=0, le=2**53)]
-"""So many of something."""
+"""A number of things."""
 
 Number = Annotated[float, Interval(ge=0, lt=math.inf)]
 """A time, a share or another size."""
 
 REVALIDATED = {"revalidate_instances": "always"}
-"""``__pydantic_config__`` of a dataclass that is made first, of what a file says, and then checked."""
+"""``__pydantic_config__`` of a dataclass that is built from a file and then checked."""
 
 
 def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
-    """A value from outside as one of a type (a dataclass, a TypedDict, …), read from JSON where it is text.
+    """Check a value from outside against a type, such as a dataclass or a TypedDict.
 
-    Nothing is converted: a number in quotes is none. ``partial``: keys may be missing, and the value comes back as it is.
-    Raises ValueError that names the first key that is wrong.
+    Nothing is converted: a number in quotes is not a number.
+
+    Args:
+        kind: The type.
+        value: The value; text is read as JSON.
+        partial: Allow missing keys; the value is then returned as it is.
+
+    Raises:
+        ValueError: Names the first wrong key.
     """
     from pydantic import ValidationError
 
@@ -188,81 +211,86 @@ def checked(kind: Any, value: Any, *, partial: bool = False) -> Any:
             return _adapter(kind).validate_json(value, strict=True)
         return _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_input=False)
-        first = min(wrong, key=lambda one: one["type"] == "missing")
+        problems = error.errors(include_url=False, include_input=False)
+        first = min(problems, key=lambda problem: problem["type"] == "missing")
         if partial and first["type"] == "missing":
             return value
         key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{key}: {first['msg']}" if key else first["msg"]) from error
+        message = f"{key}: {first['msg']}" if key else first["msg"]
+        raise ValueError(message) from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; a line that a kill has torn, even inside a letter, is left out."""
+    """Return the objects of a file of JSON lines, without a line that a kill has torn."""
     if not path.is_file():
         return []
-    found = []
+    values = []
     for line in path.read_bytes().split(b"\n"):
-        with suppress(ValueError):  # of the JSON, or of the UTF-8 around it
-            found.append(json.loads(line))
-    return [value for value in found if isinstance(value, dict)]
+        with suppress(ValueError):  # of the JSON, or of torn UTF-8
+            values.append(json.loads(line))
+    return [value for value in values if isinstance(value, dict)]
 
 
-def walk_json(
-    value: Any, path: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """(keys that lead to it, value) of a JSON-like value and of all that it holds, the outer ones first.
+Keys = tuple[str | int, ...]
 
-    It goes one level deeper at a time, so a reader that stops at some depth is safe from whatever lies below.
+
+def walk_json(value: Any, path: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """Yield (keys, value) of a JSON-like value and everything in it, the outer ones first.
+
+    It descends one level at a time: a reader that stops at some depth is safe from deeper
+    nesting.
     """
     yield path, value
-    inner = (
-        value.items()
-        if isinstance(value, Mapping)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    for key, one in inner:
-        yield from walk_json(one, (*path, key if isinstance(value, list) else str(key)))
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from walk_json(entry, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from walk_json(entry, (*path, index))
 
 
 def size_text(count: float) -> str:
-    """Bytes in words, powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    """Return a number of bytes as text, in powers of 1000."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         count /= 1000
-    return f"{count:.1f} TB"
+        if count < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:.1f} TB"
 
 
 def user_cache() -> Path:
-    """The user's cache folder of videotune."""
+    """Return the user's cache folder of videotune."""
     import platformdirs
 
     return platformdirs.user_cache_path("videotune")
 
 
 def digest(value: Any) -> str:
-    """32 hex digits that name a JSON-like value, independent of the order of its keys."""
+    """Return 32 hex digits of a JSON-like value; the order of its keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    content = text.encode(errors="surrogatepass")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """32 hex digits that name a file's bytes."""
+    """Return 32 hex digits of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def path_from(folder: Path, path: Path) -> str:
-    """A path relative to the folder where it lies in it, else whole."""
-    place = path.absolute()
-    home = folder.absolute()
-    return place.relative_to(home).as_posix() if place.is_relative_to(home) else str(place)
+    """Return a path relative to the folder if it is in it, or else absolute."""
+    absolute = path.absolute()
+    root = folder.absolute()
+    if absolute.is_relative_to(root):
+        return absolute.relative_to(root).as_posix()
+    return str(absolute)
 
 
 def hash_path(path: Path) -> str:
-    """32 hex digits that name a file's bytes, or the names and bytes of all files in a folder."""
+    """Return 32 hex digits of a file's bytes, or of all names and bytes in a folder."""
     if path.is_file():
         return hash_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
@@ -270,31 +298,29 @@ def hash_path(path: Path) -> str:
 
 
 def life(run: Path, now: float | None = None) -> dict[str, Any] | None:
-    """A run's last heartbeat with ``alive``, ``heard`` (its time) and ``age`` added; None where there never was one.
+    """Return a run's last heartbeat, with whether its process is alive.
 
-    On the machine that wrote it a process of that number must still be there; elsewhere its age decides, or where the number
-    was given to another process since.
+    On the machine that wrote it, a process with its number must exist. On another machine, or
+    if the number was reused, its age decides.
+
+    Args:
+        run: The run folder.
+        now: The time. None: the present.
+
+    Returns:
+        The heartbeat with "alive", "heard" (its time) and "age"; None without a valid one.
     """
+    path = run / "heartbeat.json"
     try:
-        path = run / "heartbeat.json"
         facts = read_json(path)
         heard = max(facts["time"], path.stat().st_mtime)
-        times = (heard, *(facts.get(key, 0) for key in ("time", "started", "since")))
-        if not all(0 <= when <= 2.5e11 for when in times):
-            return None  # a time that no calendar has
+        times = [heard, *(facts.get(key, 0) for key in ("time", "started", "since"))]
+        if not all(0 <= moment <= LATEST_TIME for moment in times):
+            return None
         age = (time.time() if now is None else now) - heard
-        here = facts["host"] == socket.gethostname()
-        alive = (
-            facts["state"] != "ended"
-            and age < LATE
-            and (not here or psutil.pid_exists(facts["pid"]))
-        )
-        return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": alive}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        OverflowError,
-    ):  # no heartbeat, or none of ours
-        return None
+        is_local = facts["host"] == socket.gethostname()
+        is_recent = facts["state"] != "ended" and age < LATE
+        is_alive = is_recent and (not is_local or psutil.pid_exists(facts["pid"]))
+        return {**facts, "heard": heard, "age": round(max(0.0, age), 1), "alive": is_alive}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None  # no heartbeat, or a file of something else

@@ -1,7 +1,7 @@
-"""torch, diffusers, transformers, huggingface_hub, openai, av, psutil, scipy.special as objects, imported at first use.
+"""Libraries that are imported at first use, as objects with the library's names.
 
-A family's file has its spec, which is read without torch, and its networks: with these names it needs no import inside a
-function. Type checkers see the modules themselves.
+A family's file has its spec, which is read without torch, and its networks. With these
+objects it needs no import inside a function. Type checkers see the modules themselves.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 freeze_imports = False
-"""Set by the command line: what lives when diffusers is there, before any network is, is never searched for cycles again.
+"""Exclude from garbage collection what exists once diffusers is imported.
 
-A tenth of the time to the first step goes into such searches. Not within another program, whose objects may end.
+The command line sets it: searching these objects takes a tenth of the time to the first step.
+Within another program its objects may have to be freed.
 """
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """No search for cycles among what is imported within this block."""
-    was = gc.isenabled()
+    """Pause garbage collection for a block of imports."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 
@@ -46,22 +47,26 @@ if TYPE_CHECKING:
 else:
 
     class _LazyModule:
-        """A module that is imported when one of its names is asked for; that name is an attribute from then on."""
+        """A module that is imported when one of its names is used for the first time."""
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, name: str) -> Any:
-            first = self._name not in sys.modules
+            is_first = self._name not in sys.modules
             with gc_paused():
-                found = self.__dict__[name] = getattr(import_module(self._name), name)
-            if first and freeze_imports and self._name == "diffusers":
+                value = getattr(import_module(self._name), name)
+            self.__dict__[name] = value
+            if is_first and freeze_imports and self._name == "diffusers":
                 gc.freeze()
-            return found
+            return value
 
-    av, diffusers, huggingface_hub, openai, psutil, torch, transformers = map(
-        _LazyModule,
-        ("av", "diffusers", "huggingface_hub", "openai", "psutil", "torch", "transformers"),
-    )
+    av = _LazyModule("av")
     av_reformatter = _LazyModule("av.video.reformatter")
+    diffusers = _LazyModule("diffusers")
+    huggingface_hub = _LazyModule("huggingface_hub")
+    openai = _LazyModule("openai")
+    psutil = _LazyModule("psutil")
     scipy_special = _LazyModule("scipy.special")
+    torch = _LazyModule("torch")
+    transformers = _LazyModule("transformers")

@@ -1,8 +1,9 @@
-"""Randomness is counted, not carried.
+"""Random draws by name instead of by state.
 
-A draw belongs to (seed, purpose, step, global sample index): whoever asks again gets the same numbers. Nothing has a state
-to save, and no preview, device, process count or micro-batch can move another draw. The numbers come from Philox (Salmon
-et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), on the CPU.
+A draw is named by (seed, purpose, step, global sample index), and the same name gives the same
+numbers. There is no state to save, and no preview, device, process count or micro-batch can
+move another draw. The numbers come from Philox on the CPU (Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3").
 """
 
 import hashlib
@@ -11,16 +12,16 @@ import numpy as np
 
 
 def key(seed: int, *parts: str | int) -> int:
-    """A 128-bit integer that names a draw; unequal names give unequal keys for every practical purpose."""
+    """Return a 128-bit hash of a draw's name."""
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
 def generator_for(seed: int, *parts: str | int) -> np.random.Generator:
-    """A generator of its own for the draw named by ``parts``, e.g. ``draws(seed, "noise", step, index)``."""
+    """Return the generator of a draw, e.g. ``generator_for(seed, "noise", step, index)``."""
     return np.random.Generator(np.random.Philox(key=key(seed, *parts)))
 
 
 def seed32(seed: int, *parts: str | int) -> int:
-    """A 31-bit seed for code that only takes one (a network's dropout, a diffusers pipeline)."""
+    """Return a 31-bit seed, for code that only takes one, such as a diffusers pipeline."""
     return key(seed, *parts) & 0x7FFFFFFF

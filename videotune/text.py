@@ -1,4 +1,4 @@
-"""Numbers, times, sizes and paths as a person reads them; the command line, the report and the studio share these."""
+"""Numbers, times, sizes and paths as text, for the command line, the report and the studio."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -7,36 +7,39 @@ from typing import Any
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """A number: whole ones with thousands marked, others to ``digits`` significant ones; a dash for None."""
+    """Return a number: a whole one with commas, another with significant digits.
+
+    None becomes a dash.
+    """
     if value is None:
         return "–"
-    return (
-        f"{int(value):,}"
-        if float(value).is_integer() and abs(value) < 1e15
-        else f"{value:.{digits}g}"
-    )
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
 
 
 def counted(value: float | None, thing: str) -> str:
-    """'1 clip', '2 clips'."""
+    """Return '1 clip', '2 clips'."""
     return f"{plain(value)} {thing}{'' if value == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
-    """A time span."""
+    """Return a time span as text."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def moment(seconds: float) -> str:
-    """A time, given in seconds since 1970."""
+    """Return a time, given in seconds since 1970, as text."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def value_text(value: Any) -> str:
-    """A value of a setting or of a record."""
+    """Return a value of a setting or of a record as text."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -46,46 +49,50 @@ def value_text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(value_text, value)) or "none"
     if isinstance(value, Mapping):
-        return (
-            "{" + ", ".join(f"{key}: {value_text(entry)}" for key, entry in value.items()) + "}"
-        )
+        entries = [f"{key}: {value_text(entry)}" for key, entry in value.items()]
+        return "{" + ", ".join(entries) + "}"
     return str(value)
 
 
 def shape_words(shape: str) -> str:
-    """FRAMESxHEIGHTxWIDTH, as files have it, as "WIDTHxHEIGHT, N frames"; of a damaged file the text as it is."""
+    """Return FRAMESxHEIGHTxWIDTH, as files have it, as "WIDTHxHEIGHT, N frames".
+
+    Text of a damaged file stays as it is.
+    """
     parts = shape.split("x")
     if len(parts) != 3:
         return shape
     frames, height, width = parts
-    return f"{width}x{height}" + (f", {frames} frames" if frames != "1" else "")
+    size = f"{width}x{height}"
+    return size if frames == "1" else f"{size}, {frames} frames"
 
 
 def state_words(clip: Mapping[str, Any]) -> str:
-    """What becomes of a clip of the account, in two or three words."""
+    """Return the state of a clip of the account in two or three words."""
     if clip["used"]:
         return "used (regularization)" if clip["kind"] == "regularization" else "used"
     return "held out" if clip["held_out"] else f"skipped: {clip['reason']}"
 
 
 def short_path(path: str, roots: Sequence[Path]) -> str:
-    """A clip's path from its dataset's folder; from that folder's name on where there are several datasets."""
+    """Return a clip's path from its dataset's folder; with that folder's name for several."""
     for root in roots:
         if Path(path).is_relative_to(root):
-            return str(Path(path).relative_to(root if len(roots) == 1 else root.parent))
+            start = root if len(roots) == 1 else root.parent
+            return str(Path(path).relative_to(start))
     return path
 
 
 def some(words: Sequence[str], most: int = 8) -> str:
-    """The first of the words, and a sign where there are more."""
+    """Return the first of the words, with an ellipsis if there are more."""
     return ", ".join(words[:most]) + (", …" if len(words) > most else "")
 
 
 def share(value: float | None) -> str:
-    """A share of one in percent; a dash for None."""
+    """Return a share of one in percent; a dash for None."""
     return "–" if value is None else f"{value:.0%}"
 
 
 def file_name(path: object) -> str:
-    """The last part of a path."""
+    """Return the last part of a path."""
     return PurePath(str(path)).name

@@ -12,13 +12,12 @@ timestep k; for flow matching it is the noise level itself. The timestep input o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # importing this module must not import torch
-    import numpy as np
     import torch
     from torch import Tensor, nn
 
@@ -413,125 +412,6 @@ class WeightDtypes:
 
 
 PLAIN_WEIGHTS = WeightDtypes()
-
-
-class Family(Protocol):
-    """What videotune asks of a family of models; an object is a checkpoint of it, ``DiffusersModel`` the usual base class.
-
-    Parts load at the first call and are freed by ``free``. ``nets`` holds the denoisers by expert. An expert is looked up at
-    each of its steps, so the mapping may load it then. ``fill``: no weights are read, and it puts tensors in the place of
-    the parameters.
-    """
-
-    spec: ModelSpec
-    """The usual checkpoint's; of an opened one its own."""
-
-    variants: tuple[str, ...]
-    """The kinds of checkpoint that ``tiny`` writes, the usual one first."""
-
-    dtype: torch.dtype
-    weights: WeightDtypes
-    stream_text: LogFn | None
-    """Text encoders that load from now on keep the weights of their blocks on the host; it is told what fails. None: not."""
-
-    def __init__(
-        self,
-        folder: Path,
-        device: torch.device,
-        dtype: torch.dtype,
-        weights: WeightDtypes = PLAIN_WEIGHTS,
-    ) -> None: ...
-
-    @classmethod
-    def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of the checkpoint in a folder, from its own configs, without torch."""
-
-    @classmethod
-    def token_lengths(cls, folder: Path, captions: Sequence[str]) -> list[int] | None:
-        """How many tokens each caption has, marks included, without torch; None where there is no tokenizer.json."""
-
-    @classmethod
-    def tiny(cls, folder: Path, seed: int = 0, variant: str | None = None) -> Path:
-        """Write a tiny random checkpoint, one of ``variants``, in the real layout."""
-
-    def encode_text(self, captions: Sequence[str]) -> list[dict[str, Tensor]]:
-        """For each caption its unpadded states on the CPU: {"text": (l, D), …}."""
-
-    def text_parts(self) -> Mapping[str, TextPart]:
-        """The text encoders by their folders' names; what is done to them is done to all that is encoded until ``free``."""
-
-    def tokenizers(self) -> Mapping[str, Any]:
-        """A fresh tokenizer of each text encoder, by the encoder's folder; no weights are read."""
-
-    def text_skeletons(self) -> Mapping[str, nn.Module]:
-        """The text encoders without weights (on the meta device), by their folders' names."""
-
-    def text_length(self, caption: str) -> int:
-        """How many tokens the caption has before any cut; more than ``spec.text_tokens`` are cut."""
-
-    def encode_in_loop(self, captions: Sequence[str]) -> Conditioning:
-        """``condition`` of captions encoded now, on the run's device, with gradients where they are on."""
-
-    def embedding_keys(self) -> Mapping[str, Mapping[str, str]]:
-        """For each format of token rows, each text encoder's key in its one file; {}: the token is the key, a file each."""
-
-    def condition(self, states: Sequence[Mapping[str, Tensor]]) -> Conditioning:
-        """Pad and stack cached states, a clip's extras among them, exactly as the family's pipeline feeds them."""
-
-    def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """Zeros in the form of what ``condition`` is given for one clip of this shape and a caption of full length."""
-
-    def encode_video(
-        self, frames: Tensor, random: np.random.Generator | None = None
-    ) -> LatentDistribution:
-        """One clip (3,T,H,W) in [-1,1] -> its moments, on the CPU in float32; ``random`` is for ``spec.image_noise``."""
-
-    def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
-        """Latents (C,F,H,W) -> pixels (3,T,H,W) in [-1,1], on the CPU in float32; ``tiled``: in less memory."""
-
-    def part(self, name: str, fill: FillFn = None) -> nn.Module:
-        """The network of "text_encoder" or "vae", loaded for this call."""
-
-    def denoiser(
-        self, expert: str | None = None, device: torch.device | None = None, fill: FillFn = None
-    ) -> nn.Module:
-        """The diffusers transformer, frozen, in the run's dtype on a device (None: the run's). Expert None: the first."""
-
-    def skeleton(self, expert: str | None = None) -> nn.Module:
-        """The same transformer without weights (on the meta device), to read a file into. None: the first expert."""
-
-    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v (B,C,F,H,W) float32 for noisy latents x_t at t (B,)."""
-
-    def isolate_frames(self, net: nn.Module, on: bool) -> None:
-        """Video tokens attend to their own latent frame and to the text, text to text alone, until switched off."""
-
-    def sample(
-        self,
-        nets: Networks,
-        conditioning: Conditioning,
-        unconditional: Conditioning | None,
-        request: SampleRequest,
-    ) -> Tensor:
-        """Normalised latents (B,C,F,H,W) sampled by the family's own pipeline, one for each seed."""
-
-    def pipeline_class(self) -> Any:
-        """The diffusers pipeline that reads this family's LoRA files."""
-
-    def lora_formats(self) -> tuple[str, ...]:
-        """The formats in which a LoRA of this checkpoint is written, sorted."""
-
-    def to_comfyui_name(self, path: str) -> str:
-        """A module's path in diffusers -> its name in ComfyUI; several may share one."""
-
-    def original(self, name: str) -> str | None:
-        """A parameter's name in diffusers -> its name in the authors' checkpoints; None: no such names are known."""
-
-    def fingerprints(self) -> dict[str, str]:
-        """Hashes of the text encoder, the VAE and the denoisers on disk, for the caches and the journal."""
-
-    def free(self, part: str) -> None:
-        """Drop "text_encoder" or "vae" from memory."""
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ def test_kinds_without_degrees_have_no_strength(
 def test_merging_what_has_no_adapter_is_refused(of_variant: Bases, work: Work) -> None:
     with pytest.raises(
         VideotuneError,
-        match="--merge writes a folder in diffusers layout: it goes without --format",
+        match="--merge: it writes a folder in diffusers layout",
     ):
         export(of_variant("LORA"), ["comfyui"], merge=True)
     with pytest.raises(VideotuneError, match="--merge: a fine-tuned model has no adapter"):
@@ -498,7 +498,7 @@ def test_the_file_is_reported_and_kept_in_the_config(
     work.train(*settings, f"init_from={file}")
     printed = capsys.readouterr().err
     assert f"starting from the weights of {file} (" in printed
-    assert "fresh optimizer, step 0" in printed
+    assert "new optimizer state, step 0" in printed
     assert read_run_config(work.run)["settings"]["init_from"] == str(file)
     first, other = (
         of_kind(run, "validation")[0]["train"]["mean"]

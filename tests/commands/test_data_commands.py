@@ -324,7 +324,7 @@ def test_pruning_removes_what_the_settings_do_not_need_and_only_with_yes(
     assert prune_cache(small) == DONE
     printed = capsys.readouterr().out
     assert "would remove 3 entries" in printed
-    assert "11 entries would stay. --yes does it" in printed
+    assert "11 entries would stay. --yes removes them" in printed
     assert f"text of {old!r}" in printed
     assert len(LatentCache(clips / ".videotune-cache").entries()) == 14
     assert prune_cache(small, yes=True) == DONE
@@ -367,7 +367,7 @@ def test_the_table_and_files_of_a_split(tmp_path: Path, capsys: Printed) -> None
     assert split(tmp_path / "in", tmp_path / "out") == DONE
     printed = " ".join(capsys.readouterr().out.split())
     said = (
-        "left out: 2.50 to 3.25 s",
+        "omitted: 2.50 to 3.25 s",
         "no cut: copied as it is",
         "1 scene is shorter than 1 s",
         "3 images were not split",

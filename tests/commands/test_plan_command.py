@@ -30,10 +30,14 @@ from videotune.files import read_json
 from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.planner import fit as fitting
-from videotune.planner.fit import OPEN, activations_at_most, fit, fit_settings, fixed, to_json
-from videotune.planner.gpus import card
+from videotune.planner import settings
+from videotune.planner.denoiser_size import activations_at_most
+from videotune.planner.fit import MEMORY_KEYS, config_constraints, fit, to_json
+from videotune.planner.gpus import find_card
 from videotune.planner.measure import FakeRun
-from videotune.planner.memory import TILED, UNCHANGED, Fixed, step_spec
+from videotune.planner.memory import Constraints
+from videotune.planner.settings import fit_settings
+from videotune.planner.step_spec import TILED, UNCHANGED, step_spec
 from videotune.runs.run_dir import read_run_config
 from videotune.trainer import cache_filling
 from videotune.trainer.build import open_models
@@ -69,8 +73,12 @@ def test_on_a_cpu_nothing_is_saved_and_the_choice_is_recorded_as_planned(
     planned = to_json(fit(job, "FLOAT_32", None, None), job, "FLOAT_32")["chosen"]
     assert train(chosen, work.run) == DONE
     kept = read_run_config(work.run)
-    assert [kept["settings"][key] for key in OPEN] == settings == [planned[key] for key in OPEN]
-    assert [kept["origins"][key] for key in OPEN] == origins
+    assert (
+        [kept["settings"][key] for key in MEMORY_KEYS]
+        == settings
+        == [planned[key] for key in MEMORY_KEYS]
+    )
+    assert [kept["origins"][key] for key in MEMORY_KEYS] == origins
 
 
 def test_where_the_host_is_short_blocks_are_computed_again(
@@ -86,9 +94,7 @@ def test_a_resume_keeps_what_was_chosen_and_replan_chooses_anew(
     work: Work, monkeypatch: Patch
 ) -> None:
     run = work.copy("steps=2", "micro_batch_size=1")
-    monkeypatch.setattr(
-        fitting, "on_host", lambda job: dict(zip(OPEN, (1, "ON", 0.0), strict=True))
-    )
+    monkeypatch.setattr(settings, "host_checkpointing", lambda job: "ON")
     assert resume(run, "steps=3") == DONE
     assert read_run_config(run)["settings"]["gradient_checkpointing"] == "OFF"
     assert resume(run, "steps=4", replan=True) == DONE
@@ -119,17 +125,17 @@ def test_a_plan_for_a_card_begins_with_its_verdict(overrides: Make, capsys: Prin
 @pytest.mark.parametrize(
     ("sets", "forced"),
     [
-        (("optimizer.name=LION", "optimizer.step_in_backward=true"), Fixed(4, None, 0)),
-        (("optimizer.name=LION",), Fixed(None, None, 0)),
-        (("training_method=LORA", "optimizer.name=LION"), Fixed()),
-        ((), Fixed()),
+        (("optimizer.name=LION", "optimizer.step_in_backward=true"), Constraints(4, None, 0)),
+        (("optimizer.name=LION",), Constraints(None, None, 0)),
+        (("training_method=LORA", "optimizer.name=LION"), Constraints()),
+        ((), Constraints()),
     ],
 )
 def test_a_plan_chooses_nothing_that_the_run_would_refuse(
-    overrides: Make, sets: tuple[str, ...], forced: Fixed
+    overrides: Make, sets: tuple[str, ...], forced: Constraints
 ) -> None:
     job = opened(overrides("steps=1", "batch_size=4", "training_method=FINE_TUNE", *sets))
-    assert fixed(job.config, 2, 4) == forced
+    assert config_constraints(job.config, 2, 4) == forced
     found = fit(job, "FLOAT_32", 10**6, None)
     assert not found.fits, "so that all that may be chosen was chosen"
     assert found.training.choice.micro_batch == (forced.micro_batch or 1)
@@ -141,9 +147,9 @@ def test_tiles_are_read_only_where_nothing_else_fits(overrides: Make) -> None:
     )
     roomy = fit(job, "FLOAT_32", 1 << 40, None)
     assert roomy.phases["preview"][0] == UNCHANGED
-    assert TILED not in step_spec(job, "FLOAT_32").elsewhere["preview"]
+    assert TILED not in step_spec(job, "FLOAT_32").other_phases["preview"]
     assert fit(job, "FLOAT_32", 10**6, None).phases["preview"][0] == TILED
-    assert TILED in step_spec(job, "FLOAT_32").elsewhere["preview"], "remembered"
+    assert TILED in step_spec(job, "FLOAT_32").other_phases["preview"], "remembered"
 
 
 def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
@@ -151,7 +157,7 @@ def test_what_does_not_fit_is_reported_with_remedies(overrides: Make) -> None:
     job = opened(overrides("steps=10", "batch_size=4", *named))
     whole = fit(job, "FLOAT_32", None, None)
     assert whole.fits is None
-    short = fit(job, "FLOAT_32", whole.training.needed - 1, card("rtx 3060 12gb"))
+    short = fit(job, "FLOAT_32", whole.training.needed - 1, find_card("rtx 3060 12gb"))
     assert short.fits is False
     assert short.chosen == {
         "micro_batch_size": 4,
@@ -196,11 +202,11 @@ def test_on_a_card_settings_are_chosen_for_it_or_the_run_is_refused(
     small: Any, monkeypatch: Patch
 ) -> None:
     """As on a CUDA machine whose card has so many bytes."""
-    monkeypatch.setattr(fitting, "local_device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(fitting, "dtype_name", lambda config: "FLOAT_32")
-    monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (80 * 10**9, None))
-    assert [getattr(fit_settings(small).config, key) for key in OPEN] == [2, "OFF", 0.0]
-    monkeypatch.setattr(fitting, "asked_card", lambda vram, name: (10**6, None))
+    monkeypatch.setattr(settings, "local_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(settings, "dtype_name", lambda config: "FLOAT_32")
+    monkeypatch.setattr(settings, "requested_card", lambda vram, name: (80 * 10**9, None))
+    assert [getattr(fit_settings(small).config, key) for key in MEMORY_KEYS] == [2, "OFF", 0.0]
+    monkeypatch.setattr(settings, "requested_card", lambda vram, name: (10**6, None))
     with pytest.raises(DoesNotFit, match=r"this run needs .* and the card has 1\.0 MB:\n"):
         fit_settings(small)
 
@@ -232,7 +238,7 @@ def test_the_plan_is_for_the_card_in_use_and_what_is_free_of_it(
         torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
     )
     monkeypatch.setenv("LOCAL_RANK", "1")
-    memory, card = fitting.asked_card(None, None)
+    memory, card = fitting.requested_card(None, None)
     assert (memory, card and card.name) == (whole - (2 << 30), name)
 
 

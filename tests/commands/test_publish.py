@@ -144,7 +144,7 @@ def test_what_is_published_is_what_was_exported_and_is_sent_once(run: Path, hub:
     ("where", "code", "said"),
     [
         ("create", 401, "HF_TOKEN"),
-        ("create", 500, "could not be sent"),
+        ("create", 500, "could not be uploaded"),
         ("commit", 403, "write to this repository"),
     ],
 )

@@ -107,7 +107,7 @@ def test_a_failure_is_tried_once_more_and_a_power_cut_as_often_as_it_comes(
 def test_each_card_has_one_training(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     home, started = filled(a=3, b=2, c=1), []
     monkeypatch.setattr(
-        queue, "start", lambda _, entry, card: started.append((entry.name, card))
+        worker, "start", lambda _, entry, card: started.append((entry.name, card))
     )
     assert worker._start_ready(
         home, ["0", "1"], time.time(), worker.StateReporter(lambda _: None)

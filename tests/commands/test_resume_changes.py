@@ -99,7 +99,7 @@ ALLOWED = {"override": True, "data_change": True}
         (
             ("steps=3",),
             {},
-            ("cannot end at step 3; ", "steps 2, 4"),
+            ("cannot end at step 3. ", "steps 2, 4"),
         ),  # its export would hold weights of later ones
         (("lora.rank=4",), ALLOWED, ("lora.rank: 2 -> 4", LEAVE)),
         (("lora.variant=LOHA",), ALLOWED, ("lora.variant: 'LORA' -> 'LOHA'", LEAVE)),
@@ -423,7 +423,7 @@ def test_clips_may_move_and_an_edit_of_moved_clips_is_refused(clips: Path, work:
     named = edit(moved, "caption")
     with pytest.raises(VideotuneError) as caught:
         train(Overrides(data=str(moved)), straight, resume=Resume())
-    assert f"since it started: {named}. Put it back" in str(caught.value)
+    assert f"since it started: {named}. Restore it" in str(caught.value)
 
 
 def test_a_key_of_the_data_is_judged_by_what_it_changes(clips: Path, work: Work) -> None:

@@ -384,7 +384,7 @@ def test_other_hub_datasets_offline(hub: Path, tmp_path: Path) -> None:
     assert clips == [["c.mp4", "c", None, "a cow"]]
     said = opened("user/other", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith(
-        "There is no folder user/other here, and the Hub dataset user/other is not wholly in "
+        "There is no folder user/other here, and the Hub dataset user/other is not complete in "
     )
     assert "has no video or image files (it has 1 .parquet)" in opened(
         "user/parquet", tmp_path, HF_HUB_OFFLINE="1"
@@ -429,7 +429,7 @@ def test_a_hub_dataset_is_fetched_clips_and_captions_alone(tmp_path: Path) -> No
         shutil.rmtree(
             next((tmp_path / "hub").glob("datasets--*")) / "snapshots" / COMMIT / "clips"
         )
-        assert "is not wholly in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
+        assert "is not complete in" in opened("user/good", tmp_path, HF_HUB_OFFLINE="1")
         for path, words in [
             ("user/none", "is not on the Hub, or is private"),
             ("user/gated", "is gated"),

@@ -37,7 +37,7 @@ from videotune.errors import DONE, DoesNotFit, VideotuneError
 from videotune.latent_cache.batches import prepare
 from videotune.memory import compiling
 from videotune.memory.compiling import compiled_graphs
-from videotune.planner import fit
+from videotune.planner import settings
 from videotune.planner.gpus import Card
 from videotune.runs.checkpoint import complete_checkpoints
 from videotune.trainer import attention, loop
@@ -560,14 +560,14 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
     chosen = {}
     for steps in (10, 1000):
         job = job_of(lab, {"steps": steps})
-        assert fit.decide_compile(job).config.compile == "auto", "on a CPU it means off"
+        assert settings.decide_compile(job).config.compile == "auto", "on a CPU it means off"
         with monkeypatch.context() as patch:
-            patch.setattr(fit, "overlaps", lambda _: True)
-            patch.setattr(fit, "no_compiler", lambda: None)
-            patch.setattr(fit, "asked_card", lambda *_: (card.vram, card))
-            patch.setattr(fit, "planned_need", lambda *_: (None, None))
-            patch.setattr(fit, "step_seconds", lambda *_: 2.0)
-            chosen[steps] = fit.decide_compile(job).config.compile
+            patch.setattr(settings, "overlaps", lambda _: True)
+            patch.setattr(settings, "no_compiler", lambda: None)
+            patch.setattr(settings, "requested_card", lambda *_: (card.vram, card))
+            patch.setattr(settings, "planned_need", lambda *_: (None, None))
+            patch.setattr(settings, "step_seconds", lambda *_: 2.0)
+            chosen[steps] = settings.decide_compile(job).config.compile
     assert chosen == {10: False, 1000: True}
 
 
@@ -578,7 +578,7 @@ def test_auto_compiles_where_the_planned_run_is_long_enough(
 def test_what_cannot_be_compiled_is_refused(
     beside: dict[str, Any], lab: Lab, monkeypatch: Patch
 ) -> None:
-    with pytest.raises(VideotuneError, match=r"^compile: .*: set it to false"):
+    with pytest.raises(VideotuneError, match=r"^compile: .*Set it to false"):
         job_of(lab, {"compile": True} | beside)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(VideotuneError, match=r"no C\+\+ compiler"):

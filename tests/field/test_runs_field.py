@@ -114,8 +114,8 @@ def test_a_run_that_waits_for_data_says_so(
 
     batches = train.stream
 
-    def slow(*given: object) -> object:
-        for batch in batches(*given):  # type: ignore[arg-type]
+    def slow(*arguments: object, **keywords: object) -> object:
+        for batch in batches(*arguments, **keywords):  # type: ignore[arg-type]
             time.sleep(0.06)
             yield batch
 

@@ -26,9 +26,9 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.maintenance import listing, prune, verify
 from videotune.latent_cache.store import LatentCache
 from videotune.models.registry import find, names
-from videotune.planner import memory
-from videotune.planner.measure import Reading
-from videotune.planner.memory import StepSpec
+from videotune.planner import step_spec
+from videotune.planner.ledger import Reading
+from videotune.planner.step_spec import StepSpec
 from videotune.types import ClipShape
 
 
@@ -292,18 +292,18 @@ def test_a_memory_plan_that_a_dataset_brought_is_numbers_or_nothing(tmp_path: Pa
     good = asdict(facts)
     place = tmp_path / "plan.json"
     write_json(place, good)
-    assert memory._remembered(place) == facts
+    assert step_spec._read_cached(place) == facts
     for name in good:
         for odd in (None, -1, 1e999, True, "x", ["x"], "9" * 4000):
             place.write_text(json.dumps(good | {name: odd}))
-            assert memory._remembered(place) is None
+            assert step_spec._read_cached(place) is None
     shorter = {
         "trained": [0],
         "kept": {"OFF": [], "ON": []},
-        "one": {"OFF": good["one"]["OFF"]},
+        "one_sample": {"OFF": good["one_sample"]["OFF"]},
     }
     for name, odd in shorter.items():
         write_json(place, good | {name: odd})
-        assert memory._remembered(place) is None
+        assert step_spec._read_cached(place) is None
     place.write_text("[" * 100_000)
-    assert memory._remembered(place) is None
+    assert step_spec._read_cached(place) is None

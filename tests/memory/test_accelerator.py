@@ -38,7 +38,7 @@ def test_the_device_is_what_torch_finds(kind: str | None, monkeypatch: Patch) ->
     if kind in ("mps", None):
         assert copy_stream(local_device()) is None
         assert not has_bf16(local_device())
-        assert fitting.asked_card(None, None) == (None, None)
+        assert fitting.requested_card(None, None) == (None, None)
 
 
 def test_the_plan_of_an_xpu_is_for_its_memory(monkeypatch: Patch) -> None:
@@ -48,7 +48,7 @@ def test_the_plan_of_an_xpu_is_for_its_memory(monkeypatch: Patch) -> None:
     )
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 1 << 30)
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: "Intel Arc")
-    assert fitting.asked_card(None, None) == (12 << 30, None)
+    assert fitting.requested_card(None, None) == (12 << 30, None)
 
 
 def test_several_processes_on_mps_are_refused(monkeypatch: Patch) -> None:
@@ -65,7 +65,7 @@ def test_weights_that_mps_has_no_dtype_for_are_refused(
     spec, base = find("wan").spec, BasePlace(str(tiny_bases("wan")), tiny_bases("wan"))
     opened: Any = build.open_models(spec, base, Config(weight_dtype="INT_8"))
     assert opened.device == torch.device("mps", 0)
-    with pytest.raises(VideotuneError, match="set INT_8"):
+    with pytest.raises(VideotuneError, match="Set INT_8"):
         build.open_models(spec, base, Config(weight_dtype="FLOAT_8"))
 
 

@@ -231,7 +231,7 @@ def test_5b_i2v_takes_one_size_alone(
     assert any("becomes 49: this model takes exactly 49 frames" in note for note in job.notes)
     for asked in ("512", '"32x48"'):
         with pytest.raises(
-            VideotuneError, match=r'one size of 32x32 pixels alone\. Set resolution="32x32"'
+            VideotuneError, match=r'accepts only 32x32 pixels\. Set resolution="32x32"'
         ):
             open_job(*resolve_config(of(f"resolution={asked}")))
 

@@ -31,7 +31,7 @@ import json, sys
 from pathlib import Path
 from videotune.errors import VideotuneError
 from huggingface_hub import constants
-from videotune.models import base_model as hub
+from videotune.models import hub
 
 hub._WORTH_A_WORD = 1
 constants.DOWNLOAD_CHUNK_SIZE = 4096
@@ -154,9 +154,9 @@ def test_a_full_disk_is_told_before(server: Any, placed: Placed) -> None:
         ("user/none", "", ["not on the Hub, or is private", "Check the id at http", "set HF_TOKEN to it"]),
         ("Wan-AI/Wan2.1-T2V-1.3B", "", ["did you mean Wan-AI/Wan2.1-T2V-1.3B-Diffusers?"]),
         ("user/gated", "", ["is gated. Agree to its terms at http", "/user/gated", "/settings/tokens, and set HF_TOKEN"]),
-        ("user/rejected", TOKEN, ["the Hub does not accept HF_TOKEN", "/settings/tokens, or unset it"]),
+        ("user/rejected", TOKEN, ["the Hub rejects HF_TOKEN", "/settings/tokens, or unset it"]),
         ("user/authors", "", ["no model_index.json; it holds transformer/", "Look for user/authors-Diffusers"]),
-        ("user/--bad--", "", ["neither a folder here nor an id of the Hub. Write user/name"]),
+        ("user/--bad--", "", ["neither a local folder nor an id of the Hub. Write user/name"]),
     ],
 )  # fmt: skip
 def test_the_hubs_refusals_say_what_to_do(

@@ -21,7 +21,7 @@ from videotune.job.job import open_job
 from videotune.job.overrides import Overrides, resolve_config
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find, names
-from videotune.planner.fit import OPEN, asked_card, fit
+from videotune.planner.fit import MEMORY_KEYS, fit, requested_card
 from videotune.types import BasePlace, ClipShape, ModelSpec
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ def test_the_guides_presets_have_the_guides_numbers(name: str) -> None:
     "name", [name for name in preset_names() if f"#{name}.json" not in GUIDE["rows"]]
 )
 def test_what_is_not_the_guides_leaves_memory_to_the_plan(name: str) -> None:
-    assert not set(OPEN) & set(read_preset(name))
+    assert not set(MEMORY_KEYS) & set(read_preset(name))
 
 
 CARDS = {"wan 2.2 LoRA": 12, "wan 2.2 Finetune": 180, "wan 2.2 Embedding": 16}
@@ -211,5 +211,5 @@ def test_a_preset_fits_its_cards(name: str, long_clip: Path, tmp_path: Path) -> 
     base = published(str(read_preset(name)["base_model_name"]))
     sets = (f"base_model_name={base}", f"cache_dir={tmp_path / 'cache'}")
     job = open_job(*resolve_config(Overrides(name, data=str(long_clip), sets=sets)))
-    limit, card = asked_card(memory_class(name) or CARDS[name], None)
+    limit, card = requested_card(memory_class(name) or CARDS[name], None)
     assert fit(job, "BFLOAT_16", limit, card).fits, name

@@ -89,11 +89,9 @@ def test_a_family_of_one_file_trains_by_the_command(
 
 def test_two_families_of_one_name_are_refused() -> None:
     from videotune.errors import VideotuneError
-    from videotune.models.registry import register
     from videotune.models.wan import Wan
 
-    class Other:
-        spec = Wan.spec
-
     with pytest.raises(VideotuneError, match="two families"):
-        register(Other)
+
+        class Other(Wan):
+            spec = Wan.spec

@@ -154,7 +154,7 @@ def reader_of(family: Any, image: bool) -> Any:
     """The pipeline by which a user samples from the checkpoint, from text or from an image."""
     if image and family.spec.name == "wan":
         return diffusers.WanImageToVideoPipeline
-    if image and family.spec.name == "ltx_video" and not family.newer:
+    if image and family.spec.name == "ltx_video" and not family.is_newer:
         return diffusers.LTXImageToVideoPipeline
     return family.pipeline_class()
 
@@ -196,7 +196,9 @@ def theirs_of(
     )  # fmt: skip
     if ltx:
         size = family.spec.rules.latent_size(shape)
-        return found.frames[0] if family.newer else unpacked(family.spec, found.frames, size)[0]
+        return (
+            found.frames[0] if family.is_newer else unpacked(family.spec, found.frames, size)[0]
+        )
     frames = torch.as_tensor(found.images if "images" in found else found.frames[0])
     return frames.permute(1, 0, 2, 3) * 2 - 1
 

@@ -20,10 +20,11 @@ from tests.support.command_line import Patch, run
 from tests.support.families import FAMILIES, Bases
 from tests.support.trainers import BASE, Lab, run_steps, trainer_of
 from videotune.errors import FAILED, VideotuneError
+from videotune.models.key_names import rename_key
 from videotune.models.loading import CONFIGS, load_model, on_meta
 from videotune.models.model_files import Header, headers
 from videotune.models.registry import find, names
-from videotune.models.single_file import PREFIXES, find_sources, kind_of, renamed, tensors
+from videotune.models.single_file import PREFIXES, find_sources, kind_of, tensors
 
 CPU, WEIGHTS = torch.device("cpu"), "transformer/diffusion_pytorch_model.safetensors"
 State = dict[str, torch.Tensor]
@@ -40,7 +41,7 @@ def in_layout(state: State, table: Any, prefix: str = "") -> State:
     """Tensors by diffusers' names as a file of another layout has them: joined along the rows where it joins them."""
     pieces: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in state.items():
-        place, _, rows = renamed(name, table).partition("#")
+        place, _, rows = rename_key(name, table).partition("#")
         parts = [int(part) for part in rows.partition("/")[0].split(",")] if rows else [0]
         pieces.setdefault(prefix + place, {}).update(
             zip(parts, value.chunk(len(parts)), strict=True)
@@ -104,7 +105,7 @@ def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> Non
     )
     rows: dict[str, int] = {}
     for name, shape in shapes.items():
-        place, _, part = renamed(
+        place, _, part = rename_key(
             name, tables_of(family)[1] if len(tables_of(family)) > 1 else ()
         ).partition("#")
         parts, _, of = part.partition("/")
@@ -128,7 +129,7 @@ def test_the_tables_are_diffusers_own_converters_at_full_size(model: str) -> Non
 @pytest.mark.parametrize("name", ["cogvideox", "hunyuan_video"])
 def test_comfyuis_own_names(name: str) -> None:
     own = DATA["comfyui"][name]
-    assert {ours: renamed(ours, tables_of(name)[-1]) for ours in own} == own
+    assert {ours: rename_key(ours, tables_of(name)[-1]) for ours in own} == own
 
 
 @FAMILIES
@@ -325,7 +326,7 @@ def as_published(path: Path) -> None:
             "shape": list(value.shape),
             "data_offsets": [end, end := end + 2 * value.numel()],
         }
-        head[renamed(name, tables_of("wan")[-1])] = place
+        head[rename_key(name, tables_of("wan")[-1])] = place
     text = json.dumps(head).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     os.truncate(path, 8 + len(text) + end)

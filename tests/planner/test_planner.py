@@ -26,21 +26,23 @@ from videotune.memory.checkpointing import CPU_OFFLOADED, OFF, ON, checkpoint_bl
 from videotune.models.base_model import published, spec_for
 from videotune.models.registry import find
 from videotune.planner import memory
-from videotune.planner.gpus import USUAL, card, cards
-from videotune.planner.measure import FakeRun, Ledger, Reading, fake_mode, to_fake
-from videotune.planner.memory import (
+from videotune.planner.gpus import USUAL, cards, find_card
+from videotune.planner.ledger import Ledger, Reading
+from videotune.planner.measure import FakeRun, fake_mode, to_fake
+from videotune.planner.memory import Choice, Constraints, need
+from videotune.planner.step_spec import (
     ASIDE,
     STREAMED,
     TILED,
     UNCHANGED,
-    Choice,
-    Fixed,
     PlanInputs,
     StepSpec,
-    need,
+    read_step_spec,
+    sharded,
 )
 from videotune.trainer.build import weights_of
-from videotune.trainer.step import Clock, StepSettings, train_step
+from videotune.trainer.step import StepSettings, train_step
+from videotune.trainer.step_record import Clock
 from videotune.types import BasePlace, ClipShape
 
 MB = 10**6
@@ -68,12 +70,18 @@ def facts(full: bool = False) -> StepSpec:
     """Ten blocks of 100 MB beside 200 MB; a sample keeps 80 MB a block, or 5 MB where the block is computed again."""
     blocks = (100 * MB,) * 10
     return StepSpec(
-        one={OFF: reading(1200 * MB, 800 * MB, 3e12), ON: reading(1200 * MB, 100 * MB, 4e12)},
-        two={OFF: reading(1200 * MB, 1600 * MB, 6e12), ON: reading(1200 * MB, 200 * MB, 8e12)},
+        one_sample={
+            OFF: reading(1200 * MB, 800 * MB, 3e12),
+            ON: reading(1200 * MB, 100 * MB, 4e12),
+        },
+        two_samples={
+            OFF: reading(1200 * MB, 1600 * MB, 6e12),
+            ON: reading(1200 * MB, 200 * MB, 8e12),
+        },
         blocks=blocks,
         trained=(*blocks, 0) if full else (0,) * 10,
         kept={OFF: (80 * MB,) * 10, ON: (5 * MB,) * 10},
-        elsewhere={
+        other_phases={
             "encoding text": {
                 UNCHANGED: {"text encoder": 3 * GB},
                 STREAMED: {"text encoder": GB},
@@ -112,7 +120,7 @@ def test_all_streamed_and_off_is_on() -> None:
 
 
 def test_gradients_of_one_pass_are_there_in_the_next() -> None:
-    split, whole = memory.choices(facts(), 2, Fixed(checkpointing=ON, streamed=0))[::-1]
+    split, whole = memory.choices(facts(), 2, Constraints(checkpointing=ON, streamed=0))[::-1]
     assert "gradients" not in memory.need(facts(), whole).device["forward"]
     assert memory.need(facts(), split).device["forward"]["gradients"] == 10 * MB
 
@@ -135,30 +143,38 @@ def test_weights_that_train_take_their_optimizer_with_them() -> None:
 
 
 def test_the_fastest_that_fits_and_nothing_that_was_fixed_is_changed() -> None:
-    plenty = memory.fastest(facts(), 4, Fixed(), 80 * GB, USUAL)
+    plenty = memory.fastest(facts(), 4, Constraints(), 80 * GB, USUAL)
     assert plenty.choice == Choice(4, OFF, 0)
-    tight = memory.fastest(facts(), 4, Fixed(), int(2.6 * GB), USUAL)
+    tight = memory.fastest(facts(), 4, Constraints(), int(2.6 * GB), USUAL)
     assert tight.needed <= 2.6 * GB
-    for fixed in (Fixed(checkpointing=ON), Fixed(streamed=10), Fixed(micro_batch=4)):
+    for fixed in (
+        Constraints(checkpointing=ON),
+        Constraints(streamed=10),
+        Constraints(micro_batch=4),
+    ):
         found = memory.fastest(facts(), 4, fixed, int(2.9 * GB), USUAL)
         assert found is not None, fixed
         for name in ("checkpointing", "streamed", "micro_batch"):
             assert getattr(fixed, name) in (None, getattr(found.choice, name))
-    assert memory.fastest(facts(), 4, Fixed(), GB, USUAL) is None
-    assert memory.smallest(facts(), 4, Fixed()).choice.streamed == 10
+    assert memory.fastest(facts(), 4, Constraints(), GB, USUAL) is None
+    assert memory.smallest(facts(), 4, Constraints()).choice.streamed == 10
 
 
 def test_the_host_has_its_limit_too() -> None:
     """What waits on the host must have room there."""
-    free = memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL)
+    free = memory.fastest(facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL)
     taken = sum(free.host.values())
     assert taken > 100 * MB
     assert (
-        memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=taken)
+        memory.fastest(
+            facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL, host=taken
+        )
         is not None
     )
     assert (
-        memory.fastest(facts(), 1, Fixed(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB)
+        memory.fastest(
+            facts(), 1, Constraints(checkpointing=ON), 22 * GB // 10, USUAL, host=50 * MB
+        )
         is None
     )
 
@@ -167,7 +183,7 @@ def test_more_memory_is_never_slower() -> None:
     took = [
         memory.seconds(found, 4, USUAL)
         for vram in range(14, 80, 2)
-        if (found := memory.fastest(facts(), 4, Fixed(), vram * GB // 10, USUAL))
+        if (found := memory.fastest(facts(), 4, Constraints(), vram * GB // 10, USUAL))
     ]
     assert len(took) > 20
     assert took == sorted(took, reverse=True)
@@ -176,11 +192,14 @@ def test_more_memory_is_never_slower() -> None:
 def test_other_times_take_the_plainest_way_that_fits() -> None:
     training = memory.need(facts(), Choice(1, ON, 0))
     for vram, text, preview in ((9 * GB, UNCHANGED, UNCHANGED), (3 * GB, STREAMED, ASIDE)):
-        ways = {name: way for name, (way, _) in memory.others(facts(), training, vram).items()}
+        ways = {
+            name: way
+            for name, (way, _) in memory.fit_other_phases(facts(), training, vram).items()
+        }
         assert ways == {"encoding text": text, "preview": preview}
-    assert memory.others(facts(), training, 2 * GB)["preview"][0] == TILED
-    assert memory.others(facts(), training, None)["preview"][0] == UNCHANGED
-    beside = memory.others(facts(), training, None)["preview"][1]
+    assert memory.fit_other_phases(facts(), training, 2 * GB)["preview"][0] == TILED
+    assert memory.fit_other_phases(facts(), training, None)["preview"][0] == UNCHANGED
+    beside = memory.fit_other_phases(facts(), training, None)["preview"][1]
     assert beside["weights"] == 1200 * MB, "the denoiser stays where it is"
     assert memory.room(beside) == sum(beside.values()) + round(0.3 * GB) + 2**30
 
@@ -190,8 +209,10 @@ def test_work_goes_with_tokens_and_their_square() -> None:
         facts(), work=tuple((n, 3.0 * n + 0.002 * n * n + 50) for n in (100, 500, 1000))
     )
     for n in (100, 300, 1000):
-        assert memory.lighter(made, n) == pytest.approx((3.0 * n + 0.002 * n * n + 50) / 5050)
-    assert memory.lighter(facts(), 7) == 1.0
+        assert memory.relative_work(made, n) == pytest.approx(
+            (3.0 * n + 0.002 * n * n + 50) / 5050
+        )
+    assert memory.relative_work(facts(), 7) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +239,7 @@ def test_work_goes_with_tokens_and_their_square() -> None:
 def test_a_card_is_known_by_every_word_of_its_name(
     asked: str, name: str, gigabytes: int
 ) -> None:
-    found = card(asked)
+    found = find_card(asked)
     assert (found.name, found.vram) == (name, gigabytes << 30)
 
 
@@ -236,13 +257,13 @@ def test_a_name_that_is_no_card_or_several_is_refused() -> None:
         "4 0",
     ):
         with pytest.raises(VideotuneError):
-            card(asked)
+            find_card(asked)
 
 
 def test_every_card_of_the_table_is_found_by_its_own_name() -> None:
-    assert [card(one.name) for one in cards()] == list(cards())
+    assert [find_card(one.name) for one in cards()] == list(cards())
     assert all(10e12 < one.flops < 1e16 and one.link > 1e9 for one in cards())
-    assert not card("T4").timed, "without bfloat16 units no time is calculated"
+    assert not find_card("T4").timed, "without bfloat16 units no time is calculated"
 
 
 @pytest.mark.long
@@ -252,23 +273,25 @@ def test_the_guide_s_first_row_fits_a_card_of_8_gb() -> None:
     spec = spec_for("wan", base)
     shape = ClipShape(9, 384, 384, 24.0)
     config = resolve({}, {}, spec).config
-    seen = memory.read_step_spec(
-        PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None)
-    )
+    seen = read_step_spec(PlanInputs(spec, base.folder, config, "BFLOAT_16", (shape,), None))
     assert sum(seen.blocks) / 2**30 == pytest.approx(9.15, abs=0.02)
     assert memory.need(seen, Choice(1, ON, 0)).allocated / 2**30 == pytest.approx(9.9, abs=0.25)
-    found = memory.fastest(seen, 1, Fixed(), 8 * GB, USUAL)
+    found = memory.fastest(seen, 1, Constraints(), 8 * GB, USUAL)
     assert all(
-        memory.room(parts) <= 8 * GB for _, parts in memory.others(seen, found, 8 * GB).values()
+        memory.room(parts) <= 8 * GB
+        for _, parts in memory.fit_other_phases(seen, found, 8 * GB).values()
     )
-    assert memory.fastest(seen, 1, Fixed(checkpointing=ON, streamed=0), 8 * GB, USUAL) is None
+    assert (
+        memory.fastest(seen, 1, Constraints(checkpointing=ON, streamed=0), 8 * GB, USUAL)
+        is None
+    )
 
 
 def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_whole() -> None:
     """Of 1200 MB and four processes 300 MB; an adapter and activations stay, what trains of every weight is cut as well."""
     plain, choice = memory.need(facts(), Choice(1, ON, 0)), Choice(1, ON, 0)
     for full in (False, True):
-        held = memory.need(memory.sharded(facts(full), 4, full), choice)
+        held = memory.need(sharded(facts(full), 4, full), choice)
         cut = 4 if full else 1
         for phase in ("forward", "backward", "end"):
             gathered = 0 if phase == "end" else 200 * MB
@@ -281,9 +304,7 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
             200 * MB if full else 0
         )
     assert (
-        memory.need(memory.sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"][
-            "weights"
-        ]
+        memory.need(sharded(facts(), 4, False), Choice(2, OFF, 0)).device["forward"]["weights"]
         == 500 * MB
     )
 
@@ -291,7 +312,9 @@ def test_of_weights_that_are_shared_out_a_process_has_its_part_and_two_blocks_wh
 def test_where_inputs_cannot_wait_on_the_host_they_are_not_planned_to() -> None:
     assert {
         choice.checkpointing
-        for choice in memory.choices(facts(), 2, Fixed(streamed=0, waits=False))
+        for choice in memory.choices(
+            facts(), 2, Constraints(streamed=0, allows_cpu_offload=False)
+        )
     } == {OFF, ON}
 
 
@@ -474,9 +497,9 @@ def test_published_figures_of_what_stands_still() -> None:
     """GiB before the first step, as finetrainers logged it: CogVideoX-5B with a LoRA of rank 128, in bfloat16: 10.622."""
     seen = fake_run(published("cogvideox-5b"), "cogvideox", torch.bfloat16, lora={"rank": 128})
     net = seen.network(tuple(seen.depths.items()))
-    lora = {id(p) for p in net.held.values()}
+    lora = {id(p) for p in net.trained.values()}
     frozen = sum(p.nbytes for p in net.net.parameters() if id(p) not in lora)
-    count = sum(p.numel() for p in net.held.values())
+    count = sum(p.numel() for p in net.trained.values())
     assert count == 132_120_576
     assert (frozen + 2 * count) / GIB == pytest.approx(10.622, abs=0.011), (
         "their adapter was kept in bfloat16"

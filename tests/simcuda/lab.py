@@ -19,7 +19,7 @@ from videotune.rng import generator_for
 from videotune.toy.dataset import encode_clip
 from videotune.toy.shapes import COMBINATIONS, caption, draw_clip
 from videotune.trainer import loop
-from videotune.trainer.step import StepRecord
+from videotune.trainer.step_record import StepRecord
 
 STEPS = 6
 QUIET = ("sample_after=0", "validate_every=0", "sample_metrics.budget=0", "save_every=0")

@@ -16,7 +16,8 @@ from tests.support.run_parts import open_run, prepare
 from tests.support.run_results import of_kind
 from videotune.errors import DONE
 from videotune.models.registry import find
-from videotune.planner import fit, memory
+from videotune.planner.settings import planned_need
+from videotune.planner.step_spec import step_spec
 from videotune.trainer import loop
 from videotune.trainer.build import dtype_name
 from videotune.validation.selection import preview_settings
@@ -92,7 +93,7 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         )
         run = lab.folder / "runs" / f"{family} {name}"
         job = open_run(words, run).job
-        memory.step_spec(job, dtype_name(job.config))
+        step_spec(job, dtype_name(job.config))
         gc.collect()
         before = card.ops.held()  # tables that libraries keep
         trainer = prepare(job, run, False)
@@ -103,7 +104,7 @@ def held(folder: str, family: str, ways: dict[str, list[str]]) -> dict[str, Any]
         del trainer, record
         largest = Counter(card.ops.at_peak()).most_common()
         most = sorted(largest, key=lambda one: -one[0] * one[1])[:12]
-        planned = fit.planned_need(job, dtype_name(job.config))
+        planned = planned_need(job, dtype_name(job.config))
         found[name] = [
             planned and planned[1].allocated,
             peak,
@@ -154,14 +155,14 @@ def between(folder: str) -> dict[str, Any]:
         ),
         "preview": ("vae", lambda: family.decode(latents)),
     }
-    spec = memory.step_spec(job, "FLOAT_32")
+    spec = step_spec(job, "FLOAT_32")
     for name, (part, call) in work.items():
         before = card.ops.held()
         card.ops.peak(True)
         call()
         family.free(part)
         found[name] = [
-            sum(spec.elsewhere[name]["unchanged"].values()),
+            sum(spec.other_phases[name]["unchanged"].values()),
             card.ops.peak(False) - before,
             None,
         ]

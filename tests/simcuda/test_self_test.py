@@ -16,7 +16,7 @@ from videotune.cli.main import app
 from videotune.commands import self_test
 from videotune.commands.self_test import SLOWER, UNDER_LOAD, WAYS, WITHIN, Sizes, wrong
 from videotune.errors import FAILED, SKIPPED
-from videotune.planner.fit import asked_card
+from videotune.planner.fit import requested_card
 from videotune.planner.gpus import measured_file
 
 SMALL = Sizes(
@@ -40,13 +40,13 @@ def self_tested(folder: str) -> dict[str, Any]:
     with card.watched() as found, patch.object(self_test, "Sizes", lambda: SMALL):
         done = CliRunner().invoke(app, ["doctor", "--gpu"])
     (report,) = Path(folder).rglob("cards/*.json")
-    planned = asked_card(None, None)[1]
+    planned = requested_card(None, None)[1]
     assert planned is not None
     again = measured_file(planned.name) == report
     whole, damaged = json.loads(report.read_text()), []
     for text in ("{", json.dumps(whole | {"card": whole["card"] | {"flops": 0.0}})):
         report.write_text(text)
-        damaged.append(asked_card(None, None)[1])
+        damaged.append(requested_card(None, None)[1])
     return {
         "errors": found.errors,
         "said": done.output,

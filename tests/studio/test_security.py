@@ -56,7 +56,7 @@ def test_requests_by_other_sites_are_refused() -> None:
     ):
         assert "other sites" in str(bad)
     own = {"host": "evil.org"}
-    assert "this computer alone" in str(security.refusal("GET", own, "127.0.0.1")), (
+    assert "only this computer" in str(security.refusal("GET", own, "127.0.0.1")), (
         "a name made to mean us"
     )
     assert security.refusal("GET", {"host": "my.server:7860"}, "0.0.0.0") is None

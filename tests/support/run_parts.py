@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 from videotune.job.job import Job
 from videotune.job.overrides import Overrides
 from videotune.latent_cache.store import LatentCache
-from videotune.planner.fit import chosen_for_run
+from videotune.models.base import DiffusersModel
 from videotune.planner.plan import make_plan
+from videotune.planner.settings import chosen_for_run
 from videotune.trainer.cache_filling import fill_cache
 from videotune.trainer.resume import OpenedRun, Resume
 from videotune.trainer.resume import open_run as open_with
 from videotune.trainer.setup import prepare as prepare_with
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Family
 from videotune.validation.callbacks import Previews, Validation, cache_items_of, callbacks_of
 from videotune.validation.sample_metrics import SampleMetricsCallback
 
@@ -32,7 +32,7 @@ def prepare(job: Job, run: Path, resume: bool = False, **more: Any) -> Trainer:
     return prepare_with(OpenedRun(job), run, make_plan(job), callbacks_of(job), resume, **more)
 
 
-def fill(job: Job, family: Family, store: LatentCache) -> None:
+def fill(job: Job, family: DiffusersModel, store: LatentCache) -> None:
     """Everything that such a run reads is in the cache afterwards."""
     fill_cache(job, family, store, cache_items_of(job))
 

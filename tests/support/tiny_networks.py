@@ -22,7 +22,8 @@ from videotune.latent_cache.batches import StepBatch
 from videotune.memory.block_offload import BlockOffload, stream_blocks
 from videotune.trainer.low_precision import MasterWeights
 from videotune.trainer.optimizers import LRSchedule, make_optimizer
-from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step_record import Clock
 from videotune.types import Batch, ClipShape, Conditioning
 
 CPU = torch.device("cpu")

@@ -178,7 +178,7 @@ def test_each_process_sends_the_same_messages_whatever_samples_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What one process sends the others wait for: with no sample, or with none of some module, it sends zeros."""
-    monkeypatch.setattr("videotune.distributed.FLAT", 100)
+    monkeypatch.setattr("videotune.distributed.BUFFER_NUMBERS", 100)
     sent: list[tuple[torch.dtype, int]] = []
 
     def doubled(value: torch.Tensor, *_: Any, **__: Any) -> None:

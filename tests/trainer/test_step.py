@@ -40,14 +40,8 @@ from videotune.trainer.optimizers import (
     make_optimizer,
     optimizer_state,
 )
-from videotune.trainer.step import (
-    Clock,
-    StepRecord,
-    StepSettings,
-    TrainableState,
-    loss_by_noise_level,
-    train_step,
-)
+from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step_record import Clock, StepRecord, loss_by_noise_level
 from videotune.types import Batch, Conditioning
 
 Open = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""What sets the kinds of adapter apart: PEFT's names for their tensors, and which of these begin at zero.
+"""The types of adapter: PEFT's names for their tensors, and which of these begin at zero.
 
 With s = alpha / rank:
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
@@ -21,49 +22,73 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "LORA": ("lora_A", "lora_B"), "DORA": ("lora_A", "lora_B", "lora_magnitude_vector"), "OFT": ("oft_R",),
+    "LORA": ("lora_A", "lora_B"),
+    "DORA": ("lora_A", "lora_B", "lora_magnitude_vector"),
+    "OFT": ("oft_R",),
     "LOHA": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
     "LOKR": ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"),
-}  # fmt: skip
-"""PEFT's names of a kind's tensors; of LoKr's factors each is either whole, or a product of _a and _b."""
+}
+"""PEFT's tensor names by type. Each of LoKr's factors is one tensor or a product of _a and
+_b."""
 
 ZERO = ("lora_B", "hada_w2_b", "lokr_w1", "lokr_w1_a", "oft_R")
-"""The tensors that begin at zero, so that step 0 is the base model. All but OFT's are what a scale is multiplied into."""
+"""Tensors that begin at zero, so that step 0 is the base model.
+
+All of them except OFT's are those that a scale is multiplied into.
+"""
 
 NOT_BY_DEGREES = ("OFT", "DORA")
-"""Kinds whose effect cannot be drawn at another strength: DoRA's at strength 0 would not be the base."""
+"""Types that cannot be sampled at another strength: DoRA at strength 0 is not the base
+model."""
 
-_NAME = re.compile(
-    rf"(.+)\.({'|'.join(part for parts in PARTS.values() for part in parts)})(\.weight)?"
-)
+_NAME = re.compile(rf"(.+)\.({'|'.join(chain(*PARTS.values()))})(\.weight)?")
 
 
 def parse_param_name(name: str) -> tuple[str, str] | None:
-    """A checkpoint's name of an adapter's tensor -> its module's path and PEFT's name; None for any other tensor."""
-    found = _NAME.fullmatch(name)
-    return (found[1], found[2]) if found else None
+    """Split a checkpoint's tensor name into module path and PEFT's name.
+
+    None if it is not an adapter's tensor.
+    """
+    match = _NAME.fullmatch(name)
+    return (match[1], match[2]) if match else None
 
 
 def by_module(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """An adapter's tensors by module path and PEFT's name; what is of no adapter is left out."""
-    found: dict[str, dict[str, Tensor]] = {}
+    """Group an adapter's tensors by module path and PEFT's name; other tensors are left out."""
+    modules: dict[str, dict[str, Tensor]] = {}
     for name, value in state.items():
-        if place := parse_param_name(name):
-            found.setdefault(place[0], {})[place[1]] = value
-    return found
+        parsed = parse_param_name(name)
+        if parsed is not None:
+            path, part = parsed
+            modules.setdefault(path, {})[part] = value
+    return modules
 
 
 def kind_of(state: Collection[str]) -> str | None:
-    """Which kind of adapter the names of a state are of; None: of none."""
-    parts = {place[1] for name in state if (place := parse_param_name(name))}
-    return next((kind for kind, own in PARTS.items() if parts and parts <= set(own)), None)
+    """Return the type of adapter to which the names of a state belong, or None."""
+    parts = set()
+    for name in state:
+        parsed = parse_param_name(name)
+        if parsed is not None:
+            parts.add(parsed[1])
+    if not parts:
+        return None
+    for kind, kind_parts in PARTS.items():
+        if parts <= set(kind_parts):
+            return kind
+    return None
 
 
 def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[str]) -> Any:
-    """PEFT's settings of an adapter on these modules, whose tensors somebody else sets.
+    """Build PEFT's config of an adapter whose tensors the caller initializes.
 
-    ``rank`` of OFT is the side of its rotations. ``dropout`` leaves out inputs of the adapter (LoRA, DoRA) or rows of the
-    update (LoHa, LoKr), and scales the rest up.
+    Args:
+        kind: the type, a key of ``PARTS``.
+        rank: rank; for OFT the block size.
+        scale: alpha / rank.
+        dropout: share of the adapter's inputs (LoRA, DoRA) or of the update's rows (LoHa, LoKr)
+            that is dropped; the others are scaled up.
+        paths: module paths.
     """
     import peft
 
@@ -83,8 +108,8 @@ def peft_config(kind: str, rank: int, scale: float, dropout: float, paths: list[
 
 
 def side_of(numbers: int) -> int:
-    """The side b of a rotation that has b(b-1)/2 numbers."""
+    """Return the side b of a rotation that has b(b-1)/2 numbers."""
     side = round((1 + (1 + 8 * numbers) ** 0.5) / 2)
     if side * (side - 1) // 2 != numbers:
-        raise VideotuneError(f"no rotation has {numbers} numbers: this is no OFT adapter")
+        raise VideotuneError(f"no rotation has {numbers} numbers: this is not an OFT adapter")
     return side

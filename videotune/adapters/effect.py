@@ -1,4 +1,7 @@
-"""What an adapter does to a weight, by its definition, in float64: the truth that exports and merges are held against."""
+"""The effect of an adapter on a weight by its definition, in float64.
+
+Exports and merges are compared with it.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,22 +16,24 @@ AdapterTensors = Mapping[str, Tensor]
 
 
 def new_weight(weight: Tensor, parts: AdapterTensors, scale: float) -> Tensor:
-    """The weight (out, in) that the module acts with, float64 on the CPU."""
-    own = _double(weight)
+    """Return the weight (out, in) with which the module computes, float64 on the CPU."""
+    weight = _double(weight)
     if "oft_R" in parts:
-        turned = rotations(parts["oft_R"])
-        blocks = own.unflatten(1, (len(turned), -1))
-        return torch.einsum("obk,bck->obc", blocks, turned).flatten(1)
-    own = own + change(parts, scale)
+        rotation = rotations(parts["oft_R"])
+        blocks = weight.unflatten(1, (len(rotation), -1))
+        return torch.einsum("obk,bck->obc", blocks, rotation).flatten(1)
+
+    weight = weight + change(parts, scale)
     if "lora_magnitude_vector" in parts:
-        own = own * (_double(parts["lora_magnitude_vector"]) / own.norm(dim=1))[:, None]
-    return own
+        magnitude = _double(parts["lora_magnitude_vector"])
+        weight = weight * (magnitude / weight.norm(dim=1))[:, None]
+    return weight
 
 
 def change(parts: AdapterTensors, scale: float) -> Tensor:
-    """What is added to a module's weight (before DoRA's magnitude is set); of OFT R - 1 (blocks, b, b).
+    """Return the update of a module's weight, before DoRA sets the magnitude.
 
-    float64 on the CPU.
+    For OFT it is R - 1 (blocks, b, b). float64 on the CPU.
     """
     if "oft_R" in parts:
         blocks = rotations(parts["oft_R"])
@@ -36,25 +41,25 @@ def change(parts: AdapterTensors, scale: float) -> Tensor:
     if "lora_A" in parts:
         return scale * _double(parts["lora_B"]) @ _double(parts["lora_A"])
     if "hada_w1_a" in parts:
-        one, two = (
-            _double(parts[f"hada_w{i}_a"]) @ _double(parts[f"hada_w{i}_b"]) for i in (1, 2)
-        )
-        return scale * one * two
+        w1 = _double(parts["hada_w1_a"]) @ _double(parts["hada_w1_b"])
+        w2 = _double(parts["hada_w2_a"]) @ _double(parts["hada_w2_b"])
+        return scale * w1 * w2
     return scale * torch.kron(_factor(parts, "lokr_w1"), _factor(parts, "lokr_w2")).contiguous()
 
 
 def _factor(parts: AdapterTensors, name: str) -> Tensor:
-    """A factor of LoKr, whole or as a product."""
+    """Return a factor of LoKr, stored as one tensor or as a product."""
     if name in parts:
         return _double(parts[name])
     return _double(parts[f"{name}_a"]) @ _double(parts[f"{name}_b"])
 
 
 def rotations(numbers: Tensor) -> Tensor:
-    """Numbers above the diagonal of skew matrices Q (blocks, b(b-1)/2) -> PEFT's rotations (blocks, b, b), float64.
+    """Return PEFT's rotations (blocks, b, b), float64.
 
-    R = 1 + 2Q + 2Q² + 2Q³ + Q⁴: the series of Cayley's (1 + Q)(1 - Q)⁻¹, cut off as PEFT does (Qiu et al. 2025,
-    arXiv 2506.19847).
+    ``numbers`` (blocks, b(b-1)/2) are those above the diagonal of skew matrices Q.
+    R = 1 + 2Q + 2Q² + 2Q³ + Q⁴: the series of Cayley's (1 + Q)(1 - Q)⁻¹, truncated as in PEFT
+    (Qiu et al. 2025, arXiv 2506.19847).
     """
     side = side_of(numbers.shape[1])
     rows, columns = torch.triu_indices(side, side, 1)
@@ -70,16 +75,16 @@ def rotations(numbers: Tensor) -> Tensor:
 
 
 def effects(state: Mapping[str, Tensor], scale: float) -> dict[str, Callable[[], Tensor]]:
-    """What decides an adapter's effect on any base, by module path, calculated at the call: see ``change``.
+    """Return functions that compute an adapter's ``change``, by module path.
 
-    DoRA's magnitudes stand beside it, under the path and " magnitude".
+    DoRA's magnitudes are under the path and " magnitude".
     """
-    found: dict[str, Callable[[], Tensor]] = {}
+    functions: dict[str, Callable[[], Tensor]] = {}
     for path, parts in by_module(state).items():
-        found[path] = partial(change, parts, scale)
+        functions[path] = partial(change, parts, scale)
         if "lora_magnitude_vector" in parts:
-            found[f"{path} magnitude"] = partial(_double, parts["lora_magnitude_vector"])
-    return found
+            functions[f"{path} magnitude"] = partial(_double, parts["lora_magnitude_vector"])
+    return functions
 
 
 def _double(x: Tensor) -> Tensor:

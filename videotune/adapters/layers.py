@@ -1,16 +1,15 @@
-"""The weights that train, named by patterns: of modules for adapters, of layers for full fine-tuning and text encoders.
+"""The weights that train: modules and layers named by patterns, and rows of new tokens.
 
-And textual inversion (Gal et al. 2022, arXiv 2208.01618): new tokens, whose rows alone train. The rows are a parameter of
-their own, laid over the frozen table of a text encoder: nothing else has a gradient, and no weight decay can reach it. n
-vectors are n tokens, ``<name>``, ``<name>_1``, …, to which the word ``<name>`` of a caption is spelled out, as diffusers
-does it.
-"""
+Textual inversion (Gal et al. 2022, arXiv 2208.01618) trains only the rows of new tokens. They
+are a separate parameter over the frozen table of a text encoder, so nothing else has a gradient
+or weight decay. n vectors are n tokens ``<name>``, ``<name>_1``, …; the word ``<name>`` in a
+caption is replaced by all of them, as in diffusers."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -22,32 +21,37 @@ from videotune.rng import generator_for
 from videotune.types import TextPart
 
 Parameters = Mapping[str, nn.Parameter]
-"""What trains, by name."""
+"""Trainable parameters by name."""
 
 
 @dataclass(frozen=True)
 class LiveText:
-    """That text is encoded in the step; ``tokens`` are the new ones, which captions contain as ``spelled`` writes them.
-
-    Without new tokens captions stay as they are.
-    """
+    """Settings of text that is encoded in the training step."""
 
     tokens: tuple[str, ...] = ()
+    """The new tokens."""
 
     def spell(self, caption: str) -> str:
-        """The caption as the tokenizer is to read it."""
+        """Return the caption for the tokenizer, with the new tokens."""
         return spelled(caption, self.tokens) if self.tokens else caption
 
 
 def is_named(path: str, pattern: str) -> bool:
-    """Whether a pattern names a path: the whole path as a regular expression, or its last parts."""
+    """Return whether a pattern is a regular expression of the full path, or its last parts."""
     return re.fullmatch(pattern, path) is not None or f".{path}".endswith(f".{pattern}")
 
 
-def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str) -> set[str]:
-    """The paths that any of the patterns names: a whole path as a regular expression, or its last parts.
+def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, noun: str) -> set[str]:
+    """Return the paths that any of the patterns names, see ``is_named``.
 
-    Raises VideotuneError, beginning with the config's ``key``, for a pattern that is not valid or names no ``what``.
+    Args:
+        paths: the paths of the model.
+        patterns: the patterns of the config.
+        key: key of the config, for the error.
+        noun: what the paths are, for the error.
+
+    Raises:
+        VideotuneError: for a pattern that is not valid or names nothing.
     """
     matches: set[str] = set()
     for pattern in patterns:
@@ -57,42 +61,53 @@ def named_by(paths: Sequence[str], patterns: Sequence[str], key: str, what: str)
             raise VideotuneError(
                 f"{key}: {pattern!r} is not a valid pattern: {error}"
             ) from error
+
         hits = {path for path in paths if is_named(path, pattern)}
         if not hits:
             raise VideotuneError(
-                f"{key}: {pattern!r} matches no {what}, such as {', '.join(paths[:3])}"
+                f"{key}: {pattern!r} matches no {noun}, such as {', '.join(paths[:3])}"
             )
         matches |= hits
     return matches
 
 
 def grouped(paths: Sequence[str]) -> dict[str, int]:
-    """How many paths there are of each kind, a block's number written as *, in the model's order."""
-    return dict(
-        Counter(re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths)
-    )
+    """Count paths by kind, with a block's number written as *, in model order."""
+    kinds = [re.sub(r"(?<=[a-z_]\.)\d+(?=\.)", "*", path, count=1) for path in paths]
+    return dict(Counter(kinds))
 
 
 def layers_of(
     names: Iterable[str], patterns: Sequence[str] | None, of_text: bool = False
 ) -> list[str]:
-    """The parameters that train: all (None), or those that a pattern names, by itself or by a module that contains it.
+    """Return the parameters that train.
 
-    ``of_text``: names begin with their text encoder's, which a pattern may leave out. Raises VideotuneError for a pattern
-    that names nothing.
+    Args:
+        names: all parameters.
+        patterns: name a parameter or a module that contains it. None: all train.
+        of_text: names begin with their text encoder, which a pattern may leave out.
+
+    Raises:
+        VideotuneError: for a pattern that names nothing.
     """
     names = list(names)
     if patterns is None:
         return names
+
+    # Each parameter, and each module that contains it.
     paths: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
-        stops = range(len(parts), of_text, -1)
-        starts = (1, 0) if of_text else (0,)
-        paths[name] = [".".join(parts[start:stop]) for start in starts for stop in stops]
-    key, what = ("text_encoder", "text encoders") if of_text else ("transformer", "transformer")
-    flat = list(dict.fromkeys(path for own in paths.values() for path in own))
-    matches = named_by(flat, patterns, f"{key}.layers", f"module or parameter of the {what}")
+        paths[name] = []
+        for start in (1, 0) if of_text else (0,):
+            for stop in range(len(parts), of_text, -1):
+                paths[name].append(".".join(parts[start:stop]))
+
+    key = "text_encoder" if of_text else "transformer"
+    model = "text encoders" if of_text else "transformer"
+    all_paths = list(dict.fromkeys(chain.from_iterable(paths.values())))
+    noun = f"module or parameter of the {model}"
+    matches = named_by(all_paths, patterns, f"{key}.layers", noun)
     return [name for name in names if not matches.isdisjoint(paths[name])]
 
 
@@ -104,7 +119,7 @@ def _let_train(parameters: Parameters, names: Sequence[str]) -> dict[str, nn.Par
 
 
 def add_full(net: nn.Module, layers: Sequence[str] | None = None) -> dict[str, nn.Parameter]:
-    """Let weights of the network train, all or those of ``layers``, and return them by name, in the network's own dtypes."""
+    """Make all weights of a network or those of ``layers`` trainable."""
     parameters = dict(net.named_parameters())
     return _let_train(parameters, layers_of(parameters, layers))
 
@@ -112,7 +127,10 @@ def add_full(net: nn.Module, layers: Sequence[str] | None = None) -> dict[str, n
 def add_text(
     encoders: Mapping[str, nn.Module], layers: Sequence[str] | None
 ) -> dict[str, nn.Parameter]:
-    """As ``add_full`` of text encoders, by encoder and path. The encoders stay in evaluation: nothing is dropped out."""
+    """Make weights of text encoders trainable; returns them by encoder and path.
+
+    The encoders stay in evaluation mode, without dropout.
+    """
     parameters = {
         f"{part}.{path}": p
         for part, net in encoders.items()
@@ -124,7 +142,8 @@ def add_text(
 def load_weights(parameters: Parameters, state: Mapping[str, Tensor], where: str) -> None:
     """Copy saved weights into parameters of the same names.
 
-    Raises VideotuneError that names a missing, superfluous or misshapen tensor.
+    Raises:
+        VideotuneError: for a missing or extra tensor, or one of another shape.
     """
     odd = sorted(set(parameters) ^ set(state))
     odd += [
@@ -141,18 +160,18 @@ def load_weights(parameters: Parameters, state: Mapping[str, Tensor], where: str
 
 
 SAMPLED = 4096
-"""At most so many rows of the table say what a usual row is."""
+"""Rows of the table, at most, of which mean and deviation are computed."""
 
 
 def spelled(text: str, tokens: Sequence[str]) -> str:
-    """The text with the first token, wherever it stands, followed by the others that belong to it."""
+    """Return the text with each first token followed by the others."""
     return text.replace(tokens[0], " ".join(tokens)) if len(tokens) > 1 else text
 
 
 class Overlay(nn.Module):
-    """An embedding table with ``rows`` (n, D) laid over it: the n numbers from ``first`` on read them instead.
+    """An embedding table in which the n tokens from ``first`` on read ``rows`` (n, D).
 
-    The table may be shorter than ``first``, or have spare rows at those numbers: neither is looked at.
+    The table may be shorter than ``first`` or have spare rows at those positions.
     """
 
     def __init__(self, table: nn.Module, rows: nn.Parameter, first: int) -> None:
@@ -163,37 +182,40 @@ class Overlay(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The table that lies below."""
+        """The weight of the original table."""
         return self.table.weight
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """Token numbers (…) -> rows (…, D) in the table's dtype."""
-        place = numbers - self.first
-        own = (place >= 0) & (place < len(self.rows))
-        below = self.table(numbers.masked_fill(own, 0))
-        new = nn.functional.embedding(place.clamp(0, len(self.rows) - 1), self.rows)
-        return torch.where(own[..., None], new.to(below.dtype), below)
+        """Return the rows (…, D) of token numbers (…) in the table's dtype."""
+        index = numbers - self.first
+        is_new = (index >= 0) & (index < len(self.rows))
+        table_rows = self.table(numbers.masked_fill(is_new, 0))
+        new_rows = nn.functional.embedding(index.clamp(0, len(self.rows) - 1), self.rows)
+        return torch.where(is_new[..., None], new_rows.to(table_rows.dtype), table_rows)
 
 
 def add_rows(
     parts: Mapping[str, TextPart], settings: Embedding, seed: int
 ) -> dict[str, nn.Parameter]:
-    """Give each text encoder the new tokens; their rows (n, D), float32, by the encoder's name."""
+    """Add the new tokens to each text encoder; returns their rows (n, D)."""
     rows = {name: first_rows(part, settings, seed, name) for name, part in parts.items()}
     return {name: lay_rows(part, settings.tokens, rows[name]) for name, part in parts.items()}
 
 
 def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Parameter:
-    """Teach the tokenizer the tokens and lay their rows (n, D) over the encoder's table.
+    """Add tokens to the tokenizer and their rows (n, D) to the encoder's table.
 
-    T5's ``shared`` and its encoder's ``embed_tokens`` are one table, and so have one overlay. Raises VideotuneError for a
-    token that the tokenizer knows already or takes apart, and for rows of another width.
-    """
+    T5's ``shared`` and its encoder's ``embed_tokens`` are one table and get one overlay.
+
+    Raises: VideotuneError: if the tokenizer already has a token or splits it, or the rows have
+        another width."""
     encoder: Any = part.encoder
     table = encoder.get_input_embeddings()
     if rows.shape != (len(tokens), table.weight.shape[1]):
-        theirs = f"the text encoder reads {table.weight.shape[1]}: it is for another one"
-        raise VideotuneError(f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and {theirs}")
+        raise VideotuneError(
+            f"{tokens[0]} has rows of {rows.shape[-1]} numbers, and the text encoder reads "
+            f"{table.weight.shape[1]}: it is for another one"
+        )
     first = add_tokens(part.tokenizer, tokens)
     parameter = nn.Parameter(rows.detach().to(table.weight.device, torch.float32, copy=True))
     encoder.set_input_embeddings(Overlay(table, parameter, first))
@@ -201,20 +223,23 @@ def lay_rows(part: TextPart, tokens: Sequence[str], rows: Tensor) -> nn.Paramete
 
 
 def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
-    """Teach a tokenizer new tokens; the number of the first, after which come the others'.
+    """Add tokens to a tokenizer and return the number of the first; the others follow it.
 
-    Raises VideotuneError for a token that it knows already, or takes apart.
+    Raises:
+        VideotuneError: if the tokenizer already has a token or splits it.
     """
-    known = [token for token in tokens if token in tokenizer.get_vocab()]
-    if known:
-        fault = f"the tokenizer has a token {known[0]!r} of its own"
-        raise VideotuneError(f"embedding.token: {fault}: take another, such as <my-{known[0]}>")
+    existing = [token for token in tokens if token in tokenizer.get_vocab()]
+    if existing:
+        raise VideotuneError(
+            f"embedding.token: the tokenizer has a token {existing[0]!r} of its own: "
+            f"take another, such as <my-{existing[0]}>"
+        )
+
     tokenizer.add_tokens(list(tokens))
     first = tokenizer.convert_tokens_to_ids(tokens[0])
-    read = tokenizer(f"a {' '.join(tokens)} b").input_ids
-    if [number for number in read if number >= first] != list(
-        range(first, first + len(tokens))
-    ):
+    ids = tokenizer(f"a {' '.join(tokens)} b").input_ids
+    new_ids = [number for number in ids if number >= first]
+    if new_ids != list(range(first, first + len(tokens))):
         raise VideotuneError(
             f"embedding.token: the tokenizer takes {tokens[0]!r} apart: take a word such as <name>"
         )
@@ -224,11 +249,15 @@ def add_tokens(tokenizer: Any, tokens: Sequence[str]) -> int:
 def first_rows(
     part: TextPart, settings: Embedding, seed: int, name: str = "text_encoder"
 ) -> Tensor:
-    """Where the rows (n, D) begin, float32 on the CPU.
+    """Return the initial rows (n, D), float32 on the CPU.
 
-    The tokens of ``init_text`` are dealt out over the rows in order: one row is the mean of all of them, as many rows as
-    tokens are the tokens' own, and fewer tokens than rows stand in several. Without a text: a usual row of the table, drawn
-    about their mean with their deviation, by (seed, encoder). Raises VideotuneError for a text without a token.
+    The tokens of ``init_text`` are spread over the rows in order: a single row is the mean of
+    all tokens, n rows of n tokens are the tokens' rows, and fewer tokens than rows are
+    repeated. Without a text, rows are drawn around the mean of the table's rows with their
+    deviation, by (seed, encoder).
+
+    Raises:
+        VideotuneError: for a text without a token.
     """
     table = part.encoder.get_input_embeddings().weight.detach()  # type: ignore[operator]
     if settings.init_text is None:
@@ -240,7 +269,8 @@ def first_rows(
     numbers = part.tokenizer(settings.init_text, add_special_tokens=False).input_ids
     if not numbers:
         raise VideotuneError(f"embedding.init_text: {settings.init_text!r} has no token")
-    words = table[torch.tensor(numbers, device=table.device)].float().cpu()
+    token_rows = table[torch.tensor(numbers, device=table.device)].float().cpu()
     count = settings.vectors
-    bounds = [i * len(words) // count for i in range(count + 1)]
-    return torch.stack([words[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)])
+    bounds = [i * len(token_rows) // count for i in range(count + 1)]
+    means = [token_rows[lo : max(hi, lo + 1)].mean(0) for lo, hi in pairwise(bounds)]
+    return torch.stack(means)

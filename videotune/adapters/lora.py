@@ -1,6 +1,6 @@
-"""LoRA and its kin (``adapters/kinds.py``), injected into the diffusers model by PEFT.
+"""LoRA and related adapters (``adapter_types.py``), added to the diffusers model by PEFT.
 
-The adapter is part of the model, never a wrapper around it: one object trains, is sampled and is saved.
+The adapter is part of the model, not a wrapper: the same object trains, is sampled and is saved.
 """
 
 import re
@@ -22,47 +22,58 @@ ADAPTER = "default"
 
 
 def matching(net: nn.Module, spec: ModelSpec, targets: str | Sequence[str]) -> list[str]:
-    """Paths of the Linear modules inside the family's blocks that the targets name, in the model's order.
+    """Return the paths of the Linear modules in the family's blocks that the targets name.
 
-    ``targets`` is a named set of the family, or patterns: a whole path as a regular expression, or its last parts.
-    Raises VideotuneError where a pattern matches nothing.
+    Args:
+        net: the denoiser.
+        spec: its spec.
+        targets: name of a set of the family, or patterns (``layers.is_named``).
+
+    Raises:
+        VideotuneError: if a pattern matches nothing.
     """
     patterns = spec.lora_targets[targets] if isinstance(targets, str) else targets
-    inside = tuple(f"{blocks}." for blocks in spec.blocks)
+    block_prefixes = tuple(f"{blocks}." for blocks in spec.blocks)
     paths = [
         name
         for name, module in net.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(inside)
+        if isinstance(module, nn.Linear) and name.startswith(block_prefixes)
     ]
-    found = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
-    return [path for path in paths if path in found]
+    matches = named_by(paths, patterns, "lora.targets", "Linear module of the blocks")
+    return [path for path in paths if path in matches]
 
 
 def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Parameter]:
-    """Put the adapter's modules into the network; its parameters by name, with whatever PEFT fills them with.
+    """Add the adapter to the network and return its parameters, not yet initialized, by name.
 
-    Raises VideotuneError where rotations of ``rank`` inputs do not cover a module's.
+    Raises:
+        VideotuneError: if OFT's blocks of ``rank`` inputs do not divide a module's inputs.
     """
     paths = matching(net, spec, settings.targets)
-    named_by(
-        paths,
-        [rule.pattern for rule in settings.modules],
-        "lora.modules",
-        "module of lora.targets",
-    )
+    rule_patterns = [rule.pattern for rule in settings.modules]
+    named_by(paths, rule_patterns, "lora.modules", "module of lora.targets")
     if settings.variant == "OFT":
         refuse_uneven(net, paths, settings.rank)
+
     config = peft_config(
-        settings.variant, settings.rank, settings.scale, settings.dropout, paths
+        settings.variant,
+        rank=settings.rank,
+        scale=settings.scale,
+        dropout=settings.dropout,
+        paths=paths,
     )
-    own = {
-        f"^{re.escape(path)}": of_module(settings, path)
-        for path in paths
-        if rule_of(settings, path)
-    }
-    if own:
-        config.rank_pattern = {name: one.rank for name, one in own.items()}
-        config.alpha_pattern = {name: one.scale * one.rank for name, one in own.items()}
+    rank_pattern = {}
+    alpha_pattern = {}
+    for path in paths:
+        if rule_of(settings, path):
+            module_settings = of_module(settings, path)
+            pattern = f"^{re.escape(path)}"
+            rank_pattern[pattern] = module_settings.rank
+            alpha_pattern[pattern] = module_settings.scale * module_settings.rank
+    if rank_pattern:
+        config.rank_pattern = rank_pattern
+        config.alpha_pattern = alpha_pattern
+
     net.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
     if settings.variant == "LORA":
         multiply_in_input_dtype(net, paths)
@@ -70,41 +81,51 @@ def inject(net: nn.Module, spec: ModelSpec, settings: Lora) -> dict[str, nn.Para
 
 
 def rule_of(settings: Lora, path: str) -> LoraModules | None:
-    """The first of ``lora.modules`` that names a module; None: none does."""
-    return next((rule for rule in settings.modules if is_named(path, rule.pattern)), None)
+    """Return the first rule of ``lora.modules`` that names a module, or None."""
+    for rule in settings.modules:
+        if is_named(path, rule.pattern):
+            return rule
+    return None
 
 
 def of_module(settings: Lora, path: str) -> Lora:
-    """The settings of a module, with its own rank and alpha where a rule gives them."""
+    """Return the settings of a module, with the rank and alpha of its rule if it has them."""
     rule = rule_of(settings, path)
-    given = rule.model_dump(include={"rank", "alpha"}, exclude_none=True) if rule else {}
-    return settings.model_copy(update=given)
+    changes = {}
+    if rule is not None:
+        changes = rule.model_dump(include={"rank", "alpha"}, exclude_none=True)
+    return settings.model_copy(update=changes)
 
 
 def in_one_scale(state: Mapping[str, Tensor], settings: Lora) -> dict[str, Tensor]:
-    """An adapter's tensors with B such that every module's update is ``settings.scale`` B A; names may begin otherwise."""
-    out = dict(state)
+    """Scale an adapter's B so that each module's update is ``settings.scale`` · B A.
+
+    Names may have a prefix.
+    """
+    result = dict(state)
     for name, value in state.items():
-        place = parse_param_name(name)
-        if (
-            place
-            and place[1] in ZERO
-            and (own := of_module(settings, place[0]).scale) != settings.scale
-        ):
-            out[name] = value.float() * (own / settings.scale)
-    return out
+        parsed = parse_param_name(name)
+        if parsed is None:
+            continue
+        path, part = parsed
+        if part not in ZERO:
+            continue
+        module_scale = of_module(settings, path).scale
+        if module_scale != settings.scale:
+            result[name] = value.float() * (module_scale / settings.scale)
+    return result
 
 
 class LinearInInputDtype(nn.Linear):
     """A float32 linear layer whose product is in its input's dtype; its gradient is float32."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Rounds the weight (out, in) to the dtype of the input (…, in)."""
+        """Round the weight (out, in) to the dtype of the input (…, in)."""
         return nn.functional.linear(input, self.weight.to(input.dtype))
 
 
 def multiply_in_input_dtype(net: nn.Module, paths: Sequence[str]) -> None:
-    """Multiply by LoRA's factors in the network's dtype, where PEFT makes float32 copies of each layer's activations."""
+    """Multiply by LoRA's factors in the network's dtype; PEFT would cast activations to float32."""
     for path in paths:
         layer: Any = net.get_submodule(path)
         layer.cast_input_dtype_enabled = False
@@ -113,47 +134,56 @@ def multiply_in_input_dtype(net: nn.Module, paths: Sequence[str]) -> None:
 
 
 def refuse_uneven(net: nn.Module, paths: Sequence[str], side: int) -> None:
-    """Raise VideotuneError where a module's inputs are not whole rotations: PEFT would take another size by itself."""
+    """Raise VideotuneError if OFT's block size does not divide a module's inputs.
+
+    PEFT would silently use another size.
+    """
     inputs = {path: int(net.get_submodule(path).in_features) for path in paths}  # type: ignore[arg-type]
     for path, count in inputs.items():
-        if count % side:
-            fits = [
-                n
-                for n in range(2, min(inputs.values()) + 1)
-                if all(many % n == 0 for many in inputs.values())
-            ]
-            near = sorted(sorted(fits, key=lambda n: abs(n - side))[:4])
-            fault = f"OFT turns {side} inputs at a time, and {path} has {count}"
-            raise VideotuneError(f"lora.rank: {fault}; take one of {', '.join(map(str, near))}")
+        if count % side == 0:
+            continue
+        divisors = []
+        for n in range(2, min(inputs.values()) + 1):
+            if all(module_inputs % n == 0 for module_inputs in inputs.values()):
+                divisors.append(n)
+        nearest = sorted(sorted(divisors, key=lambda n: abs(n - side))[:4])
+        raise VideotuneError(
+            f"lora.rank: OFT turns {side} inputs at a time, and {path} has {count}; "
+            f"take one of {', '.join(map(str, nearest))}"
+        )
 
 
 def add_lora(
     net: nn.Module, spec: ModelSpec, settings: Lora, seed: int
 ) -> dict[str, nn.Parameter]:
-    """Inject the adapter and return its parameters, float32, by name: ``{module path}.lora_A.weight`` and so on.
+    """Add the adapter and return its parameters, float32, by name.
 
-    Step 0 is the base model exactly: what ``ZERO`` lists is zero, and DoRA's magnitudes are the norms of the weight's rows.
-    Everything else is uniform in ±1/√columns by the counted draw of its name.
+    Names are ``{module path}.lora_A.weight`` and so on. Step 0 is exactly the base model: the
+    tensors in ``ZERO`` are zero, and DoRA's magnitudes are the norms of the weight's rows. All
+    others are uniform in ±1/√columns, drawn by (seed, name).
     """
     parameters = inject(net, spec, settings)
     for name, parameter in parameters.items():
-        place = parse_param_name(name)
-        assert place is not None, name
-        if place[1] == "lora_magnitude_vector":
-            parameter.data = row_norms(net.get_submodule(place[0])).to(parameter.device)
-        elif place[1] in ZERO:
+        parsed = parse_param_name(name)
+        assert parsed is not None, name
+        path, part = parsed
+        if part == "lora_magnitude_vector":
+            parameter.data = row_norms(net.get_submodule(path)).to(parameter.device)
+        elif part in ZERO:
             parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
         else:
             bound = parameter.shape[1] ** -0.5
-            values = generator_for(seed, "lora", name).uniform(
-                -bound, bound, size=tuple(parameter.shape)
-            )
+            generator = generator_for(seed, "lora", name)
+            values = generator.uniform(-bound, bound, size=tuple(parameter.shape))
             parameter.data = torch.tensor(values, dtype=torch.float32, device=parameter.device)
     return parameters
 
 
 def row_norms(layer: nn.Module) -> Tensor:
-    """The norms (out,) of the base weight's rows in float32, calculated as PEFT's DoRA does: their ratio is 1 exactly."""
+    """Return the norms (out,) of the base weight's rows, float32, computed as PEFT's DoRA does.
+
+    Their ratio is then exactly 1.
+    """
     from peft.utils.integrations import dequantize_module_weight
 
     weight = dequantize_module_weight(layer.get_base_layer())  # type: ignore[operator]
@@ -162,7 +192,7 @@ def row_norms(layer: nn.Module) -> Tensor:
 
 @contextmanager
 def adapter_off(net: nn.Module) -> Iterator[None]:
-    """The base model as it predicts: without the adapter and without dropout. After it ``net`` is as it was."""
+    """Make ``net`` the base model within the block: no adapter and no dropout."""
     training = [(module, module.training) for module in net.modules()]
     trains = [(parameter, parameter.requires_grad) for parameter in net.parameters()]
     net.disable_adapters()  # type: ignore[operator]
@@ -178,40 +208,50 @@ def adapter_off(net: nn.Module) -> Iterator[None]:
 
 
 def places(net: nn.Module, adapter: str = ADAPTER) -> dict[str, tuple[nn.Module, str]]:
-    """Where each of an adapter's parameters is held, module and attribute, by its name without PEFT's adapter name."""
+    """Return the module and attribute of each of an adapter's parameters.
+
+    They are by the parameters' names without PEFT's adapter name.
+    """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    found: dict[str, tuple[nn.Module, str]] = {}
+    locations: dict[str, tuple[nn.Module, str]] = {}
     for path, layer in net.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue
         for part in layer.adapter_layer_names:
-            holder = getattr(
-                layer, part
-            )  # by adapter's name a module with a weight, or the parameter itself
-            for name, _ in holder.named_parameters():
-                own, _, rest = name.partition(".")
-                if own == adapter:
-                    key = ".".join(filter(None, (path, part, rest)))
-                    found[key] = (holder[own], rest) if rest else (holder, own)
-    return found
+            # By adapter name, a module with a weight or the parameter itself.
+            container = getattr(layer, part)
+            for name, _ in container.named_parameters():
+                adapter_name, _, attribute = name.partition(".")
+                if adapter_name != adapter:
+                    continue
+                key = ".".join(filter(None, (path, part, attribute)))
+                if attribute:
+                    locations[key] = (container[adapter_name], attribute)
+                else:
+                    locations[key] = (container, adapter_name)
+    return locations
 
 
 def lora_parameters(net: nn.Module, adapter: str = ADAPTER) -> dict[str, nn.Parameter]:
-    """The adapter's parameters by name, without PEFT's adapter name in it."""
+    """Return the adapter's parameters by name, without PEFT's adapter name."""
     return {
-        name: getattr(module, last) for name, (module, last) in places(net, adapter).items()
+        name: getattr(module, attribute)
+        for name, (module, attribute) in places(net, adapter).items()
     }
 
 
 def bind_parameters(net: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Put these parameters in the place of the network's own of their names; an adapter's without its adapter's name.
+    """Replace the network's parameters of the same names, so that updating them updates the network.
 
-    Whatever updates them then updates the network, as if it had been there from the beginning.
+    An adapter's names do not contain the adapter's name.
     """
-    held = places(net)
+    locations = places(net)
     for name, parameter in parameters.items():
-        path, _, own = name.rpartition(".")
-        module, last = held[name] if name in held else (net.get_submodule(path), own)
-        assert getattr(module, last).shape == parameter.shape, name
-        setattr(module, last, parameter)
+        if name in locations:
+            module, attribute = locations[name]
+        else:
+            path, _, attribute = name.rpartition(".")
+            module = net.get_submodule(path)
+        assert getattr(module, attribute).shape == parameter.shape, name
+        setattr(module, attribute, parameter)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from videotune import commands
 from videotune.cli.options import Arg, AsJson, Folder, Opt, Skips, takes_config, with_clips
 from videotune.console import answer, bar, echo, out, print_table, width
 from videotune.console import out as say
@@ -25,22 +25,38 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
 
 WIDE = 150
-"""Columns from which the whole table fits."""
+"""Terminal columns from which the whole table fits."""
 
 MEDIUM = 100
-"""Columns from which the source and the frames used fit beside the rest; the notes then stand below."""
+"""Terminal columns from which the source and the used frames fit."""
 
 ALIKE = 4
-"""So many clips with one and the same note share a line."""
+"""Clips with the same note that share a line, at least."""
 
 MANY = 20
 FEW = 5
-"""Of more clips of one state than MANY, FEW are listed, and how many more there are."""
+"""Of more than MANY clips with one state, FEW are listed, and the number of the others."""
 
+COLUMNS = (
+    "clip",
+    "state",
+    "source",
+    "pixels",
+    "frames",
+    "bucket",
+    "windows",
+    "frames used",
+    "views",
+    "notes",
+)
+MEDIUM_COLUMNS = ("clip", "state", "source", "bucket", "windows", "frames used", "views")
+NARROW_COLUMNS = ("clip", "state", "bucket", "windows", "views")
+NUMBERS = ("frames", "windows", "frames used", "views")
 
 ContactSheet = Annotated[
-    Path | None, Opt(help="folder for pictures of each clip as it is trained, and a page")
+    Path | None, Opt(help="folder for a page with pictures of each clip as it is trained")
 ]
+Every = Annotated[bool, Opt("--all", help="print a line for each clip")]
 
 
 @takes_config
@@ -50,246 +66,264 @@ def check(
     as_json: AsJson = False,
     allow_skips: Skips = None,
     contact_sheet: ContactSheet = None,
-    every: Annotated[
-        bool, Opt("--all", help="a line for each clip, however many there are")
-    ] = False,
+    every: Every = False,
 ) -> None:
-    """Account for every clip: used, held out or skipped, with the reason; no model is loaded."""
-    result = commands.check.check(
+    """Account for every clip: used, held out or skipped, with the reason; load no model."""
+    from videotune.commands.check import check as check_clips
+
+    result = check_clips(
         with_clips(overrides, folder), allow_skips=allow_skips, contact_sheet=contact_sheet
     )
     answer(as_json, result.account, lambda _: show_account(result, every=every))
     if contact_sheet is not None:
         echo(f"pictures: {contact_sheet / 'index.html'} and {contact_sheet}/sheet-*.jpg")
-    raise typer.Exit(verdict(result, allow_skips))
+    raise typer.Exit(explain_exit_code(result, allow_skips))
 
 
-def verdict(result: CheckResult, allow_skips: str | None) -> int:
-    """The exit code, with what it means."""
-    from videotune.job.job import (
-        crop_blocker,
-        refuse_skips,
-    )  # reads clips, which --help must not
+def explain_exit_code(result: CheckResult, allow_skips: str | None) -> int:
+    """Return the exit code; print its reason if it is not 0."""
+    from videotune.job.job import crop_blocker, refuse_skips  # reads clips: not for --help
 
     account = result.account
-    cropped = crop_blocker(result.job)
-    if cropped is not None:
-        echo(f"{cropped} (exit code 2)")
-    elif account["skipped"] and account["blockers"]:
+    skipped = account["skipped"]
+    crop = crop_blocker(result.job)
+    if crop is not None:
+        echo(f"{crop} (exit code 2)")
+    elif skipped and account["blockers"]:
         for blocker in account["blockers"]:
             echo(blocker)
-    elif account["skipped"] and allow_skips is not None:
+    elif skipped and allow_skips is not None:
         refuse_skips(result.job, allow_skips)
         return DONE
-    elif account["skipped"]:
-        clips = "1 clip is" if account["skipped"] == 1 else f"{account['skipped']} clips are"
-        echo(f"{clips} skipped (exit code 2); --allow-skips {account['skipped']} allows it")
+    elif skipped:
+        clips = "1 clip is" if skipped == 1 else f"{skipped} clips are"
+        echo(f"{clips} skipped (exit code 2); --allow-skips {skipped} allows it")
     return result.exit_code
 
 
 def show_account(result: CheckResult, *, every: bool = False) -> None:
-    """Print a line a clip (many of one state are cut short but for ``every``), then the sums."""
+    """Print the clips, the buckets, the sums, and the notes.
+
+    Args:
+        result: The account of the clips.
+        every: Print every clip, and not only the first of a state that many clips have.
+    """
     job = result.job
     account = result.account
-    rules = f"the rules of {job.spec.title}, {job.base.name if job.base else 'no base model'}"
-    out(
-        f"Checked by {'the toy preset, since none was named: ' if result.assumed else ''}{rules}."
-    )
-    rows = [
-        table_row(job, clip)
-        for clip in sorted(account["clips"], key=lambda clip: natural(clip["path"]))
-    ]
-    listed = rows if every else few(rows)
-    columns = [
-        "clip",
-        "state",
-        "source",
-        "pixels",
-        "frames",
-        "bucket",
-        "windows",
-        "frames used",
-        "views",
-        "notes",
-    ]
-    shown = (
-        range(10)
-        if width() >= WIDE
-        else (0, 1, 2, 5, 6, 7, 8)
-        if width() >= MEDIUM
-        else (0, 1, 5, 6, 8)
-    )
-    cells = [[row[i] for i in shown] for row in listed]
-    numbers = [place for place, i in enumerate(shown) if i in (4, 6, 7, 8)]
-    print_table(
-        f"clips, with their views at {job.steps} steps",
-        [columns[i] for i in shown],
-        cells,
-        right=numbers,
-    )
-    if width() < WIDE:  # a column of notes would be a few letters wide
-        print_notes({row[0]: row[-1] for row in rows if row[-1]})
+    assumed = "the toy preset, since none was named: " if result.assumed else ""
+    base = job.base.name if job.base else "no base model"
+    out(f"Checked by {assumed}the rules of {job.spec.title}, {base}.")
+
+    show_clips(job, account["clips"], every=every)
     if account["buckets"]:
-        rows = [
+        buckets = [
             [shape_words(bucket["shape"]), bucket["windows"]] for bucket in account["buckets"]
         ]
-        print_table("buckets, largest first", ["width x height", "windows"], rows, right=(1,))
-    whole = sum(
-        clip["source_seconds"] or 0.0 for clip in account["clips"] if clip["reason"] is None
-    )
-    cut = sum(clip["seconds_cut"] for clip in account["clips"] if clip["reason"] is None)
-    if cut > 0.05:
-        out(f"{cut:.1f} s of the {whole:.1f} s of these clips are in no window")
-    buckets = f"{len(job.shapes)} bucket{'s' * (len(job.shapes) != 1)}"
-    clips = "found {found} = used {used} + held out {held_out} + skipped {skipped}".format_map(
-        account
-    )
-    out(f"{clips};  {len(job.library.windows)} windows in {buckets}")
-    for note in (*job.notes, *(note for note in account["notes"] if note not in job.notes)):
+        columns = ["width x height", "windows"]
+        print_table("buckets, largest first", columns, buckets, right=(1,))
+
+    used_clips = [clip for clip in account["clips"] if clip["reason"] is None]
+    seconds = sum(clip["source_seconds"] or 0.0 for clip in used_clips)
+    seconds_cut = sum(clip["seconds_cut"] for clip in used_clips)
+    if seconds_cut > 0.05:
+        out(f"{seconds_cut:.1f} s of the {seconds:.1f} s of these clips are in no window")
+
+    sums = "found {found} = used {used} + held out {held_out} + skipped {skipped}"
+    shapes = counted(len(job.shapes), "bucket")
+    out(f"{sums.format_map(account)};  {len(job.library.windows)} windows in {shapes}")
+    for note in dict.fromkeys((*job.notes, *account["notes"])):
         out(f"note: {note}")
 
 
+def show_clips(job: Job, clips: Sequence[dict[str, Any]], *, every: bool) -> None:
+    """Print the table of the clips, with the columns that fit the terminal."""
+    in_order = sorted(clips, key=lambda clip: natural(clip["path"]))
+    rows = [clip_row(job, clip) for clip in in_order]
+    columns: tuple[str, ...]
+    if width() >= WIDE:
+        columns = COLUMNS
+    elif width() >= MEDIUM:
+        columns = MEDIUM_COLUMNS
+    else:
+        columns = NARROW_COLUMNS
+
+    listed = rows if every else first_of_each_state(rows)
+    cells = []
+    for row in listed:
+        cells.append([row[column] for column in columns])
+    numbers = [i for i, column in enumerate(columns) if column in NUMBERS]
+    title = f"clips, with their views at {job.steps} steps"
+    print_table(title, columns, cells, right=numbers)
+    if width() < WIDE:  # a column of notes would be a few letters wide
+        print_notes({row["clip"]: row["notes"] for row in rows if row["notes"]})
+
+
 def natural(path: str) -> list[Any]:
-    """A key that sorts numbers in names by their value: clip_2 before clip_10."""
-    return [
-        (part.isdecimal(), int(part) if part.isdecimal() else 0, part)
-        for part in re.split(r"([0-9]{1,18})", path)
-    ]
+    """Return a key that sorts numbers in names by their value: clip_2 before clip_10."""
+    key = []
+    for part in re.split(r"([0-9]{1,18})", path):
+        is_number = part.isdecimal()
+        key.append((is_number, int(part) if is_number else 0, part))
+    return key
 
 
-def few(rows: Sequence[list[Any]]) -> list[list[Any]]:
-    """The table's rows; of a state that more than MANY clips have, the first FEW, and a row that says how many more."""
-    count = Counter(row[1] for row in rows)
-    met: Counter[str] = Counter()
-    kept = []
+def first_of_each_state(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows, with only the first FEW of a state that more than MANY clips have.
+
+    A row with the number of the others takes their place.
+    """
+    count = Counter(row["state"] for row in rows)
+    position: Counter[str] = Counter()
+    listed: list[Mapping[str, Any]] = []
     for row in rows:
-        met[row[1]] += 1
-        if count[row[1]] <= MANY or met[row[1]] <= FEW:
-            kept.append(row)
-        elif met[row[1]] == FEW + 1:
-            kept.append(
-                [f"… {count[row[1]] - FEW} more (--all)", row[1], *[""] * (len(row) - 2)]
-            )
-    return kept
+        state = row["state"]
+        position[state] += 1
+        if count[state] <= MANY or position[state] <= FEW:
+            listed.append(row)
+        elif position[state] == FEW + 1:
+            others = f"… {count[state] - FEW} more (--all)"
+            listed.append(dict.fromkeys(COLUMNS, "") | {"clip": others, "state": state})
+    return listed
 
 
-def print_notes(notes: dict[str, str]) -> None:
-    """A line for each clip, or one for many that have the same to be said of."""
-    alike: dict[str, list[str]] = {}
+def print_notes(notes: Mapping[str, str]) -> None:
+    """Print each clip's note; clips with the same note share a line from ALIKE on."""
+    clips_of: dict[str, list[str]] = {}
     for clip, note in notes.items():
-        alike.setdefault(note, []).append(clip)
-    for note, clips in alike.items():
-        many = len(clips) >= ALIKE
-        for of in [f"{len(clips)} clips ({clips[0]}, {clips[1]}, …)"] if many else clips:
-            out(f"{of}: {note}")
+        clips_of.setdefault(note, []).append(clip)
+
+    for note, clips in clips_of.items():
+        if len(clips) >= ALIKE:
+            out(f"{len(clips)} clips ({clips[0]}, {clips[1]}, …): {note}")
+            continue
+        for clip in clips:
+            out(f"{clip}: {note}")
 
 
-def table_row(job: Job, clip: dict[str, Any]) -> list[Any]:
-    """clip, state, source, pixels, frames at the rate of training, bucket, windows, frames used, views, notes."""
+def clip_row(job: Job, clip: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a clip by column; its frames are at the rate of the training."""
     source = ""
     if clip["source_fps"]:
-        source = f"{clip['source_frames']} @ {clip['source_fps']:.4g} = {clip['source_seconds']:.2f} s"
+        rate = f"{clip['source_frames']} @ {clip['source_fps']:.4g}"
+        source = f"{rate} = {clip['source_seconds']:.2f} s"
     elif clip["source_frames"]:
         source = "image"
-    pixels = f"{clip['width']}x{clip['height']}" if clip["width"] else ""
-    used = (
-        f"{clip['frames']} ({clip['frames_cut']} cut)"
-        if clip["frames_cut"]
-        else clip["frames"] or None
-    )
-    notes = "; ".join(
-        [*([clip["detail"]] if clip["detail"] else []), *clip["warnings"], *clip["notes"]]
-    )
-    shape = shape_words(clip["shape"]) if clip["shape"] else ""
-    counts = [clip["model_frames"], shape, clip["windows"] or None, used, clip["views"]]
-    return [
-        short_path(clip["path"], job.library.roots),
-        state_words(clip),
-        source,
-        pixels,
-        *counts,
-        notes,
-    ]
+
+    frames_used = clip["frames"] or None
+    if clip["frames_cut"]:
+        frames_used = f"{clip['frames']} ({clip['frames_cut']} cut)"
+    notes = [*clip["warnings"], *clip["notes"]]
+    if clip["detail"]:
+        notes.insert(0, clip["detail"])
+
+    return {
+        "clip": short_path(clip["path"], job.library.roots),
+        "state": state_words(clip),
+        "source": source,
+        "pixels": f"{clip['width']}x{clip['height']}" if clip["width"] else "",
+        "frames": clip["model_frames"],
+        "bucket": shape_words(clip["shape"]) if clip["shape"] else "",
+        "windows": clip["windows"] or None,
+        "frames used": frames_used,
+        "views": clip["views"],
+        "notes": "; ".join(notes),
+    }
 
 
 Purpose = Literal["general", "style", "character", "motion"]
+Model = Annotated[
+    str,
+    Opt(help="the name of a server's model, or a transformers folder or Hub id to run here"),
+]
+Endpoint = Annotated[str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")]
+KeyVariable = Annotated[str, Opt(help="environment variable with the server's key")]
+Workers = Annotated[int, Opt(min=1, max=256, help="requests at once")]
+Frames = Annotated[int, Opt(min=1, max=256, help="frames of a clip that the model gets")]
+PurposeOption = Annotated[Purpose, Opt(help="what the LoRA is to learn")]
+Prompt = Annotated[str | None, Opt(help="a prompt of your own instead of the purpose's")]
+Trigger = Annotated[str | None, Opt(help="a word that each new caption must contain")]
+MaxWords = Annotated[int, Opt(min=1, max=2000, help="words of a caption")]
+OverwriteCaptions = Annotated[
+    bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")
+]
+DryRun = Annotated[bool, Opt("--dry-run", help="list the clips that would be captioned")]
 
 
 @takes_config
 def caption(
     overrides: Overrides,
-    model: Annotated[
-        str, Opt(help="a server's model, or here a folder or Hub id of transformers")
-    ],
+    model: Model,
     folder: Folder = None,
-    endpoint: Annotated[
-        str | None, Opt(help="a server with OpenAI's chat API: http://…/v1")
-    ] = None,
-    key_env: Annotated[
-        str, Opt(help="variable that holds the server's key")
-    ] = "OPENAI_API_KEY",
-    workers: Annotated[int, Opt(min=1, max=256, help="requests at once")] = 4,
-    frames: Annotated[
-        int, Opt(min=1, max=256, help="frames of a clip that the model is shown")
-    ] = 8,
-    purpose: Annotated[Purpose, Opt(help="what the LoRA is to learn")] = "general",
-    prompt: Annotated[
-        str | None, Opt(help="a prompt of your own instead of the purpose's")
-    ] = None,
-    trigger: Annotated[str | None, Opt(help="a word that each new caption holds")] = None,
-    max_words: Annotated[int, Opt(min=1, max=2000, help="words of a caption")] = 100,
-    overwrite: Annotated[
-        bool, Opt("--overwrite", help="replace captions; the old ones stay as .bak files")
-    ] = False,
-    dry_run: Annotated[
-        bool, Opt("--dry-run", help="list the clips that would be captioned")
-    ] = False,
+    endpoint: Endpoint = None,
+    key_env: KeyVariable = "OPENAI_API_KEY",
+    workers: Workers = 4,
+    frames: Frames = 8,
+    purpose: PurposeOption = "general",
+    prompt: Prompt = None,
+    trigger: Trigger = None,
+    max_words: MaxWords = 100,
+    overwrite: OverwriteCaptions = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a vision-language model write the captions that clips lack."""
-    given = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("overrides", "folder", "as_json")
-    }
-    options = commands.caption.CaptionOptions(**given)
-    result = commands.caption.caption(with_clips(overrides, folder), options=options)
-    answer(as_json, vars(result), lambda _: show_captions(result, dry_run))
+    from videotune.commands.caption import CaptionOptions
+    from videotune.commands.caption import caption as caption_clips
+
+    options = CaptionOptions(
+        model=model,
+        endpoint=endpoint,
+        key_env=key_env,
+        workers=workers,
+        frames=frames,
+        purpose=purpose,
+        prompt=prompt,
+        trigger=trigger,
+        max_words=max_words,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
+    result = caption_clips(with_clips(overrides, folder), options=options)
+    answer(as_json, vars(result), lambda _: show_captions(result, dry_run=dry_run))
     raise typer.Exit(result.exit_code)
 
 
-def show_captions(result: CaptionResult, dry_run: bool) -> None:
-    """Print what was not captioned and why, and the counts."""
-    planned = [
-        {"clip": clip, "state": "would be captioned"} for clip in result.planned if dry_run
-    ]
-    for row in (*planned, *result.skipped, *result.failed, *result.hints):
+def show_captions(result: CaptionResult, *, dry_run: bool) -> None:
+    """Print the clips without a new caption and the reasons, and the counts."""
+    rows = [*result.skipped, *result.failed, *result.hints]
+    if dry_run:
+        planned = [{"clip": clip, "state": "would be captioned"} for clip in result.planned]
+        rows = [*planned, *rows]
+    for row in rows:
         out(": ".join(filter(None, row.values())))
-    out(", ".join(f"{len(rows)} {name}" for name, rows in vars(result).items()))
+    out(", ".join(f"{len(clips)} {name}" for name, clips in vars(result).items()))
 
 
 dataset_app = typer.Typer(help="Tools for datasets.", no_args_is_help=True)
 
-
+SplitSource = Annotated[Path, Arg(help="a video, or a folder of videos")]
+SplitFolder = Annotated[Path, Opt(help="folder for the scenes; the originals stay unchanged")]
+MinSeconds = Annotated[float, Opt(help="omit shorter scenes, and list them")]
 Threshold = Annotated[
     float | None,
     Opt(help="strength of a cut, as a multiple of the changes around it (default: 3)"),
 ]
+OverwriteScenes = Annotated[bool, Opt("--overwrite", help="replace existing scenes")]
 
 
 @dataset_app.command("split")
 def dataset_split(
-    source: Annotated[Path, Arg(help="a video, or a folder of videos")],
-    out: Annotated[Path, Opt(help="folder for the scenes; the originals are not touched")],
-    min_seconds: Annotated[float, Opt(help="leave shorter scenes out, and list them")] = 1.0,
+    source: SplitSource,
+    out: SplitFolder,
+    min_seconds: MinSeconds = 1.0,
     threshold: Threshold = None,
-    overwrite: Annotated[bool, Opt("--overwrite", help="replace existing scenes")] = False,
+    overwrite: OverwriteScenes = False,
 ) -> None:
     """Cut videos into their scenes, one file a scene, with their captions."""
     from videotune.data.split import split  # --help needs no video reader
 
     with bar("splitting (seconds)") as progress:
-        results = split(
+        files = split(
             source,
             out,
             min_seconds=min_seconds,
@@ -297,65 +331,63 @@ def dataset_split(
             overwrite=overwrite,
             progress=progress.update,
         )
+
     root = source if source.is_dir() else source.parent
-    rows = [_row(result, root) for result in results]
-    print_table(
-        "files", ["file", "seconds", "scenes", "captions", "notes"], rows, right=(1, 2, 3)
-    )
-    written = sum(part.path is not None for result in results for part in result.scenes)
-    dropped = sum(part.path is None for result in results for part in result.scenes)
-    images = sum(result.is_image for result in results)
-    broken = sum(result.problem is not None for result in results)
-    say(
-        f"{counted(written, 'scene')} of {counted(len(results) - broken - images, 'file')} are in {out}"
-    )
-    if dropped:
-        are = "is" if dropped == 1 else "are"
-        say(
-            f"{counted(dropped, 'scene')} {are} shorter than {min_seconds:g} s and left out (--min-seconds)"
-        )
-    if images:
-        say(f"{images} {'image was' if images == 1 else 'images were'} not split or copied")
-    if written:
-        bare = any(
-            result.scenes and not result.captions
-            for result in results
-            if result.problem is None
-        )
-        say(
-            f"next: {'write a caption beside each scene (NAME.txt), then: ' if bare else ''}videotune check {out}"
-        )
+    rows = [split_cells(file, root) for file in files]
+    columns = ["file", "seconds", "scenes", "captions", "notes"]
+    print_table("files", columns, rows, right=(1, 2, 3))
+    show_split(files, out, min_seconds)
+
+    broken = sum(file.problem is not None for file in files)
     if broken:
-        echo(f"{broken} files could not be split (exit code 2); the table says why")
+        echo(f"{broken} files could not be split (exit code 2); the table has the reasons")
         raise typer.Exit(SKIPPED)
 
 
-def _row(result: SplitFile, root: Path) -> list[str]:
-    """A file as the table shows it."""
-    path = result.file.path.relative_to(root)
-    if result.is_image:
-        return [str(path), "", "", "", "image: not split"]
-    if result.problem is not None:
-        return [
-            str(path),
-            f"{result.seconds:.2f}" if result.seconds else "",
-            "",
-            "",
-            str(result.problem),
-        ]
-    kept = [part for part in result.scenes if part.path is not None]
-    short = [part for part in result.scenes if part.path is None]
-    notes = [
-        f"left out: {part.start:.2f} to {part.start + part.seconds:.2f} s" for part in short
-    ]
-    if len(result.scenes) == 1 and kept:
+def show_split(files: Sequence[SplitFile], folder: Path, min_seconds: float) -> None:
+    """Print the number of scenes, what was omitted, and the next command."""
+    scenes = list(chain.from_iterable(file.scenes for file in files))
+    written = sum(scene.path is not None for scene in scenes)
+    images = sum(file.is_image for file in files)
+    videos = [file for file in files if file.problem is None]
+    video_count = counted(len(videos) - images, "file")
+    say(f"{counted(written, 'scene')} of {video_count} are in {folder}")
+
+    omitted = len(scenes) - written
+    if omitted:
+        verb = "is" if omitted == 1 else "are"
+        limit = f"shorter than {min_seconds:g} s and omitted (--min-seconds)"
+        say(f"{counted(omitted, 'scene')} {verb} {limit}")
+    if images:
+        verb = "image was" if images == 1 else "images were"
+        say(f"{images} {verb} not split or copied")
+    if written:
+        lacks_captions = any(file.scenes and not file.captions for file in videos)
+        advice = (
+            "write a caption beside each scene (NAME.txt), then: " if lacks_captions else ""
+        )
+        say(f"next: {advice}videotune check {folder}")
+
+
+def split_cells(file: SplitFile, root: Path) -> list[str]:
+    """Return the cells of a file that was split."""
+    path = str(file.file.path.relative_to(root))
+    seconds = f"{file.seconds:.2f}"
+    if file.is_image:
+        return [path, "", "", "", "image: not split"]
+    if file.problem is not None:
+        return [path, seconds if file.seconds else "", "", "", str(file.problem)]
+
+    written = 0
+    notes = []
+    for scene in file.scenes:
+        if scene.path is None:
+            end = scene.start + scene.seconds
+            notes.append(f"omitted: {scene.start:.2f} to {end:.2f} s")
+        else:
+            written += 1
+    if len(file.scenes) == 1 and written:
         notes.append("no cut: copied as it is")
-    if kept and not result.captions:
+    if written and not file.captions:
         notes.append("no caption")
-    return [
-        str(path),
-        f"{result.seconds:.2f}",
-        str(len(kept)),
-        str(result.captions),
-        "; ".join(notes),
-    ]
+    return [path, seconds, str(written), str(file.captions), "; ".join(notes)]

@@ -1,4 +1,4 @@
-"""``videotune queue`` and ``videotune sweep``: trainings one after the other, or one a card."""
+"""``videotune queue`` and ``videotune sweep``: trainings in turn, or one on each GPU."""
 
 from __future__ import annotations
 
@@ -19,115 +19,138 @@ if TYPE_CHECKING:
     from videotune.job.overrides import Overrides
 
 queue_app = typer.Typer(
-    help="Queue trainings, and run them one after the other or one a GPU.", no_args_is_help=True
+    help="Queue trainings, and run them in turn or one on each GPU.", no_args_is_help=True
 )
 
-Place = Annotated[Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")]
-HERE = Path("videotune-queue")
+QueueFolder = Annotated[
+    Path, Opt("--queue", envvar="VIDEOTUNE_QUEUE", help="the queue's folder")
+]
+DEFAULT_QUEUE = Path("videotune-queue")
 EntryOption = Annotated[str, Arg(help="an entry of the queue")]
-Cards = Annotated[
+EntryName = Annotated[
+    str | None, Opt("--name", help="its name (default: that of --out, or the config file)")
+]
+RunFolder = Annotated[
+    Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")
+]
+Gpus = Annotated[
     str | None, Opt("--gpus", help="numbers of the GPUs, such as 0,1: a training on each")
 ]
-Watch = Annotated[bool, Opt("--watch", help="when nothing waits, wait for more")]
+Watch = Annotated[bool, Opt("--watch", help="wait for more entries when the queue is empty")]
 Priority = Annotated[int, Opt("--priority", help="the highest runs first")]
+SweepFolder = Annotated[
+    Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")
+]
+Vary = Annotated[
+    list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)
+]
+NoRun = Annotated[bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")]
 
 
-def _cards(gpus: str | None) -> list[str | None]:
-    cards = dict.fromkeys(part.strip() for part in (gpus or "").split(",") if part.strip())
-    if not all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", card) for card in cards):
+def _gpu_list(gpus: str | None) -> list[str | None]:
+    """Return the GPUs that --gpus names; [None] without the option."""
+    names = [part.strip() for part in (gpus or "").split(",")]
+    unique = dict.fromkeys(name for name in names if name)
+    if not all(re.fullmatch(r"\d+|(GPU|MIG)-[\w/-]+", name) for name in unique):
         raise VideotuneError(
-            f"--gpus {gpus}: give the numbers of GPUs, as nvidia-smi lists them, such as 0,1"
+            f"--gpus {gpus}: not a list of GPUs. "
+            f"Give their numbers as nvidia-smi lists them, such as 0,1."
         )
-    return list[str | None](cards) or [None]
+    return list[str | None](unique) or [None]
 
 
 @queue_app.command("add")
 @takes_config
 def add(
     overrides: Overrides,
-    name: Annotated[
-        str | None, Opt("--name", help="its name (default: of --out, or the config file)")
-    ] = None,
-    out: Annotated[
-        Path | None, Opt("--out", help="the run folder (default: QUEUE/runs/NAME)")
-    ] = None,
+    name: EntryName = None,
+    out: RunFolder = None,
     priority: Priority = 0,
-    queue: Place = HERE,
+    queue: QueueFolder = DEFAULT_QUEUE,
     allow_skips: Skips = None,
 ) -> None:
     """Add a training; its settings are checked at once."""
     from videotune.queue.sweep import standalone_config
 
-    source = overrides.config if isinstance(overrides.config, Path) else None
-    own = name or (out.name if out else source.stem if source else "run")
-    print(entries.add(queue, own, standalone_config(overrides), out, priority, allow_skips))
+    if name is None:
+        if out is not None:
+            name = out.name
+        elif isinstance(overrides.config, Path):
+            name = overrides.config.stem
+        else:
+            name = "run"
+    config = standalone_config(overrides)
+    print(entries.add(queue, name, config, out, priority, allow_skips))
 
 
 @queue_app.command("ls")
-def ls(queue: Place = HERE, as_json: AsJson = False) -> None:
+def ls(queue: QueueFolder = DEFAULT_QUEUE, as_json: AsJson = False) -> None:
     """List the queue in the order in which it runs."""
-    rows = [
-        one.to_json() | {"step": (life(one.run) or {}).get("step", 0)}
-        for one in entries.entries(queue)
-    ]
-    answer(as_json, rows, show)
+    rows = []
+    for entry in entries.entries(queue):
+        heartbeat = life(entry.run) or {}
+        rows.append(entry.to_json() | {"step": heartbeat.get("step", 0)})
+    answer(as_json, rows, show_queue)
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show_queue(rows: Sequence[dict[str, Any]]) -> None:
     """Print the queue as a table."""
-    shown = [
+    columns = ["name", "state", "priority", "step", "why"]
+    cells = [
         [row["name"], row["state"], row["priority"], row["step"], row["why"] or ""]
         for row in rows
     ]
-    print_table("queue", ["name", "state", "priority", "step", "why"], shown)
+    print_table("queue", columns, cells)
 
 
 @queue_app.command("run")
-def run(queue: Place = HERE, gpus: Cards = None, watch: Watch = False) -> dict[str, Any]:
-    """Train what waits. Ctrl-C saves and stops; the next `queue run` resumes."""
-    code = worker.run_queue(queue, _cards(gpus), watch, _tell)
-    return {"exit_code": code, "entries": [one.to_json() for one in entries.entries(queue)]}
+def run(
+    queue: QueueFolder = DEFAULT_QUEUE, gpus: Gpus = None, watch: Watch = False
+) -> dict[str, Any]:
+    """Train the waiting entries. Ctrl-C saves and stops; the next `queue run` resumes."""
+    exit_code = worker.run_queue(queue, _gpu_list(gpus), watch, _print_state)
+    return {"exit_code": exit_code, "entries": _rows(queue)}
 
 
 @queue_app.command("rm")
-def rm(name: EntryOption, queue: Place = HERE) -> None:
-    """Take an entry out; one that runs is saved and stopped. Its run folder stays."""
-    echo(f"{name} is out of the queue; its run folder stays: {entries.remove(queue, name)}")
+def rm(name: EntryOption, queue: QueueFolder = DEFAULT_QUEUE) -> None:
+    """Remove an entry; a running one is saved and stopped. Its run folder stays."""
+    run_folder = entries.remove(queue, name)
+    echo(f"{name} is removed from the queue; its run folder stays: {run_folder}")
 
 
 @takes_config
 def sweep(
     overrides: Overrides,
-    out: Annotated[
-        Path, Opt("--out", help="folder of the sweep: its queue, its runs, sweep.html")
-    ],
-    vary: Annotated[
-        list[str], Opt("--vary", help="KEY=V1,V2,…; several are combined", show_default=False)
-    ],
-    gpus: Cards = None,
+    out: SweepFolder,
+    vary: Vary,
+    gpus: Gpus = None,
     allow_skips: Skips = None,
-    no_run: Annotated[
-        bool, Opt("--no-run", help="`videotune queue run --queue OUT` trains later")
-    ] = False,
+    no_run: NoRun = False,
 ) -> dict[str, Any]:
-    """Train every combination of some values, and compare the runs on one page. Given again, it continues."""
+    """Train every combination of some values, and compare the runs. A repeat continues it."""
     from videotune.queue.sweep import plan_sweep, run_sweep
 
     names = plan_sweep(out, overrides, vary, allow_skips)
     echo(f"{len(names)} runs in {out}")
-    if not no_run:
-        code, page = run_sweep(out, _cards(gpus), _tell)
-        print(page)
-        return {
-            "exit_code": code,
-            "page": page,
-            "entries": [one.to_json() for one in entries.entries(out)],
-        }
-    return {}
+    if no_run:
+        return {}
+
+    exit_code, page = run_sweep(out, _gpu_list(gpus), _print_state)
+    print(page)
+    return {"exit_code": exit_code, "page": page, "entries": _rows(out)}
 
 
-def _tell(entry: entries.QueueEntry) -> None:
+def _rows(queue: Path) -> list[dict[str, Any]]:
+    """Return the queue's entries as JSON objects."""
+    return [entry.to_json() for entry in entries.entries(queue)]
+
+
+def _print_state(entry: entries.QueueEntry) -> None:
     """Print an entry's new state."""
-    if entry.state != "waiting" or entry.tries:
-        why = entry.to_json()["why"]
-        echo(f"{entry.name}: {entry.state}{f' ({why})' if why else ''}  {entry.run}")
+    is_new = entry.state == "waiting" and not entry.tries
+    if is_new:
+        return
+    reason = entry.to_json()["why"]
+    state = f"{entry.state} ({reason})" if reason else entry.state
+    echo(f"{entry.name}: {state}  {entry.run}")

@@ -16,9 +16,9 @@ from videotune.job.experts import trained
 from videotune.job.job import Job, open_job, refuse_skips
 from videotune.job.overrides import ConfigSource, resolve_config, to_overrides
 from videotune.latent_cache import exposure
-from videotune.planner.fit import asked_card, fit, planned_dtype, to_json
-from videotune.planner.memory import known_step_spec
+from videotune.planner.fit import fit, planned_dtype, requested_card, to_json
 from videotune.planner.plan import make_plan
+from videotune.planner.step_spec import known_step_spec
 from videotune.trainer import build
 from videotune.types import ModelSpec
 from videotune.validation.overhead import plan_overhead
@@ -84,7 +84,7 @@ def plan(
             )
         return PlanResult(facts, job)
 
-    limit, known_gpu = asked_card(vram, card)
+    limit, known_gpu = requested_card(vram, card)
     dtype = planned_dtype(job.config, limit is not None)
     if not known or known_step_spec(job, dtype) is not None:
         with bar("measuring without memory"):

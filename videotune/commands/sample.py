@@ -25,6 +25,7 @@ from videotune.exporter.adapter_export import read_embedding, read_file
 from videotune.job import experts, overrides
 from videotune.latent_cache.encode import to_model
 from videotune.latent_cache.sampler import ExpertSchedule
+from videotune.models.base import DiffusersModel
 from videotune.runs import run_dir
 from videotune.runs.checkpoint import pick
 from videotune.runs.schemas import read_record
@@ -32,7 +33,7 @@ from videotune.sampling.pipeline import SampleSettings, decode, draw, file_name
 from videotune.trainer import build, text_encoders
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.trainable import attach
-from videotune.types import ClipShape, Family, LatentDistribution, ModelSpec
+from videotune.types import ClipShape, LatentDistribution, ModelSpec
 from videotune.validation.selection import sample_settings
 
 LONGEST = 10_000
@@ -68,7 +69,7 @@ class SampleOptions:
 class Sampler:
     """What samples are drawn with."""
 
-    family: Family
+    family: DiffusersModel
     nets: Mapping[str, nn.Module]
     """The denoisers with the adapter, by expert."""
     settings: SampleSettings
@@ -180,7 +181,7 @@ def open_sampler(options: SampleOptions) -> Sampler:
 class _SampleLoader:
     """Load denoisers and text encoders with what was learnt."""
 
-    family: Family
+    family: DiffusersModel
     config: Config
     options: SampleOptions
     lora_files: Mapping[str, Path]
@@ -400,7 +401,7 @@ def render(
 
 
 def encode_images(
-    family: Family, images: Sequence[Path], shape: ClipShape
+    family: DiffusersModel, images: Sequence[Path], shape: ClipShape
 ) -> list[LatentDistribution]:
     """Encode images, cropped as clips are, as first frames of videos. Raises VideotuneError for an unreadable image."""
     encoded = []

@@ -17,9 +17,9 @@ from videotune.exporter.formats import Exported
 from videotune.job.job import refuse_nothing_to_learn, refuse_skips
 from videotune.job.overrides import ConfigSource, Overrides, to_overrides
 from videotune.memory import accelerator, compiling
-from videotune.planner.fit import chosen_for_run, peak
 from videotune.planner.out_of_memory import DeviceFull, device_full_message, retry_settings
 from videotune.planner.plan import make_plan
+from videotune.planner.settings import chosen_for_run, peak
 from videotune.reporter import build, contact_sheet
 from videotune.runs.checkpoint import complete_checkpoints, pick
 from videotune.runs.heartbeat import Heartbeat, keep_heartbeat

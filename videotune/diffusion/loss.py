@@ -1,12 +1,15 @@
-"""What is minimised, given (t, noise): noising path, weight of each t, and the loss that training and validation share.
+"""The training objective: noise path, weight of each t, and the loss.
 
-Noising paths: x_t = alpha·x0 + sigma·noise and v = d_alpha·x0 + d_sigma·noise, one object for two kinds of model. On both
-alpha·d_sigma - sigma·d_alpha = 1, so (x_t, v) and (x0, noise) are a rotation or a shear of one another, and either pair
-gives the other back without a division.
+Training and validation share it. Noise and noise levels are drawn by the caller.
+
+A noise path is x_t = alpha·x0 + sigma·noise with v = d_alpha·x0 + d_sigma·noise, one object for
+flow matching and v-prediction. On both, alpha·d_sigma - sigma·d_alpha = 1: (x_t, v) is a
+rotation or a shear of (x0, noise), and either pair gives the other one without a division.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,7 @@ from torch._subclasses import FakeTensor
 
 from videotune.diffusion.timesteps import TimestepSampler
 from videotune.errors import VideotuneError
-from videotune.types import Batch, Family, NoisePath, StepOutput
+from videotune.types import Batch, NoisePath, StepOutput
 
 V_CONSTANTS = (
     "beta_start",
@@ -23,34 +26,54 @@ V_CONSTANTS = (
     "snr_shift_scale",
     "rescale_betas_zero_snr",
 )
-"""What v-prediction needs of a checkpoint's scheduler; a scheduler's own defaults are wrong for most checkpoints."""
+"""Constants of a checkpoint's scheduler that v-prediction needs.
+
+A scheduler class's defaults are wrong for most checkpoints.
+"""
+
+
+class Predictor(Protocol):
+    """A model family, as far as the loss needs it."""
+
+    def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
+        """Return v (B,C,F,H,W) float32 for noisy latents x_t at noise levels t (B,)."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """E over t of w(t)·(d(e) + λ‖Δe‖²), e the error of v, λ ``temporal_consistency``; built by ``objective``.
-
-    ``loss``: d(e) is e² (mse), or one of ``robust`` with ``delta``.
-    """
+    """The expectation over t of w(t)·(d(e) + λ‖Δe‖²), with e the error of v."""
 
     path: Callable[[Tensor], NoisePath]
     timesteps: TimestepSampler
+
     weighting: str = "none"
+    """w(t): "none" or "min_snr"."""
+
     temporal_consistency: float = 0.0
+    """λ, the weight of differences between neighbouring frames."""
+
     gamma: float = 5.0
+    """γ of "min_snr"."""
+
     loss: str = "mse"
+    """d(e): "mse" is e², the other kinds are in ``robust``."""
+
     delta: float = 0.1
+    """δ of ``robust``."""
 
     def weight(self, t: Tensor) -> Tensor:
-        """w(t), (B,) float32.
+        """Return w(t), (B,) float32.
 
-        min_snr is min(snr, γ)/(snr + 1) on the error of v; with snr = ᾱ/(1 - ᾱ) that is min(ᾱ, γ(1 - ᾱ)), which is 0
-        at zero terminal SNR. Source: Hang et al. 2023, "Efficient diffusion training via min-SNR weighting".
+        min_snr is min(snr, γ)/(snr + 1) on the error of v. With snr = ᾱ/(1 - ᾱ) that is
+        min(ᾱ, γ(1 - ᾱ)), which is 0 at zero terminal SNR. Source: Hang et al. 2023,
+        "Efficient diffusion training via min-SNR weighting".
         """
         if self.weighting == "none":
             return torch.ones_like(t, dtype=torch.float32)
         path = self.path(t)
-        return torch.minimum(path.alpha.square(), self.gamma * path.sigma.square()).flatten()
+        signal = path.alpha.square()
+        noise = path.sigma.square()
+        return torch.minimum(signal, self.gamma * noise).flatten()
 
 
 def objective(
@@ -61,60 +84,99 @@ def objective(
     temporal_consistency: float = 0.0,
     gamma: float = 5.0,
 ) -> Objective:
-    """The objective of a model whose path is "flow" or "v"; ``constants`` of "v" are V_CONSTANTS, "flow" needs none.
+    """Build the objective of a model.
 
-    ``weighting`` and ``gamma`` are for "v". Raises VideotuneError where a constant is missing.
+    Args:
+        spec_path: "flow" or "v", what the model predicts.
+        constants: V_CONSTANTS for "v"; "flow" needs none.
+        timesteps: Distribution of the noise levels.
+        weighting: Weighting of "v".
+        temporal_consistency: Weight of differences between frames.
+        gamma: γ of the weighting.
+
+    Raises:
+        VideotuneError: A constant is missing.
     """
     if spec_path == "flow":
         return Objective(flow_path, timesteps, temporal_consistency=temporal_consistency)
+
     missing = [name for name in V_CONSTANTS if name not in constants]
     if missing:
         raise VideotuneError(
-            f"The scheduler of this checkpoint does not say {', '.join(missing)}, which v-prediction needs; "
-            "look into its scheduler/scheduler_config.json."
+            f"scheduler/scheduler_config.json of this checkpoint lacks {', '.join(missing)}, "
+            f"which v-prediction needs. Add them as the model's authors publish them."
         )
-    start, end, num, shift, zero_snr = (constants[name] for name in V_CONSTANTS)
-    timesteps = replace(timesteps, num_timesteps=int(num))
-    path = v_path(
-        lambda: scaled_linear_alphas_cumprod(start, end, int(num), shift, bool(zero_snr))
-    )
-    return Objective(path, timesteps, weighting, temporal_consistency, gamma)
+    num_timesteps = int(constants["num_train_timesteps"])
+
+    def alphas_cumprod() -> Tensor:
+        return scaled_linear_alphas_cumprod(
+            constants["beta_start"],
+            constants["beta_end"],
+            num_timesteps,
+            snr_shift=constants["snr_shift_scale"],
+            zero_terminal_snr=bool(constants["rescale_betas_zero_snr"]),
+        )
+
+    on_grid = replace(timesteps, num_timesteps=num_timesteps)
+    path = v_path(alphas_cumprod)
+    return Objective(path, on_grid, weighting, temporal_consistency, gamma)
 
 
 def flow_path(t: Tensor) -> NoisePath:
-    """The straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
+    """Return the straight path of flow matching: x_t = (1 - t)·x0 + t·noise, v = noise - x0.
 
     t (B,) in [0, 1]. Source: Liu et al. 2022; Esser et al. 2024, eq. 13.
     """
     t = _column(t.float())
-    one = torch.ones_like(t)
-    return NoisePath(alpha=1 - t, sigma=t, d_alpha=-one, d_sigma=one)
+    ones = torch.ones_like(t)
+    return NoisePath(alpha=1 - t, sigma=t, d_alpha=-ones, d_sigma=ones)
 
 
 def v_path(alphas_cumprod: Callable[[], Tensor]) -> Callable[[Tensor], NoisePath]:
-    """The variance-preserving path of v-prediction: alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0.
+    """Return the variance-preserving path of v-prediction.
 
-    t (B,) in [0, 1] stands for ``timestep_index``; ``alphas_cumprod`` gives ᾱ (K,) float64. The roots are copied to each
-    device once: a copy at every step would make the host wait for a CUDA device. Source: Salimans & Ho 2022, appendix D.
+    alpha = √ᾱ, sigma = √(1 - ᾱ), v = alpha·noise - sigma·x0. Source: Salimans & Ho 2022,
+    appendix D.
+
+    Args:
+        alphas_cumprod: Returns ᾱ (K,) float64 of the integer timesteps, to which t (B,) in
+            [0, 1] is mapped by ``timestep_index``.
     """
-    tables: dict[torch.device, Tensor] = {}
+    return _VariancePreservingPath(alphas_cumprod)
 
-    def path(t: Tensor) -> NoisePath:
-        roots = tables.get(t.device)
-        if roots is None or isinstance(t, FakeTensor):
-            # Roots are taken in float64: 1 - ᾱ cancels at low noise, and some devices have no float64.
-            bar = alphas_cumprod().double()
-            roots = torch.stack([bar.sqrt(), (1 - bar).sqrt()]).float().to(t.device)
-            if not isinstance(roots, FakeTensor):
-                tables[t.device] = roots
-        alpha, sigma = map(_column, roots[:, timestep_index(t, roots.shape[1])])
+
+class _VariancePreservingPath:
+    """√ᾱ and √(1 - ᾱ) of each timestep, on each device that was used.
+
+    A copy at every step would make the host wait for a CUDA device.
+    """
+
+    def __init__(self, alphas_cumprod: Callable[[], Tensor]) -> None:
+        self._alphas_cumprod = alphas_cumprod
+        self._roots: dict[torch.device, Tensor] = {}
+
+    def __call__(self, t: Tensor) -> NoisePath:
+        roots = self._roots_on(t)
+        at_t = roots[:, timestep_index(t, roots.shape[1])]
+        alpha = _column(at_t[0])
+        sigma = _column(at_t[1])
         return NoisePath(alpha=alpha, sigma=sigma, d_alpha=-sigma, d_sigma=alpha)
 
-    return path
+    def _roots_on(self, t: Tensor) -> Tensor:
+        """Return the roots (2,K) float32 on the device of t."""
+        roots = self._roots.get(t.device)
+        if roots is None or isinstance(t, FakeTensor):
+            # in float64, since 1 - ᾱ cancels at low noise; some devices have no float64
+            alphas_cumprod = self._alphas_cumprod().double()
+            roots = torch.stack([alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()])
+            roots = roots.float().to(t.device)
+            if not isinstance(roots, FakeTensor):
+                self._roots[t.device] = roots
+        return roots
 
 
 def timestep_index(t: Tensor, num_timesteps: int) -> Tensor:
-    """The integer timestep k = t·(K - 1), rounded, (B,) int64, for which t (B,) in [0, 1] stands."""
+    """Return the integer timestep k = t·(K - 1), rounded, (B,) int64, of t (B,) in [0, 1]."""
     return (t.float() * (num_timesteps - 1)).round().long()
 
 
@@ -125,10 +187,18 @@ def scaled_linear_alphas_cumprod(
     snr_shift: float = 1.0,
     zero_terminal_snr: bool = False,
 ) -> Tensor:
-    """ᾱ of each integer timestep: betas linear in their roots, the SNR divided by ``snr_shift``, √ᾱ brought to 0 at the end.
+    """Return ᾱ of each integer timestep, (steps,) float64.
 
-    Returns (steps,) float64, bit for bit what the diffusers schedulers of this kind hold. Source: Rombach et al. 2022
-    (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023, algorithm 1 (zero terminal SNR).
+    It is bit for bit what the diffusers schedulers of this kind have. Source: Rombach et al.
+    2022 (betas); Esser et al. 2024, section 5.3.2 (shift); Lin et al. 2023, algorithm 1 (zero
+    terminal SNR).
+
+    Args:
+        beta_start: First beta; betas are linear in their roots.
+        beta_end: Last beta.
+        steps: Number of timesteps.
+        snr_shift: Divisor of the SNR.
+        zero_terminal_snr: Bring √ᾱ to 0 at the end.
     """
     betas = torch.linspace(beta_start**0.5, beta_end**0.5, steps, dtype=torch.float64) ** 2
     alphas_cumprod = torch.cumprod(1.0 - betas, dim=0)
@@ -142,7 +212,7 @@ def scaled_linear_alphas_cumprod(
 
 
 def denoising_loss(
-    family: Family,
+    family: Predictor,
     net: nn.Module,
     objective: Objective,
     batch: Batch,
@@ -150,120 +220,157 @@ def denoising_loss(
     noise: Tensor,
     target: Tensor | None = None,
 ) -> StepOutput:
-    """s·w(t)·(‖e‖² + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v, over what ``batch.loss_mask`` counts.
+    """Return the loss of a batch, over what ``batch.loss_mask`` counts.
 
-    t (B,), noise (B,C,F,H,W) float32, both drawn by the caller; s is ``batch.loss_weight``; ``target`` (B,C,F,H,W) takes the
-    place of the data's v, see ``prior_target``. ``per_clip`` is what ``loss`` is the mean of; ``mse`` is ‖e‖² alone, so
-    that runs with other weights, scales and λ compare.
+    It is s·w(t)·(d(e) + λ‖Δe‖²) / (1 + 2λ(F - 1)/F) with e = v_θ(x_t, t, c) - v and s the
+    ``batch.loss_weight``. The output's ``mse`` is ‖e‖² without weights, d and λ, so that runs
+    with other settings compare.
+
+    Args:
+        family: Predicts v.
+        net: The denoiser.
+        objective: w, d and λ.
+        batch: Clean latents and their conditioning.
+        t: Noise levels (B,).
+        noise: (B,C,F,H,W) float32.
+        target: (B,C,F,H,W), replaces the data's v; see ``prior_target``.
     """
     x_t, v = noisy(objective, batch, t, noise)
     prediction = family.predict(net, x_t, t, batch).to(v.dtype)
     assert prediction.shape == v.shape, (
         f"predicted {tuple(prediction.shape)} for latents {tuple(v.shape)}"
     )
+
     error = prediction - (v if target is None else target)
     mse = weighted_mean(error.square(), batch.loss_mask)  # (B,)
-    per_clip = mse
+    per_sample_loss = mse
     if objective.loss != "mse":
-        per_clip = weighted_mean(
-            robust(error, objective.loss, objective.delta), batch.loss_mask
-        )
+        cost = robust(error, objective.loss, objective.delta)
+        per_sample_loss = weighted_mean(cost, batch.loss_mask)
     if objective.temporal_consistency > 0:
-        per_clip = with_flicker(mse, error, batch.loss_mask, objective.temporal_consistency)
-    per_clip = batch.loss_weight * objective.weight(t) * per_clip
-    return StepOutput(per_clip.mean(), mse.detach(), per_clip.detach(), t)
+        per_sample_loss = with_flicker(
+            mse, error, batch.loss_mask, objective.temporal_consistency
+        )
+    per_sample_loss = batch.loss_weight * objective.weight(t) * per_sample_loss
+
+    return StepOutput(
+        loss=per_sample_loss.mean(),
+        mse=mse.detach(),
+        per_sample_loss=per_sample_loss.detach(),
+        t=t,
+    )
 
 
 def robust(error: Tensor, kind: str, delta: float) -> Tensor:
-    """What each element of an error costs: e² where |e| is far below ``delta`` δ, 2δ|e| where it is far above.
+    """Return the cost of each element of an error e: about e² below δ, about 2δ|e| above it.
 
-    huber: e² up to δ, then δ(2|e| - δ) (Huber 1964, times 2). pseudo_huber: 2δ(√(e² + δ²) - δ), smooth: the distance of
-    Song and Dhariwal 2023 (arXiv 2310.14189, section 3.3) times 2δ, as diffusers' training scripts have it.
+    huber is e² up to δ, then δ(2|e| - δ) (Huber 1964, times 2). pseudo_huber is
+    2δ(√(e² + δ²) - δ), which is smooth: the distance of Song and Dhariwal 2023 (arXiv
+    2310.14189, section 3.3) times 2δ, as in diffusers' training scripts.
     """
     if kind == "huber":
-        return 2 * nn.functional.huber_loss(
-            error, torch.zeros_like(error), reduction="none", delta=delta
-        )
+        zeros = torch.zeros_like(error)
+        return 2 * nn.functional.huber_loss(error, zeros, reduction="none", delta=delta)
     return 2 * delta * (torch.hypot(error, torch.full_like(error, delta)) - delta)
 
 
 def noisy(
     objective: Objective, batch: Batch, t: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What the network sees and what it should say of it: (x_t, v), (B,C,F,H,W) each; t (B,)."""
+    """Return the network's input x_t and its target v, (B,C,F,H,W) each, at t (B,)."""
     path = objective.path(t)  # (B,1,1,1,1) each
     x_t = path.alpha * batch.x0 + path.sigma * noise
     v = path.d_alpha * batch.x0 + path.d_sigma * noise
-    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)  # given frames stay clean
-    x_t = torch.where(batch.dropped_frames_mask, noise, x_t)  # dropped frames say nothing
+    x_t = torch.where(batch.conditioning_mask, batch.x0, x_t)  # conditioning stays clean
+    x_t = torch.where(batch.dropped_frames_mask, noise, x_t)  # dropped frames are noise
     return x_t, v
 
 
 def prior_target(
-    family: Family,
+    family: Predictor,
     base: nn.Module,
     objective: Objective,
     batch: Batch,
     t: Tensor,
     noise: Tensor,
-    which: Sequence[int],
+    samples: Sequence[int],
 ) -> Tensor:
-    """v (B,C,F,H,W), for the samples in ``which`` the one that ``base`` predicts: a target for ``denoising_loss``.
+    """Return a target for ``denoising_loss`` that keeps some samples as the base has them.
 
-    What the base predicts for the same x_t, t and caption is what a regularization sample must stay at (Li & Hoiem 2016,
-    "Learning without forgetting", arXiv 1606.09282). Those samples alone run through ``base``, without a graph.
+    A regularization sample is to stay at what the base predicts for the same x_t, t and
+    caption (Li & Hoiem 2016, "Learning without forgetting", arXiv 1606.09282). Only these
+    samples run through the base, without a graph.
+
+    Args:
+        family: Predicts v.
+        base: The base model's denoiser.
+        objective: The objective.
+        batch: The batch.
+        t: Noise levels (B,).
+        noise: (B,C,F,H,W).
+        samples: Indices of the samples whose target the base predicts.
+
+    Returns:
+        v (B,C,F,H,W), of the data and, for ``samples``, of the base.
     """
     x_t, v = noisy(objective, batch, t, noise)
 
     def pick(x: Tensor) -> Tensor:
-        return torch.stack(
-            [x[i] for i in which]
-        )  # by plain numbers: an index tensor would wait for the device
+        # by plain numbers: an index tensor would make the host wait for the device
+        return torch.stack([x[i] for i in samples])
 
-    captions, ids = (
-        tuple(names[i] for i in which) for names in (batch.captions, batch.window_ids)
+    prior_batch = replace(
+        batch.map(pick),
+        captions=tuple(batch.captions[i] for i in samples),
+        window_ids=tuple(batch.window_ids[i] for i in samples),
     )
-    part = replace(batch.map(pick), captions=captions, window_ids=ids)
     with torch.no_grad():
-        predicted = family.predict(base, pick(x_t), pick(t), part).to(v.dtype)
+        predictions = family.predict(base, pick(x_t), pick(t), prior_batch).to(v.dtype)
+
     target = list(v)
-    for i, own in zip(which, predicted, strict=True):
-        target[i] = own
+    for i, prediction in zip(samples, predictions, strict=True):
+        target[i] = prediction
     return torch.stack(target)
 
 
 def with_flicker(mse: Tensor, error: Tensor, weight: Tensor, strength: float) -> Tensor:
-    """(mse + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), (B,): errors should not flicker; the optimum is unchanged.
+    """Return (mse + λ‖Δe‖²) / (1 + 2λ(F - 1)/F), (B,): flickering errors cost more.
 
-    Δe is the error's difference between neighbouring latent frames, over pairs that both count, and its square is summed
-    and divided by the same count as mse's: F frames have F - 1 pairs, and white error has E(Δe)² = 2E(e²), so the
-    divisor keeps the loss's scale. Where frames do not count, (F - 1)/F is the pairs that count over the frames that count.
+    Δe is the error's difference between neighbouring latent frames, over pairs that both
+    count. Its square is summed and divided by the same count as mse's: F frames have F - 1
+    pairs, and white error has E(Δe)² = 2E(e²), so the divisor keeps the loss's scale. The
+    optimum is unchanged. If some frames do not count, (F - 1)/F is the share of counting pairs
+    in counting frames.
     """
-    # The lesser of the two weights, not their product: halving every weight must change nothing.
+    # the minimum of both weights, not their product: halving all weights changes nothing
     pairs = torch.minimum(weight[:, :, 1:], weight[:, :, :-1])
-    share = _ratio(
-        pairs.flatten(1).sum(1), weight.flatten(1).sum(1)
-    )  # (B,): (F - 1)/F where all frames count
+    pair_count = pairs.flatten(1).sum(1)
+    frame_count = weight.flatten(1).sum(1)
+    share = _ratio(pair_count, frame_count)  # (B,): (F - 1)/F if all frames count
     flicker = weighted_mean(error.diff(dim=2).square(), pairs) * share
     return (mse + strength * flicker) / (1 + 2 * strength * share)
 
 
 def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
-    """The mean of x (B,C,F,H,W) under weight (B,1,F,1 or H,1 or W), for each sample: (B,); the mean of nothing is 0."""
+    """Return the weighted mean of each sample, (B,); 0 if nothing counts.
+
+    Args:
+        x: (B,C,F,H,W).
+        weight: (B,1,F,1 or H,1 or W).
+    """
     weight = weight.expand(-1, -1, -1, *x.shape[-2:])
-    return _ratio((x * weight).flatten(1).sum(1), x.shape[1] * weight.flatten(1).sum(1))
+    total = (x * weight).flatten(1).sum(1)
+    count = x.shape[1] * weight.flatten(1).sum(1)
+    return _ratio(total, count)
 
 
 def _ratio(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, and 0 where nothing was counted."""
-    nothing = count <= 0
-    return torch.where(
-        nothing,
-        torch.zeros_like(total),
-        total / torch.where(nothing, torch.ones_like(count), count),
-    )
+    """Return total / count, and 0 for a count of 0."""
+    is_empty = count <= 0
+    divisor = torch.where(is_empty, torch.ones_like(count), count)
+    return torch.where(is_empty, torch.zeros_like(total), total / divisor)
 
 
 def _column(x: Tensor) -> Tensor:
-    """(B,) -> (B,1,1,1,1), which broadcasts over latents."""
+    """Return (B,) as (B,1,1,1,1), which broadcasts over latents."""
     return x.view(-1, 1, 1, 1, 1)

@@ -22,15 +22,15 @@ from videotune.exporter.adapter_file import AdapterFile, refuse, warn_of_other_b
 from videotune.exporter.adapter_modules import keys_of, lora_of, modules_in, tensor_name
 from videotune.exporter.formats import Exported
 from videotune.exporter.lora_write import baked, head_of, rounded, settings_of
+from videotune.models.base import DiffusersModel
 from videotune.models.loading import explained
-from videotune.types import Family
 
 READ = "read"
 """The adapter's name in a network that a file is read into for a look at it."""
 
 
 def export_lora(
-    family: Family,
+    family: DiffusersModel,
     format: str,
     state: Mapping[str, Tensor],
     scale: float,
@@ -67,7 +67,7 @@ def export_lora(
     )
 
 
-def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
+def read_lora(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> str:
     """Read an adapter's file into a network: as ``load_lora_weights`` does, its metadata (an alpha, say) included.
 
     One with PEFT's settings in its head by PEFT; under ComfyUI's names these are put back into diffusers' first. Returns who
@@ -88,7 +88,7 @@ def read_lora(family: Family, net: nn.Module, path: Path, name: str) -> str:
     return "diffusers load_lora_weights" if known else "videotune sample --lora"
 
 
-def read_file(family: Family, net: nn.Module, path: Path, name: str) -> None:
+def read_file(family: DiffusersModel, net: nn.Module, path: Path, name: str) -> None:
     """Read an adapter's file of any program into a network, alpha included; prints what had to be assumed.
 
     Raises VideotuneError for a file that cannot be read whole, or changes nothing.
@@ -114,7 +114,7 @@ def is_of_peft(file: AdapterFile) -> bool:
     return not any({"lora_A", "lora_B"} & set(parts) for parts in keys_of(file)[0].values())
 
 
-def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) -> None:
+def _read_by_peft(family: DiffusersModel, net: nn.Module, file: AdapterFile, name: str) -> None:
     """An adapter of any kind by PEFT's injection; ValueError where the network has no place for a tensor, or lacks one."""
     import peft
 
@@ -135,7 +135,7 @@ def _read_by_peft(family: Family, net: nn.Module, file: AdapterFile, name: str) 
 
 
 def read_parts(
-    family: Family, path: Path
+    family: DiffusersModel, path: Path
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float]]:
     """The tensors of each module by PEFT's names, of a file of any program, and what their update is scaled by."""
     file = AdapterFile(path)
@@ -147,7 +147,7 @@ def read_parts(
 
 
 def read_effects(
-    family: Family, path: Path, expert: str | None = None
+    family: DiffusersModel, path: Path, expert: str | None = None
 ) -> tuple[dict[str, Callable[[], Tensor]], str]:
     """What each module's adapter does as its reader applies it, calculated at the call in float64; and the reader.
 
@@ -190,7 +190,7 @@ EMBEDDING_KEY = "emb_params"
 
 
 def export_embedding(
-    family: Family,
+    family: DiffusersModel,
     format: str,
     rows: Mapping[str, Tensor],
     token: str,
@@ -219,7 +219,7 @@ def export_embedding(
 
 
 def _verify(
-    family: Family, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
+    family: DiffusersModel, token: str, rows: Mapping[str, Tensor], tokenizer: Any, path: Path
 ) -> tuple[float, str]:
     """Read a file back, with a tokenizer by diffusers too; VideotuneError where its token or its rows are others."""
     named, found = read_embedding(family, path)
@@ -239,7 +239,7 @@ def _verify(
     return 0.0, "diffusers load_textual_inversion"
 
 
-def read_embedding(family: Family, path: Path) -> tuple[str, dict[str, Tensor]]:
+def read_embedding(family: DiffusersModel, path: Path) -> tuple[str, dict[str, Tensor]]:
     """The token of a file, and the rows (n, D) of each text encoder in it, float32.
 
     Read are diffusers' form (one tensor under its token), ComfyUI's (a key for each encoder) and one with the plain key

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from videotune.errors import VideotuneError
 from videotune.exporter.formats import CONFIG, digest_of
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, parse_object, read_config, some
-from videotune.types import Family
 
 READS = (
     "diffusers (transformer.), ComfyUI (diffusion_model.), PEFT (base_model.model.), kohya and musubi (lora_unet_), LyCORIS "
@@ -136,7 +136,7 @@ class AdapterFile:
         return None if value is None else float(value)
 
 
-def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneError:
+def refuse(family: DiffusersModel, path: Path, keys: list[str], why: str) -> VideotuneError:
     """The error for a file that is no LoRA of this model: the keys found, and the forms that are read."""
     found = f"it has the keys {some(sorted(keys))}" if keys else "it has no tensors"
     return VideotuneError(
@@ -144,7 +144,7 @@ def refuse(family: Family, path: Path, keys: list[str], why: str) -> VideotuneEr
     )
 
 
-def warn_of_other_base(family: Family, file: AdapterFile) -> None:
+def warn_of_other_base(family: DiffusersModel, file: AdapterFile) -> None:
     """Print a warning where a file of ours was trained over other weights than the base model's: the header names them."""
     facts = file.facts
     part = family.spec.part_of(facts.get("expert"))

@@ -14,8 +14,8 @@ from videotune.adapters.adapter_types import PARTS, ZERO, kind_of
 from videotune.adapters.effect import change
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_file import AdapterFile, refuse
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import note, some
-from videotune.types import Family
 
 _PARTS = {
     **{f"lora{mark}{name}": part for mark in "_." for name, part in (("down", "lora_A"), ("up", "lora_B"))},
@@ -130,7 +130,7 @@ def keys_of(file: AdapterFile) -> tuple[dict[str, dict[str, Tensor]], dict[str, 
     return modules, rest
 
 
-def read_modules(family: Family, net: nn.Module, file: AdapterFile) -> list[Module]:
+def read_modules(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> list[Module]:
     """The modules of an adapter file of any program: the one reading that all that use such files share.
 
     ``net``: the family's transformer; a skeleton does. Prints a note where no alpha stands anywhere, and the rank is taken
@@ -171,7 +171,11 @@ def changes(module: Module) -> bool:
 
 
 def located(
-    family: Family, net: nn.Module, file: AdapterFile, name: str, parts: Mapping[str, Tensor]
+    family: DiffusersModel,
+    net: nn.Module,
+    file: AdapterFile,
+    name: str,
+    parts: Mapping[str, Tensor],
 ) -> Module:
     """A module of a file with its paths and its scale, its sizes checked against the model's."""
     paths = places(family, net)[bare(name)]
@@ -192,7 +196,7 @@ def linear_size(net: nn.Module, path: str) -> tuple[int, int]:
     return module.out_features, module.in_features
 
 
-def modules_in(family: Family, net: nn.Module, file: AdapterFile) -> dict[str, Module]:
+def modules_in(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> dict[str, Module]:
     """``read_modules`` by their paths in diffusers: a module that joins several is taken apart."""
     return {
         own.paths[0]: own
@@ -225,7 +229,7 @@ def apart(net: nn.Module, module: Module) -> list[Module]:
     ]
 
 
-def lora_of(family: Family, net: nn.Module, file: AdapterFile) -> dict[str, Tensor]:
+def lora_of(family: DiffusersModel, net: nn.Module, file: AdapterFile) -> dict[str, Tensor]:
     """The tensors of a LoRA or DoRA file as ``load_lora_weights`` takes it: diffusers' names, and B times alpha / rank.
 
     Names and tensors that are not in our table are left to diffusers' own converters. Raises VideotuneError for what cannot
@@ -256,7 +260,7 @@ def tensor_name(path: str, part: str) -> str:
 _TABLES: WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = WeakKeyDictionary()
 
 
-def places(family: Family, net: nn.Module) -> dict[str, tuple[str, ...]]:
+def places(family: DiffusersModel, net: nn.Module) -> dict[str, tuple[str, ...]]:
     """The modules of each name that any form of file has, dots or none; several where a form joins them into one."""
     if net in _TABLES:
         return _TABLES[net]
@@ -328,7 +332,7 @@ def scale_of(
 
 
 def _by_diffusers(
-    family: Family,
+    family: DiffusersModel,
     net: nn.Module,
     file: AdapterFile,
     modules: Mapping[str, dict[str, Tensor]],

@@ -20,7 +20,7 @@ from videotune.config.schema import Config
 from videotune.errors import VideotuneError
 from videotune.files import path_from, system_errors, write_whole
 from videotune.latent_cache.entry import hash_of, own_storage
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 TOLERANCE = 1e-6
 """Largest allowed difference of ΔW, relative to its largest entry."""
@@ -175,7 +175,7 @@ WHY_NOT = {
 JOINED = "its form of this model joins several modules into one weight, and updates of this kind cannot be joined"
 
 
-def formats_of(family: Family, kind: str) -> tuple[str, ...]:
+def formats_of(family: DiffusersModel, kind: str) -> tuple[str, ...]:
     """The formats in which an adapter of this kind can be written for this family."""
     known = family.lora_formats()
     if kind in ("LORA", "DORA"):
@@ -186,7 +186,7 @@ def formats_of(family: Family, kind: str) -> tuple[str, ...]:
     return ("comfyui", "peft") if apart and kind != "OFT" else ("peft",)
 
 
-def refuse_format(family: Family, kind: str, name: str) -> None:
+def refuse_format(family: DiffusersModel, kind: str, name: str) -> None:
     """Raise VideotuneError for a format that this kind of adapter or this family does not have, with the reason."""
     known = formats_of(family, kind)
     if name in known:
@@ -202,7 +202,7 @@ def refuse_format(family: Family, kind: str, name: str) -> None:
     )
 
 
-def check_formats(config: Config, family: Family) -> None:
+def check_formats(config: Config, family: DiffusersModel) -> None:
     """Raise VideotuneError for a format that could not be written: before a training, not after it."""
     method = config.training_method
     title = family.spec.title

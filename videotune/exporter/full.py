@@ -27,14 +27,14 @@ from videotune.exporter.formats import (
 )
 from videotune.files import system_errors, whole_folder, write_json
 from videotune.models import loading, model_files, single_file
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 StateDict = Mapping[str, Tensor]
 """Weights by their names."""
 
 
 def export_full(
-    family: Family,
+    family: DiffusersModel,
     expert: str,
     state: StateDict,
     base: Path,
@@ -98,7 +98,12 @@ def model_folder(
 
 
 def write_text_encoder(
-    family: Family, name: str, state: StateDict, base: Path, folder: Path, dtype: torch.dtype
+    family: DiffusersModel,
+    name: str,
+    state: StateDict,
+    base: Path,
+    folder: Path,
+    dtype: torch.dtype,
 ) -> None:
     """A text encoder with trained weights, all else as in ``base``, in the layout of transformers.
 
@@ -146,7 +151,7 @@ def link(source: str, target: str) -> str:
 
 
 def export_merged(
-    family: Family,
+    family: DiffusersModel,
     adapters: Mapping[str, StateDict],
     scale: float,
     base: Path,

@@ -19,7 +19,7 @@ from videotune.exporter.adapter_modules import Module, bare, keys_of
 from videotune.exporter.lora_factors import norm
 from videotune.files import read_json
 from videotune.models import base_model, model_files, registry
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 LONGEST = 200
 MANY = 40
@@ -34,7 +34,7 @@ class Base:
     """A base model's architecture: its transformer on the meta device, and the names that it is published under."""
 
     names: tuple[str, ...]
-    family: Family
+    family: DiffusersModel
     net: nn.Module
 
 

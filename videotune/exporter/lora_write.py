@@ -20,7 +20,7 @@ from videotune.exporter.formats import (
     refuse_format,
     refuse_overflow,
 )
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 FORMS = {
     "diffusers": ("LORA", "DORA"), "comfyui": ("LORA", "LOHA", "LOKR"), "kohya": ("LORA", "LOHA", "LOKR"),
@@ -98,7 +98,7 @@ def plain_settings(modules: Modules) -> dict[str, Any]:
     }
 
 
-def written(family: Family, net: nn.Module, modules: Modules, form: str) -> WrittenLora:
+def written(family: DiffusersModel, net: nn.Module, modules: Modules, form: str) -> WrittenLora:
     """An adapter in a form. Raises VideotuneError for a form that this kind, or this family, does not have."""
     kind = kind_in(modules)
     if kind not in FORMS.get(form, ()):
@@ -127,7 +127,9 @@ def written(family: Family, net: nn.Module, modules: Modules, form: str) -> Writ
     return WrittenLora(tensors, {} if plain else {"lora_adapter_metadata": head})
 
 
-def _named(family: Family, net: nn.Module, modules: Modules, form: str) -> dict[str, Module]:
+def _named(
+    family: DiffusersModel, net: nn.Module, modules: Modules, form: str
+) -> dict[str, Module]:
     """Modules by their names in a form that has the authors', joined where it joins them.
 
     Readers know a form that joins by its joined weights: without one of the first kind an update of nothing stands there.
@@ -173,7 +175,7 @@ def _with_alpha(named: Modules, form: str) -> WrittenLora:
 
 
 def _native(
-    family: Family, net: nn.Module, path: str, form: str
+    family: DiffusersModel, net: nn.Module, path: str, form: str
 ) -> tuple[str, tuple[str, ...]]:
     """A module's name in a form with the authors' names, and the modules that share it there, in the order of their rows.
 
@@ -235,7 +237,7 @@ def _joined(net: nn.Module, members: tuple[str, ...], modules: Modules) -> Modul
 
 
 def baked(
-    family: Family, format: str, state: Mapping[str, Tensor], scale: float
+    family: DiffusersModel, format: str, state: Mapping[str, Tensor], scale: float
 ) -> dict[str, Tensor]:
     """A run's adapter under the format's names, the scale multiplied into it.
 

@@ -445,13 +445,15 @@ def _picture_mask(source: BatchSource, windows: Sequence[Window], x0: Tensor) ->
     for mask, window in zip(masks, windows, strict=True):
         if window.resize != "pad":
             continue
-        height, width = window.shape.height, window.shape.width
+        shape = window.shape
         clip_width, clip_height = source.sizes[window.clip_id]
         top, left, picture_height, picture_width = padded_box(
-            clip_width, clip_height, (height, width)
+            clip_width, clip_height, (shape.height, shape.width)
         )
-        mask[:, :, ~_covered_cells(top, picture_height, rows, height // rows)] = 0
-        mask[..., ~_covered_cells(left, picture_width, columns, width // columns)] = 0
+        has_rows = _covered_cells(top, picture_height, rows, shape.height // rows)
+        has_columns = _covered_cells(left, picture_width, columns, shape.width // columns)
+        mask[:, :, ~has_rows] = 0
+        mask[..., ~has_columns] = 0
     return masks
 
 

@@ -21,7 +21,8 @@ from videotune.latent_cache.decode_ahead import decode_ahead, frames_of
 from videotune.latent_cache.entry import CacheEntry, EntryName, form_of
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
-from videotune.types import ClipShape, Family, FrameSample, LatentDistribution, Window
+from videotune.models.base import DiffusersModel
+from videotune.types import ClipShape, FrameSample, LatentDistribution, Window
 
 ProgressFn = Callable[[str, int, int], None]
 """Called with what is being encoded and how fast, how many are done, and how many there are."""
@@ -86,7 +87,7 @@ def missing(
     return CacheItems(tuple(captions), tuple(samples))
 
 
-def fits_of(family: Family, some_shape: ClipShape) -> FitsFn:
+def fits_of(family: DiffusersModel, some_shape: ClipShape) -> FitsFn:
     """Return a check of whether an entry can be what this family encodes, by the names, dtypes and sizes it declares.
 
     A dataset may bring a cache that somebody else made.
@@ -133,7 +134,7 @@ def _has_form(form: TensorForm, expected: TensorForm) -> bool:
 
 
 def fill(
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     todo: CacheItems,
     media: Mapping[str, MediaInfo],
@@ -167,7 +168,7 @@ def fill(
 
 
 def _fill_captions(
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     keys: CacheKeys,
     captions: Sequence[str],
@@ -200,7 +201,7 @@ def _fill_captions(
 
 
 def _fill_windows(
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     keys: CacheKeys,
     samples: Sequence[WindowVariant],
@@ -270,7 +271,7 @@ def _pixels(samples: Iterable[WindowVariant]) -> int:
 
 
 def encode_sample(
-    family: Family, keys: CacheKeys, sample: FrameSample, media: Mapping[str, MediaInfo]
+    family: DiffusersModel, keys: CacheKeys, sample: FrameSample, media: Mapping[str, MediaInfo]
 ) -> LatentDistribution:
     """Decode and encode a sample now, in this process. Raises VideotuneError that names the clip."""
     clip = media[sample.window.clip_id]
@@ -279,7 +280,7 @@ def encode_sample(
 
 
 def _encode_frames(
-    family: Family,
+    family: DiffusersModel,
     keys: CacheKeys,
     sample: FrameSample,
     frames: np.ndarray,

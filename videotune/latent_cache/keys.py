@@ -11,8 +11,9 @@ import numpy as np
 
 from videotune.data.frame_sampling import sample_window
 from videotune.files import digest
+from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
-from videotune.types import DETERMINISTIC_VARIANT, Family, FrameSample, Window
+from videotune.types import DETERMINISTIC_VARIANT, FrameSample, Window
 
 SCHEMA = 2
 """Increased when the meaning of an entry changes, so that older entries are encoded again."""
@@ -36,7 +37,7 @@ class CacheKeys:
     """Whether noise is drawn onto the conditioning frame before it is encoded."""
 
     @classmethod
-    def of(cls, family: Family, seed: int) -> "CacheKeys":
+    def of(cls, family: DiffusersModel, seed: int) -> "CacheKeys":
         """Return the names of what a family encodes in a run with this seed."""
         fingerprints = family.fingerprints()
         return cls(

@@ -1,7 +1,7 @@
-"""CogVideoX 2B, 5B and 1.5 5B (Yang et al. 2024, arXiv 2408.06072): v-prediction, T5 text, a causal video VAE.
+"""CogVideoX 2B, 5B and 1.5 5B (Yang et al. 2024, arXiv 2408.06072).
 
-From text, and from a first image whose latents stand beside the noisy ones on the channels.
-"""
+v-prediction, T5 text, and a causal video VAE. From text, and from a first image, whose latents
+are extra input channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, key_names, spec_of
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
 from videotune.types import (
     Batch,
@@ -39,34 +39,184 @@ SCHEDULE = (
     "snr_shift_scale",
     "rescale_betas_zero_snr",
 )
-"""What the noising path is made of; each from the checkpoint, since the schedulers' own defaults are no checkpoint's."""
+"""Constants of the noise path, read from the checkpoint: the schedulers' defaults fit none."""
 
-NEWER_MOST = 161
+NEWER_MOST_FRAMES = 161
+"""Frames of 1.5's longest clips, ten seconds; no config has it."""
+
 NEWER_SHAPE = (81, 768, 1360)
-"""Of 1.5, whose configs say neither: the frames of its longest clips, ten seconds, and what its authors sample."""
+"""(frames, height, width) that 1.5's authors sample; no config has it."""
 
-TOLD = 0.95
-"""The share of samples that are told their image, as the authors train image to video."""
+FIRST_FRAME_SHARE = 0.95
+"""Share of samples that are conditioned on their image when the authors train
+image-to-video."""
 
 LOG_MEAN = -3.0
+"""Mean of the logarithm of the noise strength on an image."""
+
 LOG_STD = 0.5
-"""Of the logarithm of the strength of the noise on an image."""
+"""Standard deviation of that logarithm."""
 
 OFS = 2.0
-"""What the pipeline tells the offset embedding, which 1.5 I2V alone has."""
+"""The pipeline's input of the offset embedding, which only 1.5 I2V has."""
 
 
 class CogVideoX(DiffusersModel):
     """A CogVideoX checkpoint."""
 
-    spec = spec_of("cogvideox")
+    spec = ModelSpec(
+        name="cogvideox",
+        aliases=(
+            "CogVideoXPipeline",
+            "CogVideoXImageToVideoPipeline",
+            "cogvideo",
+            "cogvideox-2b",
+            "cogvideox-5b",
+            "cogvideox-5b-i2v",
+            "cogvideox1.5",
+            "cogvideox1.5-5b",
+            "cogvideox1.5-5b-i2v",
+        ),
+        title="CogVideoX 5B",
+        path="v",
+        rules=VideoRules(
+            frame_step=8,
+            frame_rest=1,
+            side_multiple=16,
+            fps=8.0,
+            spatial_stride=8,
+            temporal_stride=4,
+            most_frames=49,
+        ),
+        text_tokens=226,
+        blocks=("transformer_blocks",),
+        lora_targets={
+            "attention": (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
+            "feed_forward": (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
+            "linear": (
+                r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",
+                r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",
+            ),
+            "all": (r"transformer_blocks\..+",),
+        },
+        default_resolution=588,
+        timestep_shift=1.0,
+        sample_steps=50,
+        sample_guidance=6.0,
+        licence="CogVideoX License",
+        timestep_distribution="UNIFORM",
+        path_constants={
+            "beta_start": 0.00085,
+            "beta_end": 0.012,
+            "num_train_timesteps": 1000.0,
+            "snr_shift_scale": 1.0,
+            "rescale_betas_zero_snr": 1.0,
+        },
+        sample_shape=(49, 480, 720),
+        keeps_variance=True,
+    )
+    tiny_parts = {
+        "_class_name": "CogVideoXPipeline",
+        "vae": {
+            "_class_name": "AutoencoderKLCogVideoX",
+            "block_out_channels": [4, 4, 4, 4],
+            "norm_num_groups": 2,
+            "latent_channels": 4,
+            "layers_per_block": 1,
+            "scaling_factor": 0.7,
+            "invert_scale_latents": False,
+        },
+        "transformer": {
+            "_class_name": "CogVideoXTransformer3DModel",
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "time_embed_dim": 8,
+            "text_embed_dim": 16,
+            "sample_height": 4,
+            "sample_width": 6,
+        },
+        "scheduler": {
+            "_class_name": "CogVideoXDDIMScheduler",
+            "prediction_type": "v_prediction",
+            "rescale_betas_zero_snr": True,
+            "clip_sample": False,
+            "timestep_spacing": "trailing",
+            "snr_shift_scale": 1.0,
+        },
+        "tokenizer": {"_class_name": "letters"},
+        "text_encoder": {
+            "_class_name": "T5EncoderModel",
+            "vocab_size": 98,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "dropout_rate": 0.0,
+        },
+    }
+    tiny_variants = {
+        "5b": {"transformer": {"use_rotary_positional_embeddings": True}},
+        "2b": {"vae": {"scaling_factor": 1.15258426}, "scheduler": {"snr_shift_scale": 3.0}},
+        "5b-i2v": {
+            "_class_name": "CogVideoXImageToVideoPipeline",
+            "transformer": {
+                "use_rotary_positional_embeddings": True,
+                "in_channels": 8,
+                "use_learned_positional_embeddings": True,
+                "sample_width": 4,
+            },
+        },
+        "1.5-5b": {
+            "vae": {"invert_scale_latents": True},
+            "transformer": {
+                "sample_height": 40,
+                "sample_width": 40,
+                "patch_size_t": 2,
+                "patch_bias": False,
+                "use_rotary_positional_embeddings": True,
+            },
+        },
+        "1.5-5b-i2v": {
+            "_class_name": "CogVideoXImageToVideoPipeline",
+            "vae": {"invert_scale_latents": True},
+            "transformer": {
+                "sample_height": 40,
+                "sample_width": 40,
+                "patch_size_t": 2,
+                "patch_bias": False,
+                "use_rotary_positional_embeddings": True,
+                "in_channels": 8,
+                "ofs_embed_dim": 8,
+            },
+        },
+    }
     variants = ("5b", "2b", "5b-i2v", "1.5-5b", "1.5-5b-i2v")
     transformer_class = "CogVideoXTransformer3DModel"
     vae_class = "AutoencoderKLCogVideoX"
     pipelines = ("CogVideoXPipeline", "CogVideoXImageToVideoPipeline")
     text_first = True
-    comfyui_names = key_names("cogvideox", "comfyui")
-    file_names = (key_names("cogvideox", "comfyui file"),)
+    comfyui_names = (
+        (r"transformer_blocks\.", "blocks."),
+        (r"attn1\.to_out\.0", "attn_out"),
+        (r"attn1\.to_", ""),
+        (r"ff\.net\.0\.proj", "ff_proj"),
+        (r"ff\.net\.2", "ff_out"),
+    )
+    file_names = (
+        (
+            (r"^transformer_blocks\.", "blocks."),
+            (r"\.attn1\.to_out\.0\.", ".attn_out."),
+            (r"\.attn1\.to_", "."),
+            (r"\.attn1\.", "."),
+            (r"\.ff\.net\.0\.proj\.", ".ff_proj."),
+            (r"\.ff\.net\.2\.", ".ff_out."),
+            (r"^(time|ofs)_embedding\.linear_", r"\1_embedding_linear_"),
+        ),
+    )
     config_defaults = dict.fromkeys(
         (
             "patch_size_t",
@@ -78,94 +228,110 @@ class CogVideoX(DiffusersModel):
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
-        net, vae, latent, image = cls.read_configs(
-            folder, lambda vae: 2 * vae["latent_channels"]
-        )
-        patch_t = net.get("patch_size_t")
-        rotary = net.get("use_rotary_positional_embeddings")
+        """Read the spec of a checkpoint.
+
+        Raises:
+            VideotuneError: for a checkpoint that is not a published CogVideoX.
+        """
+        configs = cls.read_configs(folder, lambda vae: 2 * vae["latent_channels"])
+        net = configs.transformer
+        vae = configs.vae
+        from_image = configs.has_image_channels
+        patch_frames = net.get("patch_size_t")
+        is_rotary = net.get("use_rotary_positional_embeddings")
+        # A learned table of positions fits one length; for another length the model would use an
+        # untrained table without a warning.
+        is_learned = bool(net.get("use_learned_positional_embeddings"))
+
         spatial = 2 ** (len(vae["block_out_channels"]) - 1)
         temporal = vae["temporal_compression_ratio"]
-        size = net["sample_height"] * spatial, net["sample_width"] * spatial
-        # The VAE works on pairs of latent frames behind the first, and a token of 1.5 covers two frames. A learned table of
-        # positions fits one length: at another the model would put an untrained one in its place and say nothing.
-        learned = bool(net.get("use_learned_positional_embeddings"))
-        step, rest = (
-            (0, net["sample_frames"]) if learned else (2 * temporal * (patch_t or 1), 1)
-        )
+        height = net["sample_height"] * spatial
+        width = net["sample_width"] * spatial
         rules = VideoRules(
-            step, rest, spatial * net["patch_size"], 16.0 if patch_t else 8.0, spatial, temporal
+            # The VAE works on pairs of latent frames after the first; 1.5's tokens cover two.
+            frame_step=0 if is_learned else 2 * temporal * (patch_frames or 1),
+            frame_rest=net["sample_frames"] if is_learned else 1,
+            side_multiple=spatial * net["patch_size"],
+            fps=16.0 if patch_frames else 8.0,
+            spatial_stride=spatial,
+            temporal_stride=temporal,
         )
-        if patch_t:  # a sample size is 1.5's largest; that of the older ones is what they were trained on
-            rules = replace(rules, most_frames=NEWER_MOST, most_side=min(size))
-            shape = NEWER_SHAPE[0], min(NEWER_SHAPE[1], size[0]), min(NEWER_SHAPE[2], size[1])
+        if patch_frames:
+            # The sample size is 1.5's largest size; the older models are trained on it.
+            version = "1.5 5B"
+            rules = replace(rules, most_frames=NEWER_MOST_FRAMES, most_side=min(height, width))
+            frames, newer_height, newer_width = NEWER_SHAPE
+            sample_shape = (frames, min(newer_height, height), min(newer_width, width))
         else:
-            rules = replace(
-                rules, most_frames=net["sample_frames"], size=size if learned else None
-            )
-            shape = net["sample_frames"], *size
+            version = "5B" if is_rotary else "2B"
+            size = (height, width) if is_learned else None
+            rules = replace(rules, most_frames=net["sample_frames"], size=size)
+            sample_shape = (net["sample_frames"], height, width)
+
+        resolution: int | str = round(math.sqrt(sample_shape[1] * sample_shape[2]))
+        if is_learned:
+            resolution = f"{height}x{width}"
+        suffix = " I2V" if from_image else ""
         return replace(
             cls.spec,
-            title=f"CogVideoX {'1.5 5B' if patch_t else '5B' if rotary else '2B'}{' I2V' if image else ''}",
+            title=f"CogVideoX {version}{suffix}",
             rules=rules,
-            latent_channels=latent,
-            patch=(patch_t or 1, net["patch_size"], net["patch_size"]),
+            latent_channels=configs.latent_channels,
+            patch=(patch_frames or 1, net["patch_size"], net["patch_size"]),
             text_tokens=net["max_text_seq_length"],
             text_width=net["text_embed_dim"],
-            image_conditioning="concat" if image else "none",
-            default_resolution=f"{size[0]}x{size[1]}"
-            if learned
-            else round(math.sqrt(shape[1] * shape[2])),
-            licence=cls.spec.licence if rotary else "Apache-2.0",
+            image_conditioning="concat" if from_image else "none",
+            default_resolution=resolution,
+            licence=cls.spec.licence if is_rotary else "Apache-2.0",
             path_constants=_schedule(folder / "scheduler" / "scheduler_config.json"),
-            first_frame=TOLD if image else None,
-            image_noise=image,
-            sample_shape=shape,
-            image_channels=(0, latent if image else 0),
+            first_frame=FIRST_FRAME_SHARE if from_image else None,
+            image_noise=from_image,
+            sample_shape=sample_shape,
+            image_channels=(0, configs.latent_channels if from_image else 0),
         )
 
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """ "image" (C,1,H,W), the latents of the first frame as the pipeline scales them, where the checkpoint takes one.
+        """Return "image" (C,1,H,W), the first frame's latents as the pipeline scales them.
 
-        Noise of a strength of its own is laid on the frame, and a latent drawn, both from ``random``; None: the mean of the
-        frame as it is.
-        """
+        With ``random``, the frame gets noise of random strength, and a latent is sampled.
+        Without it, the latent is the mean of the frame as it is."""
         if self.spec.first_frame is None:
             return {}
         vae = self.vae()
         frame = frames[:, :1]
         if random is not None:
             strength = math.exp(LOG_MEAN + LOG_STD * random.standard_normal())
-            frame = frame + strength * torch.from_numpy(
-                random.standard_normal(tuple(frame.shape), "float32")
-            ).to(frame)
-        dist = vae.encode(frame[None].to(self.device)).latent_dist
-        latent = dist.mean[0].float().cpu()
+            noise = random.standard_normal(tuple(frame.shape), "float32")
+            frame = frame + strength * torch.from_numpy(noise).to(frame)
+
+        distribution = vae.encode(frame[None].to(self.device)).latent_dist
+        latent = distribution.mean[0].float().cpu()
         if random is not None:
-            draw = torch.from_numpy(random.standard_normal(tuple(latent.shape), "float32"))
-            latent = latent + dist.std[0].float().cpu() * draw
+            noise = random.standard_normal(tuple(latent.shape), "float32")
+            latent = latent + distribution.std[0].float().cpu() * torch.from_numpy(noise)
+
         scale = vae.config.scaling_factor
         return {"image": latent * (1 / scale if vae.config.invert_scale_latents else scale)}
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """With an image, where the checkpoint takes one."""
+        """Return zeros in the form of a clip's states, with any image."""
         states = super().blank_states(shape)
-        (_, rows, columns) = self.spec.rules.latent_size(shape)
+        _, rows, columns = self.spec.rules.latent_size(shape)
         if self.spec.first_frame is not None:
             states["image"] = torch.zeros(self.spec.latent_channels, 1, rows, columns)
         return states
 
     def raw_latents(self, latents: Tensor) -> Tensor:
-        """In the pipeline's order of rounding."""
+        """Return the VAE's latents, rounded in the pipeline's order."""
         return 1 / self.vae().config.scaling_factor * latents
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """The network is told the integer timestep, and an image where it takes one.
+        """Return v; the network gets the integer timestep, and an image if it takes one.
 
-        Where a token covers two frames, a noisy copy of the first clean frame stands in front and is taken off again.
-        """
+        If a token covers two frames, a noisy copy of the first clean frame is put before the
+        clip and removed from the output."""
         from videotune.diffusion.loss import timestep_index  # imports torch
 
         rules = self.spec.rules
@@ -194,7 +360,7 @@ class CogVideoX(DiffusersModel):
 
     @cached_property
     def _net(self) -> SimpleNamespace:
-        """The transformer's config by its attributes, as the pipeline reads it."""
+        """The transformer's config with attribute access, as the pipeline reads it."""
         return SimpleNamespace(**{**self.config_defaults, **self.config})
 
     @cached_property
@@ -206,11 +372,11 @@ class CogVideoX(DiffusersModel):
         return objective("v", self.spec.path_constants, TimestepSampler()).path
 
     def _front(self, frames: int) -> int:
-        """How many latent frames must stand in front of so many, for tokens to cover them all."""
+        """Return how many latent frames to prepend so that tokens cover all frames."""
         return -frames % self.spec.patch[0]
 
     def _rotary(self, height: int, width: int, frames: int, device: torch.device) -> Any:
-        """The rotary embedding that the pipeline would hand over, or None where the model has another."""
+        """Return the pipeline's rotary embedding, or None if the model has none."""
         if not self._net.use_rotary_positional_embeddings:
             return None
         stride = self.spec.rules.spatial_stride
@@ -221,9 +387,9 @@ class CogVideoX(DiffusersModel):
         )
 
     def _image(self, conditioning: Conditioning, frames: int) -> Tensor:
-        """An image's latents at the first of so many frames, zeros after it, (B,C,F,H,W).
+        """Return an image's latents at the first of ``frames`` frames, then zeros, (B,C,F,H,W).
 
-        Where a frame stands in front of the clip's own, the image is there, as in the pipeline.
+        If a frame is prepended to the clip, the image is there, as in the pipeline.
         """
         if "image" not in conditioning.extras:
             raise VideotuneError(f"{self.spec.title} continues an image, and none was given")
@@ -233,14 +399,14 @@ class CogVideoX(DiffusersModel):
         )
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
-        """Some checkpoints have learned the positions of one shape, and 1.5 has a largest."""
+        """Raise if the size is not the one with learned positions, or above 1.5's largest."""
         stride = self.spec.rules.spatial_stride
         net = self._net
         shape = net.sample_frames, net.sample_height * stride, net.sample_width * stride
         if net.use_learned_positional_embeddings and (frames, height, width) != shape:
             size = f"{shape[1]}x{shape[2]}"
             raise VideotuneError(
-                f"{self.spec.title} knows {shape[0]} frames of {size} alone; these are {frames} of {height}x{width}. "
+                f"{self.spec.title} takes only {shape[0]} frames of {size}; these are {frames} of {height}x{width}. "
                 f'Set video_config.frames={shape[0]} and resolution="{size}".'
             )
         if net.patch_size_t is not None and (height > shape[1] or width > shape[2]):
@@ -248,14 +414,18 @@ class CogVideoX(DiffusersModel):
             raise VideotuneError(f"{self.spec.title} takes {most}. Set a lower resolution.")
 
     def token_frames(self, hidden_states: Tensor, **_: Any) -> int:
-        """A frame of 1.5 is a pair of latent frames; frames come before channels."""
+        """Return the frames of the video tokens: pairs of latent frames in 1.5."""
         return hidden_states.shape[1] // self.spec.patch[0]
 
     def scheduler(self, shift: float | None) -> Any:
-        """Raises VideotuneError for a ``shift``: a schedule of v-prediction is the one that the model was trained on."""
+        """Load the scheduler.
+
+        Raises:
+            VideotuneError: for a ``shift``; v-prediction needs the schedule of training.
+        """
         if shift is not None:
             raise VideotuneError(
-                f"sample.shift: {self.spec.title} has no shift to set; leave it out"
+                f"sample.shift: {self.spec.title} has no shift. Remove the key."
             )
         return super().scheduler(shift)
 
@@ -266,24 +436,26 @@ class CogVideoX(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """``conditioning.extras["image"]`` (B,C,1,H,W) goes on from an image, where the checkpoint takes one."""
+        """Sample latents; ``extras["image"]`` (B,C,1,H,W) is the image to continue."""
         shape = request.shape
         self.check_shape(shape.frames, shape.height, shape.width)
         pipe = self.pipeline(nets, request.shift)
-        words = {}
+        arguments = {}
         if self.spec.first_frame is not None:
             pipe.prepare_latents = self._prepare_latents(
                 pipe, conditioning
             )  # it has the true image
-            words["image"] = torch.zeros(len(conditioning.text), 3, shape.height, shape.width)
-        latents = self.run_pipeline(pipe, conditioning, unconditional, request, **words)
+            arguments["image"] = torch.zeros(
+                len(conditioning.text), 3, shape.height, shape.width
+            )
+        latents = self.run_pipeline(pipe, conditioning, unconditional, request, **arguments)
         front = self._front(self.spec.rules.latent_size(shape)[0])
         return latents.transpose(1, 2)[:, :, front:].float()
 
     def _prepare_latents(
         self, pipe: Any, conditioning: Conditioning
     ) -> Callable[..., tuple[Tensor, Tensor]]:
-        """What stands in for the image pipeline's ``prepare_latents``: the same noise, and an image encoded before."""
+        """Replace the pipeline's ``prepare_latents``: same noise, encoded image."""
 
         def prepare(
             _: Tensor, num: int, channels: int, frames: int, height: int, width: int, dtype: Any, device: Any,
@@ -307,7 +479,7 @@ class CogVideoX(DiffusersModel):
         return prepare
 
     def fingerprints(self) -> dict[str, str]:
-        """The same VAE keeps more of a clip where the checkpoint takes an image."""
+        """Return the parts' hashes; with an image, cached entries of the VAE hold more."""
         prints = super().fingerprints()
         return (
             prints
@@ -317,15 +489,16 @@ class CogVideoX(DiffusersModel):
 
 
 def _schedule(path: Path) -> dict[str, float]:
-    """What the scheduler's config says of the noising path.
+    """Read the constants of the noise path from the scheduler's config.
 
-    Raises VideotuneError where it is silent or names another kind of path.
+    Raises:
+        VideotuneError: if one is missing or the path is of another kind.
     """
     config = read_config(path)
     missing = [name for name in SCHEDULE if config.get(name) is None]
     if missing:
         raise VideotuneError(
-            f"{path} does not say {', '.join(missing)}; take the file that comes with the checkpoint"
+            f"{path} does not say {', '.join(missing)}; copy the file that comes with the checkpoint"
         )
     wanted = {
         "prediction_type": "v_prediction",
@@ -341,14 +514,14 @@ def _schedule(path: Path) -> dict[str, float]:
 
 
 def _scattered(noise: Tensor) -> Tensor:
-    """The noise (B,C,1,H,W) of a frame laid out anew: none stays in place, and neighbours come from far apart.
+    """Permute the noise (B,C,1,H,W) of a frame so that no value stays where it was.
 
-    The pipeline begins with noise of its own in the frame in front of a clip. Here that noise is the first frame's own at
-    other places: as good as independent, and no draw is needed that only the host could make.
-    """
+    The pipeline begins with separate noise in the frame before a clip. Here it is the first
+    frame's noise, permuted: practically independent, and without a draw, which only the host
+    could do."""
     flat = noise.flatten(1)
     size = flat.shape[1]
     step = next(step for step in count(int(size / 1.618) | 1, 2) if math.gcd(step, size) == 1)
-    # step is odd and size even, so that i·step + 1 = i has no solution
-    places = (torch.arange(size, device=noise.device) * step + 1) % size
-    return flat[:, places].view_as(noise)
+    # step is odd and size is even, so i·step + 1 = i has no solution.
+    positions = (torch.arange(size, device=noise.device) * step + 1) % size
+    return flat[:, positions].view_as(noise)

@@ -1,7 +1,8 @@
-"""Loading weights: straight into the wanted dtype and device, file by file, their heads compared with the config first.
+"""Load weights file by file, straight into the right dtype and device, checked against the
+config.
 
-What libraries read from a folder or a Hub repository is read without its code, and an error names the place.
-"""
+Libraries read folders and Hub repositories without running their code, and errors name the
+path."""
 
 from __future__ import annotations
 
@@ -32,97 +33,115 @@ if TYPE_CHECKING:
     from videotune.memory.quantization import QuantizedLinear
 
 PROBES = ("a red circle moves left", "a blue square moves up")
-"""Two captions that every tokenizer tells apart which has its vocabulary."""
+"""Two captions that a tokenizer with a vocabulary reads as different tokens."""
+
+_MAX_EXTRA_SHARE = 0.01
+"""Up to this share, weights that the model lacks are left out with a note; more is another
+model."""
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """An error that a library raises of a damaged file becomes a VideotuneError that begins with ``what``.
+def explained(context: str) -> Iterator[None]:
+    """Turn a library's error about a damaged file into a VideotuneError that begins with
+    ``context``.
 
-    That the memory is full stays the error that it is.
+    Errors about full memory pass through.
     """
     try:
         yield
     except VideotuneError:
         raise
-    except Exception as error:  # each library has kinds of its own, tokenizers' has none
-        if isinstance(error, MemoryError) or re.search(
-            "out of memory|allocate memory", str(error)
-        ):
+    except Exception as error:  # each library has its own classes, tokenizers has none
+        is_memory = re.search("out of memory|allocate memory", str(error))
+        if isinstance(error, MemoryError) or is_memory:
             raise
         if "trust_remote_code" in str(error):
             raise VideotuneError(
-                f"{what}: it names code of its own, which videotune never runs"
+                f"{context}: it names code of its own, which videotune never runs"
             ) from error
-        why = " ".join((str(error) or type(error).__name__).split())[:200]
-        raise VideotuneError(f"{what}: {why}") from error
+        reason = " ".join((str(error) or type(error).__name__).split())[:200]
+        raise VideotuneError(f"{context}: {reason}") from error
 
 
-def pretrained(cls: Any, place: Path | str, **words: Any) -> Any:
-    """``cls.from_pretrained(place)``, without code that lies there; nobody is asked whether to run it.
+def pretrained(cls: Any, path: Path | str, **arguments: Any) -> Any:
+    """Call ``cls.from_pretrained(path)`` without running code from there, and without a prompt.
 
-    Raises VideotuneError where the library cannot read it.
+    Raises:
+        VideotuneError: if the library cannot read it.
     """
-    adapter = Path(place) / "adapter_config.json"
+    adapter = Path(path) / "adapter_config.json"
     if adapter.is_file():
         raise VideotuneError(
-            f"{adapter}: the weights of another model would be read in place of this one's: remove it"
+            f"{adapter}: the library would read the weights of another model instead of these. "
+            "Remove the file."
         )
-    with explained(f"{place} cannot be read by {cls.__name__}"):
-        return cls.from_pretrained(place, trust_remote_code=False, **words)
+    with explained(f"{path} cannot be read by {cls.__name__}"):
+        return cls.from_pretrained(path, trust_remote_code=False, **arguments)
 
 
 def read_tokenizer(folder: Path, encoder: Path, cls: Any = None) -> Any:
-    """The tokenizer in a folder, by its own class or by ``cls``, for the text encoder in another.
+    """Load a tokenizer and check that it works with its text encoder.
 
-    Raises VideotuneError where it is damaged, does not tell two captions apart (it has no vocabulary then), or has more
-    tokens than the encoder's table has rows.
+    Args:
+        folder: the tokenizer's folder.
+        encoder: the text encoder's folder.
+        cls: class of the tokenizer. None: as the folder says.
+
+    Raises:
+        VideotuneError: if it is damaged, reads two captions as the same tokens (it then has no
+            vocabulary), or has more tokens than the encoder's table has rows.
     """
     tokenizer = pretrained(cls or transformers.AutoTokenizer, folder)
     with explained(f"{folder} holds no tokenizer that works"):
-        most = min(32, tokenizer.model_max_length)
-        one, other = (
-            tokenizer(text, truncation=True, max_length=most, verbose=False).input_ids
-            for text in PROBES
+        longest = min(32, tokenizer.model_max_length)
+        probe_ids = []
+        for text in PROBES:
+            encoding = tokenizer(text, truncation=True, max_length=longest, verbose=False)
+            probe_ids.append(encoding.input_ids)
+        last_token = max(tokenizer.get_vocab().values())
+
+    first_ids, second_ids = probe_ids
+    if first_ids == second_ids:
+        raise VideotuneError(
+            f"{folder}: its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same "
+            f"{len(first_ids)} tokens: fetch the model again, or copy all of it"
         )
-        last = max(tokenizer.get_vocab().values())
-    if one == other:
-        fault = (
-            f"its tokenizer reads {PROBES[0]!r} and {PROBES[1]!r} as the same {len(one)} tokens"
-        )
-        raise VideotuneError(f"{folder}: {fault}: fetch the model again, or copy all of it")
+
     config = read_config(encoder / "config.json")
-    # a pipeline pads with the end mark where neither the tokenizer nor its encoder names a token for it, as Llama's
-    if tokenizer.pad_token is None and (
-        tokenizer.eos_token is None or config.get("pad_token_id") is not None
-    ):
+    # A pipeline pads with the end mark if neither the tokenizer nor the encoder has a padding
+    # token, as for Llama.
+    has_padding = tokenizer.pad_token is not None or (
+        tokenizer.eos_token is not None and config.get("pad_token_id") is None
+    )
+    if not has_padding:
         raise VideotuneError(
             f"{folder} names no token that pads captions: fetch the model again, or copy all of it"
         )
+
     rows = config.get("vocab_size")
-    if isinstance(rows, int) and last >= rows:
+    if isinstance(rows, int) and last_token >= rows:
         raise VideotuneError(
-            f"{folder} has a token {last}, and {encoder} knows {rows}: take both from one checkpoint"
+            f"{folder} has a token {last_token}, but {encoder} has only {rows}. "
+            "Take both from one checkpoint."
         )
     return tokenizer
 
 
 def count_tokens(folder: Path, captions: Sequence[str]) -> list[int] | None:
-    """How many tokens each caption has, marks included, without torch; None where the folder has no tokenizer.json."""
+    """Return each caption's number of tokens, marks included, without torch.
+
+    None if the folder has no tokenizer.json.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
-    from tokenizers import Tokenizer  # light to start
+    from tokenizers import Tokenizer  # keeps the start light
 
     with explained(f"{path} cannot be read"):
         tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return [len(encoding.ids) for encoding in tokenizer.encode_batch(list(captions))]
-
-
-_SPARE = 0.01
-"""Weights that a model has no place for are left out, and said, up to this share; more is another model."""
 
 
 def load_model(
@@ -137,17 +156,22 @@ def load_model(
     fill: FillFn = None,
     stream: LogFn | None = None,
 ) -> nn.Module:
-    """A part of a base model by its class of diffusers or transformers, frozen, in ``dtype`` on ``device``.
+    """Load a part of a base model by its class in diffusers or transformers, frozen.
 
-    It is what ``cls.from_pretrained(folder, dtype=dtype)`` gives, modules that diffusers keeps in float32 included, but
-    never holds more than the model and one file of weights. On a CPU, weights that already have the dtype are the file's
-    own pages, mapped. ``packed``: how the weights of the Linears in its lists of ``blocks`` (none named: in its longest
-    one) are packed, each as it is read (``memory/quantization.py``); None: they are not.
+    The result is that of ``cls.from_pretrained(folder, dtype=dtype)``, with modules in float32
+    if diffusers keeps them so, but never more than the model and one file of weights is in
+    memory. On a CPU, weights that already have the dtype are mapped pages of the file.
 
-    ``stay``: the weights of a network of diffusers stay on this device, for whoever streams them to ``device``.
-    ``stream``: those of a text encoder's blocks are streamed from the host, with the same numbers; it is told what could
-    not be done as it should. ``fill``: no file of weights is read, and it puts tensors in the place of the parameters,
-    which are on the meta device. Raises VideotuneError where weights and config are not of one model.
+    Args: cls: class of the part. folder: folder of the part. dtype: dtype of the weights.
+        device: device of the network. packed: quantization of the Linears in ``blocks``
+        (``memory/quantization.py``), applied as each is read. None: no quantization. blocks:
+        module paths of lists of blocks. Empty: the longest list. stay: device for the weights
+        of a diffusers network that the caller streams to ``device``. fill: puts tensors in the
+        place of the parameters, which are on the meta device, instead of reading files. stream:
+        streams the blocks of a text encoder from the host; gets a line if that fails.
+
+    Raises:
+        VideotuneError: if weights and config do not belong to the same model.
     """
     if fill is not None:
         net = as_loaded(cls, folder, dtype)
@@ -156,31 +180,53 @@ def load_model(
         fill(net)
     elif hasattr(cls, "load_config"):
         net = _load_network(cls, folder, dtype, device, packed, blocks, stay or device)
-    else:  # transformers streams by itself, and ties weights that stand in a file once
-        if packed is None:
-            net = _load_by_transformers(
-                cls, folder, dtype, torch.device("cpu") if stream else device
-            )
-        else:
-            net = _load_packed(cls, folder, dtype, device, packed)
-        net = _streamed(net, device, stream) if stream else net.to(device)
+    else:
+        net = _load_text_encoder(cls, folder, dtype, device, packed, stream)
     return net.eval().requires_grad_(False)
 
 
+def _load_text_encoder(
+    cls: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    packed: str | None,
+    stream: LogFn | None,
+) -> nn.Module:
+    """Load by transformers, which reads file by file and ties weights that are stored once."""
+    if packed is None:
+        first_device = torch.device("cpu") if stream else device
+        net = _load_by_transformers(cls, folder, dtype, first_device)
+    else:
+        net = _load_packed(cls, folder, dtype, device, packed)
+    if stream:
+        return _streamed(net, device, stream)
+    return net.to(device)
+
+
 def _load_network(
-    cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str | None, blocks: Sequence[str],
+    cls: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    packed: str | None,
+    blocks: Sequence[str],
     stay: torch.device,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     net = to_fill(cls, folder, dtype)
-    placed = dict[str, "Tensor"]()
+    loaded = dict[str, "Tensor"]()
     states = read_states(cls, folder, net, echo=note)
     layers = {} if packed is None else _pack(cls, net, blocks, packed, dtype)
     for state in states:
-        for path in [path for path in layers if f"{path}.weight" in state]:
-            # where the run computes, so that what is streamed is what is not, to the bit; and fast
+        paths = [path for path in layers if f"{path}.weight" in state]
+        for path in paths:
+            # Packed on the device that computes: fast, and the same bits with and without
+            # streaming.
             layers[path].set_weight(state.pop(f"{path}.weight").to(device), stay)
-        placed |= _placed(cls, state, dtype, stay, alone=bool(layers) or len(state) == 1)
-    net.load_state_dict(placed, strict=False, assign=True)
+        unmap = bool(layers) or len(state) == 1
+        loaded |= _placed(cls, state, dtype, stay, unmap=unmap)
+
+    net.load_state_dict(loaded, strict=False, assign=True)
     for module in net.modules():  # buffers that no file holds
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(stay)
@@ -190,7 +236,7 @@ def _load_network(
 def _pack(
     cls: Any, net: nn.Module, blocks: Sequence[str], kind: str, dtype: torch.dtype
 ) -> dict[str, QuantizedLinear]:
-    """Packed layers in the place of a network's Linears, empty; of its longest list of modules where no list is named."""
+    """Replace Linears with empty packed layers; for ``blocks`` see ``load_model``."""
     from videotune.memory.quantization import longest_list, pack_linears  # imports torch
 
     return pack_linears(
@@ -199,77 +245,79 @@ def _pack(
 
 
 def _streamed(net: nn.Module, device: torch.device, echo: LogFn) -> nn.Module:
-    """Move a network to the device, but for the weights of its longest list of blocks."""
+    """Move a network to the device, except for the weights of its longest list of blocks."""
     from videotune.memory.block_offload import stream_blocks  # imports torch
     from videotune.memory.quantization import longest_list
 
     streams = stream_blocks(net, [longest_list(net)], device, 1.0, echo=echo)
-    net.streams = streams  # type: ignore[assignment]  # what streams lives as long as the network
+    net.streams = streams  # type: ignore[assignment]  # lives as long as the network
     return net
 
 
 def _placed(
-    cls: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, alone: bool
+    cls: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device, *, unmap: bool
 ) -> dict[str, Tensor]:
-    """Each tensor in its own dtype on the device; the state is emptied on the way. ``alone``: none stays a file's page."""
-    placed = {}
+    """Return each tensor in its dtype on the device, and empty ``state`` meanwhile.
+
+    ``unmap``: copy tensors that would stay pages of the file.
+    """
+    result = {}
     for name in list(state):
         tensor = state.pop(name)
         wanted = dtype_of(name, cls, dtype) if tensor.is_floating_point() else tensor.dtype
-        there = tensor.to(device).to(wanted).contiguous()
-        # a small tensor that stayed a page of the file would keep all of the file mapped
-        placed[name] = (
-            there.clone() if there is tensor and (alone or wanted != dtype) else there
-        )
-    return placed
+        moved = tensor.to(device).to(wanted).contiguous()
+        # A small tensor that stays a page of the file would keep the entire file mapped.
+        if moved is tensor and (unmap or wanted != dtype):
+            moved = moved.clone()
+        result[name] = moved
+    return result
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the bars of progress of transformers and diffusers."""
-    from diffusers.utils import logging as of_diffusers  # imports torch
-    from transformers.utils import logging as of_transformers
+    """Hide the progress bars of transformers and diffusers."""
+    from diffusers.utils import logging as diffusers_logging  # imports torch
+    from transformers.utils import logging as transformers_logging
 
-    shown = [
-        logging
-        for logging in (of_transformers, of_diffusers)
-        if logging.is_progress_bar_enabled()
-    ]
-    for logging in shown:
-        logging.disable_progress_bar()
+    enabled = []
+    for logging in (transformers_logging, diffusers_logging):
+        if logging.is_progress_bar_enabled():
+            enabled.append(logging)
+            logging.disable_progress_bar()
     try:
         yield
     finally:
-        for logging in shown:
+        for logging in enabled:
             logging.enable_progress_bar()
 
 
 def _load_packed(
     cls: Any, folder: Path, dtype: torch.dtype, device: torch.device, packed: str
 ) -> nn.Module:
-    """A network of transformers on the CPU, packed on ``device``."""
+    """Load a network of transformers to the CPU, packed on ``device``."""
     from videotune.memory.quantization import QuantizedLinear, packed_note  # imports torch
 
-    found = {header.dtype for header in headers(weight_files(folder)).values()} & set(DTYPES)
-    there = (
-        getattr(torch, DTYPES[found.pop()]) if len(found) == 1 else dtype
-    )  # then weights are pages, and no memory
-    net = _load_by_transformers(cls, folder, there, torch.device("cpu"))
+    stored_dtypes = {header.dtype for header in headers(weight_files(folder)).values()}
+    stored_dtypes &= set(DTYPES)
+    # In the file's own dtype, weights are mapped pages that take no memory.
+    read_dtype = dtype
+    if len(stored_dtypes) == 1:
+        read_dtype = getattr(torch, DTYPES[stored_dtypes.pop()])
+
+    net = _load_by_transformers(cls, folder, read_dtype, torch.device("cpu"))
     linears = dict(net.named_modules())
     for path, layer in _pack(cls, net, (), packed, dtype).items():
-        linear = linears.pop(
-            path
-        )  # and with it the only weight there is: one after the other goes as it is packed
+        # The last reference, so each weight is freed as soon as it is packed.
+        linear = linears.pop(path)
         layer.set_weight(linear.weight.detach().to(device), torch.device("cpu"))
         linear.weight = None
-    kept = {
-        id(x)
-        for layer in net.modules()
-        if isinstance(layer, QuantizedLinear)
-        for x in layer.kept.values()
-    }
+
+    packed_ids = set()
+    for module in net.modules():
+        if isinstance(module, QuantizedLinear):
+            packed_ids |= {id(tensor) for tensor in module.kept.values()}
     for name, parameter in net.named_parameters():
-        if id(parameter) not in kept:  # a page that stayed would keep the file mapped
+        if id(parameter) not in packed_ids:  # a page that stays would keep the file mapped
             parameter.data = parameter.data.to(dtype_of(name, cls, dtype), copy=True)
     note(packed_note(net, f"text encoder {cls.__name__}", packed))
     return net
@@ -281,42 +329,55 @@ def _load_by_transformers(
     files = weight_files(folder)
     refuse_dtypes(files, headers(files))
     try:
-        how = {"device_map": {"": device}, "use_safetensors": True, "output_loading_info": True}
         with quietly():
-            net, found = pretrained(cls, folder, dtype=dtype, **how)
+            net, info = pretrained(
+                cls,
+                folder,
+                dtype=dtype,
+                device_map={"": device},
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except VideotuneError as error:
         raise VideotuneError(
             f"{shown(files)} does not fit {folder / 'config.json'}: {error}"
         ) from error
-    absent = sorted(found["missing_keys"])
+
+    absent = sorted(info["missing_keys"])
     if absent:  # transformers would fill them with random numbers
-        lacks = f"{len(absent)} tensors are missing, as {absent[0]}. Take weights and config of one model"
-        raise VideotuneError(f"{shown(files)} is not all of a {cls.__name__}: {lacks}.")
+        raise VideotuneError(
+            f"{shown(files)} is not all of a {cls.__name__}: {len(absent)} tensors are missing, "
+            f"as {absent[0]}. Take weights and config of one model."
+        )
     return net
 
 
 def refuse_dtypes(
-    files: list[Path], found: Mapping[str, Header], known: Collection[str] = tuple(DTYPES)
+    files: list[Path],
+    stored: Mapping[str, Header],
+    allowed: Collection[str] = tuple(DTYPES),
 ) -> None:
-    """Raise VideotuneError for integers, and for dtypes that are not ``known``: what is loaded is a plain network."""
-    odd = [
+    """Raise VideotuneError for integers and other dtypes that are not ``allowed``."""
+    refused = [
         name
-        for name, header in found.items()
-        if header.dtype not in known and not name.endswith("position_ids")
+        for name, header in stored.items()
+        if header.dtype not in allowed and not name.endswith("position_ids")
     ]
-    if odd:
-        kind = f"weights of the dtype {found[odd[0]].dtype} ({odd[0]})"
+    if refused:
+        name = refused[0]
         raise VideotuneError(
-            f"{shown(files)} holds {kind}: take the file in bfloat16, float16 or float32"
+            f"{shown(files)} holds weights of the dtype {stored[name].dtype} ({name}): "
+            "take the file in bfloat16, float16 or float32"
         )
 
 
 def read_states(
     cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """The weights of a part by diffusers' names, file by file as the files' own pages; of a file in another layout tensor
-    by tensor. ``net`` is the part's network, of which the shapes count. Raises VideotuneError as ``check_part`` does.
-    """
+    """Read the weights of a part by diffusers' keys.
+
+    A file in diffusers' layout is read at once, as mapped pages; another layout tensor by
+    tensor. Raises as ``check_part`` does."""
     from safetensors.torch import load_file  # imports torch
 
     sources = check_part(cls, folder, net, echo)
@@ -328,104 +389,118 @@ def read_states(
 def check_part(
     cls: Any, folder: Path, net: nn.Module, echo: LogFn | None = None
 ) -> dict[str, WeightSource]:
-    """Compare the heads of a part's files with its config's model.
+    """Compare the headers of a part's files with the model of its config.
 
-    Returns where each tensor of the model lies. ``echo`` is told of weights in 8 bits, and of those that are left out.
-    Raises VideotuneError that names both models where they differ.
+    Args:
+        cls: class of the part.
+        folder: folder of the part.
+        net: the part's network, of which only the shapes count.
+        echo: gets a line about weights in fp8 and about those that are left out.
+
+    Returns:
+        The source of each tensor of the model.
+
+    Raises:
+        VideotuneError: if they differ; it describes both models.
     """
     files = weight_files(folder)
     stored = {Path(shown([path])): headers([path]) for path in files}
-    every = headers(files)
+    all_headers = headers(files)
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
-    for path, one in stored.items():
-        single_file.refuse_packed(path, one)
+    for path, file_headers in stored.items():
+        single_file.refuse_packed(path, file_headers)
+
     sources = single_file.find_sources(cls.__name__, wanted, stored)
     if not sources:
-        what = f"is {single_file.kind_of(every) or 'of no known kind'}, not a transformer"
-        raise VideotuneError(f"{shown(files)} {what}: it has no tensor of a {cls.__name__}")
-    refuse_dtypes(
-        files, {source.name: source.stored for source in sources.values()}, {*DTYPES, *FP8}
-    )
-    found = {name: source.shape for name, source in sources.items()}
-    wrong = [name for name in wanted if found.get(name) != wanted[name]]
-    spare = single_file.left_over(sources, every)
-    extra = sum(every[name].count for name in spare)
-    held = sum(map(math.prod, found.values()))
-    if wrong or extra > _SPARE * (held + extra):
-        name = (wrong or spare)[0]
-        theirs = (
-            "x".join(map(str, found.get(name, every[name].shape if name in every else ())))
-            or "missing"
-        )
-        ours = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
-        counts = [held + extra, sum(map(math.prod, wanted.values()))]
-        there, mine = (
-            f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}" for count in counts
-        )
-        fault = f"it holds {there} parameters, a {cls.__name__} of this config {mine}. {len(wrong or spare)} tensors"
-        pair = f"{name}: {theirs} in the file, {ours} by the config.{_published(cls, stored)}"
+        kind = single_file.kind_of(all_headers) or "of no known kind"
         raise VideotuneError(
-            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: {fault} differ: {pair}"
+            f"{shown(files)} is {kind}, not a transformer: it has no tensor of a {cls.__name__}"
         )
-    eight = sum(source.stored.dtype in FP8 for source in sources.values())
-    if eight and echo:
-        echo(
-            f"note: {shown(files)}: {eight} of {len(sources)} weights are in fp8; the base model is what these give"
+    used_headers = {source.name: source.stored for source in sources.values()}
+    refuse_dtypes(files, used_headers, {*DTYPES, *FP8})
+
+    shapes = {name: source.shape for name, source in sources.items()}
+    wrong = [name for name in wanted if shapes.get(name) != wanted[name]]
+    extra = single_file.left_over(sources, all_headers)
+    extra_count = sum(all_headers[name].count for name in extra)
+    count = sum(map(math.prod, shapes.values())) + extra_count
+    if wrong or extra_count > _MAX_EXTRA_SHARE * count:
+        names = wrong or extra
+        name = names[0]
+        file_shape = all_headers[name].shape if name in all_headers else ()
+        file_size = "x".join(map(str, shapes.get(name, file_shape))) or "missing"
+        model_size = "x".join(map(str, wanted[name])) if name in wanted else "not in the model"
+        model_count = sum(map(math.prod, wanted.values()))
+        raise VideotuneError(
+            f"{shown(files)} does not fit {shown([folder / 'config.json'])}: "
+            f"it holds {_count_text(count)} parameters, a {cls.__name__} of this config "
+            f"{_count_text(model_count)}. {len(names)} tensors differ: {name}: {file_size} in the "
+            f"file, {model_size} by the config.{_published(cls, stored)}"
         )
-    if spare and echo:
+
+    fp8_count = sum(source.stored.dtype in FP8 for source in sources.values())
+    if fp8_count and echo:
         echo(
-            f"note: {shown(files)}: {len(spare)} weights that no {cls.__name__} has are left out: {spare[0]} …"
+            f"note: {shown(files)}: {fp8_count} of {len(sources)} weights are in fp8; "
+            "the base model is what these give"
+        )
+    if extra and echo:
+        echo(
+            f"note: {shown(files)}: {len(extra)} weights that no {cls.__name__} has are left out: "
+            f"{extra[0]} …"
         )
     return sources
 
 
+def _count_text(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 5e6 else f"{count:,}"
+
+
 def _published(cls: Any, stored: Mapping[Path, Mapping[str, Header]]) -> str:
-    """Which published model has the shapes of these files, in words."""
+    """Return a sentence with the published model that has the shapes of these files, or ""."""
     for path in sorted(CONFIGS.glob("*/transformer/config.json")):
-        if read_config(path).get("_class_name") == cls.__name__:
-            shapes = {
-                name: tuple(value.shape)
-                for name, value in on_meta(cls, path.parent).state_dict().items()
-            }
-            found = single_file.find_sources(cls.__name__, shapes, stored)
-            if shapes == {name: source.shape for name, source in found.items()}:
-                return f" Its shapes are those of {path.parents[1].name}."
+        if read_config(path).get("_class_name") != cls.__name__:
+            continue
+        state = on_meta(cls, path.parent).state_dict()
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        sources = single_file.find_sources(cls.__name__, shapes, stored)
+        if shapes == {name: source.shape for name, source in sources.items()}:
+            return f" Its shapes are those of {path.parents[1].name}."
     return ""
 
 
 def shown(files: list[Path]) -> str:
-    """The file as the user knows it: where a link of ours leads."""
-    first = (
-        files[0].resolve()
-        if files[0].is_symlink() and "blobs" not in files[0].resolve().parts
-        else files[0]
-    )
+    """Return the files as the user knows them: videotune's links are resolved."""
+    first = files[0]
+    if first.is_symlink() and "blobs" not in first.resolve().parts:
+        first = first.resolve()
     return str(first) if len(files) == 1 else f"{first} (and {len(files) - 1} more)"
 
 
 def on_meta(cls: Any, folder: Path) -> nn.Module:
-    """A network of diffusers or transformers as its config describes it, all of it on the meta device."""
+    """Build a network of diffusers or transformers by its config, on the meta device."""
     with torch.device("meta"):
         return built(cls, folder)
 
 
 def to_fill(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The model that a part's config describes, parameters on the meta device, buffers real."""
+    """Build a part by its config, with parameters on the meta device and real buffers."""
     from accelerate import init_empty_weights  # torch comes with it
 
     if read_config(folder / "config.json").get("quantization_config"):
         raise VideotuneError(
             f"{folder} is quantized: take the checkpoint in float32, bfloat16 or float16"
         )
-    # some models make their buffers in torch's default dtype
+    # Some models create their buffers in torch's default dtype.
     with transformers.modeling_utils.local_torch_dtype(dtype), init_empty_weights():
         return built(cls, folder)
 
 
 def built(cls: Any, folder: Path) -> Any:
-    """A network of diffusers or transformers as the config in its folder describes it.
+    """Build a network of diffusers or transformers by the config in its folder.
 
-    Raises VideotuneError where there is no such network.
+    Raises:
+        VideotuneError: if the config is not valid for the class.
     """
     with explained(f"{folder / 'config.json'} describes no {cls.__name__}"):
         if hasattr(cls, "load_config"):
@@ -434,7 +509,7 @@ def built(cls: Any, folder: Path) -> Any:
 
 
 def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
-    """A part of a base model on the meta device, each parameter in the dtype that it would be loaded in."""
+    """Build a part on the meta device, with the dtypes of a loaded one."""
     if hasattr(cls, "load_config"):
         net = to_fill(cls, folder, dtype)
     else:
@@ -448,18 +523,15 @@ def as_loaded(cls: Any, folder: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def kept_in_float32(cls: Any, dtype: torch.dtype) -> tuple[str, ...]:
-    """Parts of the paths of modules that a model's authors keep in float32."""
-    if (
-        not hasattr(cls, "load_config") and dtype != torch.float16
-    ):  # transformers means half precision alone by that
-        return tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
-    return tuple(getattr(cls, "_keep_in_fp32_modules", None) or ())
+    """Return names in the paths of modules that a model's authors keep in float32."""
+    names = getattr(cls, "_keep_in_fp32_modules", None)
+    if not hasattr(cls, "load_config") and dtype != torch.float16:
+        # transformers applies _keep_in_fp32_modules only to half precision
+        names = getattr(cls, "_keep_in_fp32_modules_strict", None)
+    return tuple(names or ())
 
 
 def dtype_of(name: str, cls: Any, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a parameter, by its name, of a model that is loaded in ``dtype``."""
-    return (
-        torch.float32
-        if any(part in kept_in_float32(cls, dtype) for part in name.split("."))
-        else dtype
-    )
+    """Return the dtype of a parameter of a model that is loaded in ``dtype``."""
+    is_kept = any(part in kept_in_float32(cls, dtype) for part in name.split("."))
+    return torch.float32 if is_kept else dtype

@@ -1,6 +1,7 @@
-"""LTX-Video 0.9.x, 2B and 13B (HaCohen et al. 2024, arXiv 2501.00103): flow matching, T5 text, a VAE of 32 x 32 x 8.
+"""LTX-Video 0.9.x, 2B and 13B (HaCohen et al. 2024, arXiv 2501.00103).
 
-From text, and from a first frame that is fed clean; where a frame lies in time is told in seconds, so fps counts.
+Flow matching, T5 text, and a VAE that compresses 32 x 32 x 8. From text, and from a first frame
+that is fed clean. Positions in time are in seconds, so fps counts.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from weakref import ref
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch
-from videotune.models.base import DiffusersModel, key_names, spec_of
+from videotune.models.base import DiffusersModel
 from videotune.models.model_files import read_config
-from videotune.models.pipelines import known_latents, own_scheduler
+from videotune.models.pipelines import load_scheduler, vae_stand_in
 from videotune.rng import generator_for, seed32
 from videotune.types import (
     Batch,
@@ -28,6 +29,7 @@ from videotune.types import (
     ModelSpec,
     Networks,
     SampleRequest,
+    VideoRules,
 )
 
 if TYPE_CHECKING:
@@ -37,101 +39,268 @@ SIZES = {(2048, 28): "2B", (4096, 48): "13B"}
 """(width, blocks) of the published transformers."""
 
 LICENCE = "LTXV Open Weights License"
-"""Of all 13B; 2B from 0.9.5 on has OpenRAIL-M first, then the latter, and no config tells which."""
+"""Licence of all 13B. 2B from 0.9.5 on has OpenRAIL-M first, then this one; no config has
+it."""
 
 SHIFTS = (1024.0, 0.95, 4096.0, 2.05)
-"""(tokens, μ, tokens, μ) of the authors' trainer for every version; the schedulers up to 0.9.1 say the same."""
+"""(tokens, μ, tokens, μ) of the authors' trainer for all versions, and of schedulers up to
+0.9.1."""
 
 DECODE_TIMESTEP = 0.05
+"""Timestep with which a VAE with timestep conditioning decodes, as its authors do."""
+
 DECODE_NOISE = 0.025
-"""What a VAE that is told a timestep decodes with, and the share of noise then laid on the latents: its authors' own."""
+"""Share of noise that is added to the latents before such a VAE decodes them."""
 
 NEWER_TOKENS = 256
-"""Of a caption, as the pipeline of 0.9.5 and newer reads it."""
+"""Tokens of a caption in the pipeline of 0.9.5 and newer."""
+
+TINY_SCHEDULER = {
+    "use_dynamic_shifting": True,
+    "base_shift": 0.95,
+    "max_shift": 2.05,
+    "shift_terminal": 0.1,
+    "base_image_seq_len": 1024,
+    "max_image_seq_len": 4096,
+}
 
 
 class LTXVideo(DiffusersModel):
     """An LTX-Video checkpoint."""
 
-    spec = spec_of(
-        "ltx_video"
-    )  # its one shift is that of 2560 tokens, half way between the two that the rule names
+    # The spec's shift is that of 2560 tokens, half way between the two of ``shift_by_tokens``.
+    spec = ModelSpec(
+        name="ltx_video",
+        aliases=(
+            "LTXPipeline",
+            "LTXImageToVideoPipeline",
+            "LTXConditionPipeline",
+            "ltx",
+            "ltxv",
+            "ltx-video",
+            "LTX_VIDEO",
+            "LTXV_2B",
+            "LTXV_13B",
+        ),
+        title="LTX-Video 0.9.0 2B",
+        path="flow",
+        rules=VideoRules(
+            frame_step=8,
+            frame_rest=1,
+            side_multiple=32,
+            fps=25.0,
+            spatial_stride=32,
+            temporal_stride=8,
+            most_frames=257,
+        ),
+        text_tokens=128,
+        blocks=("transformer_blocks",),
+        lora_targets={
+            "attention": (r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",),
+            "feed_forward": (r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",),
+            "linear": (
+                r"transformer_blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",
+                r"transformer_blocks\.\d+\.ff\.(net\.0\.proj|net\.2)",
+            ),
+            "all": (r"transformer_blocks\..+",),
+            "self_attention": (r"transformer_blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
+            "cross_attention": (r"transformer_blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",),
+        },
+        default_resolution=600,
+        timestep_shift=4.48,
+        sample_steps=50,
+        sample_guidance=3.0,
+        licence="LTX-Video RAIL-M licence",
+        latent_channels=128,
+        patch=(1, 1, 1),
+        image_conditioning="replace",
+        first_frame=0.1,
+        sample_shape=(161, 512, 704),
+        keeps_variance=True,
+        shift_by_tokens=(1024.0, 0.95, 4096.0, 2.05),
+    )
     variants = ("0.9.0", "0.9.1", "0.9.7")
     transformer_class = "LTXVideoTransformer3DModel"
     vae_class = "AutoencoderKLLTXVideo"
     embedding_names = {"text_encoder": "t5xxl"}
-    original_names = key_names("ltx_video", "original")
+    original_names = (
+        (r"^proj_in\.", "patchify_proj."),
+        (r"^time_embed\.", "adaln_single."),
+        (r"\.norm_q\.", ".q_norm."),
+        (r"\.norm_k\.", ".k_norm."),
+    )
     config_defaults = {"patch_size": 1, "patch_size_t": 1}
+    tiny_parts = {
+        "_class_name": "LTXPipeline",
+        "vae": {
+            "_class_name": "AutoencoderKLLTXVideo",
+            "latent_channels": 4,
+            "_buffers": {
+                "latents_mean": [0.1, -0.2, 0.0, 0.3],
+                "latents_std": [0.5, 1.2, 0.8, 1.0],
+            },
+        },
+        "transformer": {
+            "_class_name": "LTXVideoTransformer3DModel",
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "cross_attention_dim": 32,
+            "num_layers": 2,
+            "caption_channels": 16,
+        },
+        "tokenizer": {"_class_name": "letters"},
+        "text_encoder": {
+            "_class_name": "T5EncoderModel",
+            "vocab_size": 98,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "dropout_rate": 0.0,
+        },
+        "scheduler": {"_class_name": "FlowMatchEulerDiscreteScheduler"},
+    }
+    tiny_variants = {
+        "0.9.0": {
+            "vae": {
+                "block_out_channels": [8, 8, 8, 8],
+                "layers_per_block": [1, 1, 1, 1, 1],
+                "spatio_temporal_scaling": [True, True, True, False],
+                "decoder_block_out_channels": [8, 8, 8, 8],
+                "decoder_layers_per_block": [1, 1, 1, 1, 1],
+            },
+            "scheduler": TINY_SCHEDULER,
+        },
+        "0.9.1": {
+            "vae": {
+                "block_out_channels": [8, 8, 8, 8],
+                "layers_per_block": [1, 1, 1, 1, 1],
+                "spatio_temporal_scaling": [True, True, True, False],
+                "decoder_block_out_channels": [8, 16, 32],
+                "decoder_layers_per_block": [1, 1, 1, 1],
+                "decoder_spatio_temporal_scaling": [True, True, True],
+                "upsample_residual": [True, True, True],
+                "upsample_factor": [2, 2, 2],
+                "timestep_conditioning": True,
+                "decoder_inject_noise": [True, True, True, False],
+            },
+            "scheduler": TINY_SCHEDULER,
+        },
+        "0.9.7": {
+            "_class_name": "LTXConditionPipeline",
+            "vae": {
+                "decoder_block_out_channels": [8, 16, 32],
+                "decoder_layers_per_block": [1, 1, 1, 1],
+                "decoder_spatio_temporal_scaling": [True, True, True],
+                "upsample_residual": [True, True, True],
+                "upsample_factor": [2, 2, 2],
+                "timestep_conditioning": True,
+                "block_out_channels": [4, 8, 8, 16, 16],
+                "down_block_types": [
+                    "LTXVideo095DownBlock3D",
+                    "LTXVideo095DownBlock3D",
+                    "LTXVideo095DownBlock3D",
+                    "LTXVideo095DownBlock3D",
+                ],
+                "layers_per_block": [1, 1, 1, 1, 1],
+                "spatio_temporal_scaling": [True, True, True, True],
+                "downsample_type": ["spatial", "temporal", "spatiotemporal", "spatiotemporal"],
+                "decoder_inject_noise": [False, False, False, False],
+                "spatial_compression_ratio": 32,
+                "temporal_compression_ratio": 8,
+            },
+        },
+    }
 
     @cached_property
-    def newer(self) -> bool:
+    def is_newer(self) -> bool:
         """Whether it is a checkpoint of 0.9.5 or later."""
-        return _newer(self.folder)
+        return _is_newer(self.folder)
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of a checkpoint. Raises VideotuneError for one that only looks like one of these."""
-        net, vae, latent, _ = cls.read_configs(folder)
+        """Read the spec of a checkpoint.
+
+        Raises:
+            VideotuneError: for a checkpoint that is not a published LTX-Video.
+        """
+        configs = cls.read_configs(folder)
+        net = configs.transformer
+        vae = configs.vae
         if (net.get("patch_size", 1), net.get("patch_size_t", 1)) != (1, 1):
             raise VideotuneError(
                 f"{folder}: a token covers more than one latent; no published LTX-Video does that"
             )
-        size = SIZES.get(
-            (net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), ""
-        )
+
+        width = net["num_attention_heads"] * net["attention_head_dim"]
+        size = SIZES.get((width, net["num_layers"]), "")
+        newer = _is_newer(folder)
+        if newer:
+            version = "0.9.5+"
+            text_tokens = NEWER_TOKENS
+            licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
+        else:
+            version = "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
+            text_tokens = cls.spec.text_tokens
+            licence = cls.spec.licence
+
         spatial = _stride(vae, "spatial", 4)
         temporal = _stride(vae, "temporal", 1)
-        strides: dict[str, Any] = {"spatial_stride": spatial, "temporal_stride": temporal}
-        newer = _newer(folder)
-        version = (
-            "0.9.5+" if newer else "0.9.1" if vae.get("timestep_conditioning") else "0.9.0"
-        )
-        newer_licence = LICENCE if size == "13B" else f"OpenRAIL-M or {LICENCE}"
+        scheduler = read_config(folder / "scheduler" / "scheduler_config.json")
         return replace(
             cls.spec,
             title=f"LTX-Video {version} {size}".rstrip(),
             rules=replace(
-                cls.spec.rules, frame_step=temporal, side_multiple=spatial, **strides
+                cls.spec.rules,
+                frame_step=temporal,
+                side_multiple=spatial,
+                spatial_stride=spatial,
+                temporal_stride=temporal,
             ),
-            latent_channels=latent,
-            text_tokens=NEWER_TOKENS if newer else cls.spec.text_tokens,
+            latent_channels=configs.latent_channels,
+            text_tokens=text_tokens,
             text_width=net["caption_channels"],
-            licence=newer_licence if newer else cls.spec.licence,
-            shift_by_tokens=_shifts(
-                read_config(folder / "scheduler" / "scheduler_config.json")
-            ),
+            licence=licence,
+            shift_by_tokens=_shifts(scheduler),
         )
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """With the mask of a full caption."""
-        return super().blank_states(shape) | {
-            "mask": torch.ones(self.spec.text_tokens, dtype=torch.bool)
-        }
+        """Return zeros in the form of a clip's states, with the mask of a full caption."""
+        mask = torch.ones(self.spec.text_tokens, dtype=torch.bool)
+        return super().blank_states(shape) | {"mask": mask}
 
     def part(self, name: str, fill: FillFn = None) -> nn.Module:
-        """A VAE that is told a timestep is told the usual one."""
+        """Load a part; a VAE with timestep conditioning always gets the usual timestep."""
         net: Any = super().part(name, fill)
         if name == "vae" and net.config.timestep_conditioning:
-            # a bound method would keep the network in memory until the garbage collector runs
+            # A bound method would keep the network in memory until the garbage collector runs.
             decode = type(net).decode
-            known = ref(net)
-            net.decode = lambda latents, **words: decode(
-                known(), latents, latents.new_full((len(latents),), DECODE_TIMESTEP), **words
-            )
+            weak_net = ref(net)
+
+            def decode_at_usual_timestep(latents: Tensor, **arguments: Any) -> Any:
+                timesteps = latents.new_full((len(latents),), DECODE_TIMESTEP)
+                return decode(weak_net(), latents, timesteps, **arguments)
+
+            net.decode = decode_at_usual_timestep
         return net
 
     def raw_latents(self, latents: Tensor) -> Tensor:
-        """With a little noise for a VAE that is told a timestep, always the same."""
+        """Return the VAE's latents, with a little constant noise for timestep conditioning."""
         raw = super().raw_latents(latents)
         if self.vae().config.timestep_conditioning:
-            noise = torch.from_numpy(
-                generator_for(0, "decode noise").standard_normal(tuple(raw.shape), "float32")
-            )
+            generator = generator_for(0, "decode noise")
+            noise = torch.from_numpy(generator.standard_normal(tuple(raw.shape), "float32"))
             raw = (1 - DECODE_NOISE) * raw + DECODE_NOISE * noise.to(raw)
         return raw
 
     def decode(self, latents: Tensor, tiled: bool = False) -> Tensor:
-        """Some VAEs draw inside from torch's own numbers: here always the same, and everyone else's are as they were."""
+        """Decode latents with a fixed seed: some VAEs draw from torch's global generators.
+
+        The generators' states are restored.
+        """
         devices = [] if self.device.type == "cpu" else [self.device]
         with self.vae_lock, torch.random.fork_rng(devices, device_type=self.device.type):
             torch.default_generator.manual_seed(seed32(0, "decoder noise"))
@@ -140,52 +309,73 @@ class LTXVideo(DiffusersModel):
             return super().decode(latents, tiled)
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
+        """Return v = noise - x0.
+
+        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning frames.
+        """
         times = self.model_timesteps(x_t, t, batch)
+        if self.is_newer and times.ndim == 1:
+            times = times[:, None]
         assert batch.conditioning.text_mask is not None
-        out = net(
+        output = net(
             hidden_states=_tokens(x_t.to(self.dtype)),
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            timestep=times[:, None] if self.newer and times.ndim == 1 else times,
+            timestep=times,
             encoder_attention_mask=batch.conditioning.text_mask,
             return_dict=False,
             **self._positions(batch.fps, *x_t.shape[2:]),
         )
-        return out[0].transpose(1, 2).reshape(x_t.shape).float()
+        return output[0].transpose(1, 2).reshape(x_t.shape).float()
 
     def _positions(self, fps: Tensor, frames: int, rows: int, columns: int) -> dict[str, Any]:
-        """Where the tokens lie, in pixels and in seconds at each sample's fps (B,), as the checkpoint's pipeline tells it.
+        """Return the tokens' positions in pixels and seconds, as the checkpoint's pipeline
+        does.
 
-        Up to 0.9.1 latent frame i is at 8i frames; from 0.9.5 on at its first, max(8i - 7, 0).
+        Up to 0.9.1 latent frame i is at frame 8i; from 0.9.5 on it is at its first frame,
+        max(8i - 7, 0).
+
+        Args:
+            fps: frames a second of each sample (B,).
+            frames: latent frames.
+            rows: latent rows.
+            columns: latent columns.
         """
         rules = self.spec.rules
-        if not self.newer:
+        if not self.is_newer:
             seconds = (rules.temporal_stride / fps.float()).view(-1, 1, 1, 1, 1)
-            scale = seconds, rules.spatial_stride, rules.spatial_stride
             return {
                 "num_frames": frames,
                 "height": rows,
                 "width": columns,
-                "rope_interpolation_scale": scale,
+                "rope_interpolation_scale": (
+                    seconds,
+                    rules.spatial_stride,
+                    rules.spatial_stride,
+                ),
             }
-        places = self._loaded.setdefault("coords", {})
+
+        # Cached because the pipeline copies its factors to the device, which makes the host wait.
+        # Fake tensors are neither cached nor combined with real ones.
+        is_real = type(fps) is torch.Tensor
+        cache = self._loaded.setdefault("coords", {})
         key = (frames, rows, columns, fps.device)
-        coords = places.get(key)
-        if (
-            coords is None or type(fps) is not torch.Tensor
-        ):  # fake ones are not kept, and meet no real ones
+        coords = cache.get(key)
+        if coords is None or not is_real:
             pipeline = diffusers.LTXConditionPipeline
             ids = pipeline._prepare_video_ids(1, frames, rows, columns, device=fps.device)
             coords = pipeline._scale_video_ids(
-                ids, rules.spatial_stride, rules.temporal_stride, 0, fps.device
+                ids,
+                scale_factor=rules.spatial_stride,
+                scale_factor_t=rules.temporal_stride,
+                frame_index=0,
+                device=fps.device,
             ).float()
             if type(coords) is torch.Tensor:
-                places[key] = (
-                    coords  # the pipeline copies its factors to the device, for which the host would wait
-                )
+                cache[key] = coords
+
         seconds = coords[:, :1] * (1 / fps.float()).view(-1, 1, 1)
-        # the count of frames is not read where positions are given, but by isolated frames
         coords = torch.cat([seconds, coords[:, 1:].expand(len(fps), -1, -1)], dim=1)
+        # The transformer ignores num_frames if it gets positions, but ``token_frames`` reads it.
         return {"num_frames": frames, "video_coords": coords}
 
     def token_frames(
@@ -195,28 +385,37 @@ class LTXVideo(DiffusersModel):
         video_coords: Any = None,
         **_: Any,
     ) -> int:
-        """A pipeline that passes positions passes no count: tokens of a frame have the first one's time."""
-        return num_frames or hidden_states.shape[1] // int(
-            (video_coords[0, 0] == video_coords[0, 0, 0]).sum()
-        )
+        """Return the frames of the video tokens.
+
+        A pipeline that passes positions passes no number of frames: tokens of the first frame
+        are those with the first token's time."""
+        if num_frames:
+            return num_frames
+        times = video_coords[0, 0]
+        tokens_per_frame = int((times == times[0]).sum())
+        return hidden_states.shape[1] // tokens_per_frame
 
     def pipeline_class(self) -> Any:
-        """The newer one takes an image or none."""
-        return diffusers.LTXConditionPipeline if self.newer else diffusers.LTXPipeline
+        """Return the pipeline of the version; the newer one works with and without an image."""
+        return diffusers.LTXConditionPipeline if self.is_newer else diffusers.LTXPipeline
 
     def scheduler(self, shift: float | None) -> Any:
-        """Raises VideotuneError for a ``shift`` from 0.9.5 on, whose pipeline brings a schedule of its own."""
-        if shift is not None and self.newer:
+        """Load the scheduler.
+
+        Raises:
+            VideotuneError: for a ``shift`` from 0.9.5 on, whose pipeline has a fixed schedule.
+        """
+        if shift is not None and self.is_newer:
             raise VideotuneError(
-                f"sample.shift: {self.spec.title} has a schedule of its own; leave it out"
+                f"sample.shift: {self.spec.title} has a fixed schedule. Remove the key."
             )
-        return own_scheduler(self.folder, shift, use_dynamic_shifting=False)
+        return load_scheduler(self.folder, shift, use_dynamic_shifting=False)
 
     def pipeline(
         self, nets: Networks, shift: float | None = None, cls: Any = None, **parts: Any
     ) -> Any:
-        """With a VAE, which the pipeline asks for its strides."""
-        vae = known_latents(self.spec, None, self.device)
+        """Build the pipeline with a stand-in of the VAE, from which it reads the strides."""
+        vae = vae_stand_in(self.spec, None, self.device)
         return super().pipeline(nets, shift, cls, **({"vae": vae} | parts))
 
     def sample(
@@ -226,73 +425,78 @@ class LTXVideo(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """``request.first`` goes on from clean first frames.
+        """Sample latents; ``request.first`` are clean first frames to continue.
 
-        Up to 0.9.1 by the image-to-video pipeline, else by the one that takes conditions, which lays its own noise on them
-        while it samples; they come back as they were given.
+        Up to 0.9.1 the image-to-video pipeline continues them. The newer pipeline adds noise to
+        them while it samples; the result has the frames that were passed.
         """
         shape = request.shape
         first = request.first
         size = self.spec.rules.latent_size(request.shape)
         generators = [torch.Generator().manual_seed(seed) for seed in request.seeds]
-        words: dict[str, Any] = {"generator": generators}
-        cls = None
-        if first is not None and self.newer:
-            words["image"] = torch.zeros(
-                1, 3, shape.height, shape.width
-            )  # only its size is looked at
+        arguments: dict[str, Any] = {"generator": generators}
+        pipeline_class = None
+        if first is not None and self.is_newer:
+            # Only its size counts.
+            arguments["image"] = torch.zeros(1, 3, shape.height, shape.width)
         elif first is not None:
-            cls = diffusers.LTXImageToVideoPipeline
-            words["latents"] = _tokens(_start(first.float(), size, generators))
-        pipe = self.pipeline(
-            nets, request.shift, cls, vae=known_latents(self.spec, first, self.device)
-        )
-        with _quiet_schedule(pipe.scheduler):
-            latents = self.run_pipeline(pipe, conditioning, unconditional, request, **words)
-        if not self.newer:  # tokens
+            pipeline_class = diffusers.LTXImageToVideoPipeline
+            arguments["latents"] = _tokens(_initial_latents(first.float(), size, generators))
+
+        vae = vae_stand_in(self.spec, first, self.device)
+        pipe = self.pipeline(nets, request.shift, pipeline_class, vae=vae)
+        with _without_shift_warning(pipe.scheduler):
+            latents = self.run_pipeline(pipe, conditioning, unconditional, request, **arguments)
+
+        if not self.is_newer:  # the older pipelines return tokens
             latents = latents.transpose(1, 2).unflatten(2, size)
         if first is not None:
             latents = torch.cat([first.to(latents), latents[:, :, 1:]], dim=2)
         return latents.float()
 
     def fingerprints(self) -> dict[str, str]:
-        """T5 reads padding otherwise from 0.9.5 on."""
+        """Return the parts' hashes; from 0.9.5 on T5's attention masks padding."""
         prints = super().fingerprints()
-        return (
-            prints | {"text_encoder": f"{prints['text_encoder']}-masked"}
-            if self.newer
-            else prints
-        )
+        if self.is_newer:
+            prints["text_encoder"] = f"{prints['text_encoder']}-masked"
+        return prints
 
 
-def _newer(folder: Path) -> bool:
-    """Whether it is a checkpoint of 0.9.5 or later, which the pipeline with conditions samples from.
+def _is_newer(folder: Path) -> bool:
+    """Return whether a checkpoint is 0.9.5 or later, which needs the pipeline with conditions.
 
-    Its VAE tells, where its model_index.json names the older pipeline: positions in time begin otherwise in it.
-    """
-    kinds = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
+    Its VAE shows it even if its model_index.json names the older pipeline; their positions in
+    time differ."""
+    block_types = read_config(folder / "vae" / "config.json").get("down_block_types") or ()
     index = read_config(folder / "model_index.json")
-    return index.get("_class_name") == "LTXConditionPipeline" or any(
-        "095" in kind for kind in kinds
-    )
+    if index.get("_class_name") == "LTXConditionPipeline":
+        return True
+    return any("095" in block_type for block_type in block_types)
 
 
-def _stride(vae: Mapping[str, Any], kind: str, patch: int) -> int:
-    """How many pixels or frames a latent covers; older configs have it of the VAE's layers alone."""
-    ratio = vae.get(f"{kind}_compression_ratio")
-    own = vae.get("patch_size" if kind == "spatial" else "patch_size_t", patch)
-    return int(ratio if ratio is not None else own * 2 ** sum(vae["spatio_temporal_scaling"]))
+def _stride(vae: Mapping[str, Any], axis: str, default_patch: int) -> int:
+    """Return how many pixels or frames a latent covers.
+
+    Older configs only have the scalings of the VAE's layers.
+    """
+    ratio = vae.get(f"{axis}_compression_ratio")
+    if ratio is not None:
+        return int(ratio)
+    patch = vae.get("patch_size" if axis == "spatial" else "patch_size_t", default_patch)
+    return int(patch * 2 ** sum(vae["spatio_temporal_scaling"]))
 
 
 def _shifts(scheduler: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    """The rule by which the shift grows with the tokens: the scheduler's own where it has one."""
+    """Return how the shift grows with the tokens: the scheduler's rule if it has one."""
     if not scheduler.get("use_dynamic_shifting"):
         return SHIFTS
-    names = ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")
-    first, low, second, high = (
-        float(scheduler.get(name, SHIFTS[i])) for i, name in enumerate(names)
+    low_tokens, low_shift, high_tokens, high_shift = SHIFTS
+    return (
+        float(scheduler.get("base_image_seq_len", low_tokens)),
+        float(scheduler.get("base_shift", low_shift)),
+        float(scheduler.get("max_image_seq_len", high_tokens)),
+        float(scheduler.get("max_shift", high_shift)),
     )
-    return first, low, second, high
 
 
 def _tokens(latents: Tensor) -> Tensor:
@@ -300,22 +504,24 @@ def _tokens(latents: Tensor) -> Tensor:
     return latents.flatten(2).transpose(1, 2)
 
 
-def _start(
+def _initial_latents(
     first: Tensor, size: tuple[int, int, int], generators: Sequence[torch.Generator]
 ) -> Tensor:
-    """What image-to-video begins with: the clean frames (B,C,1,H,W), and the noise that its pipeline would draw."""
-    drawn = []
+    """Return the latents with which image-to-video begins.
+
+    Args: first: clean first frames (B,C,1,H,W). size: (F, H, W) of the result. generators: one
+        per sample; the rest is the noise that the pipeline would draw from them."""
+    noise = []
     for frame, generator in zip(first, generators, strict=True):
-        torch.randn(
-            frame[None].shape, generator=generator
-        )  # the pipeline draws the image's latents first
-        drawn.append(torch.randn((1, frame.shape[0], *size), generator=generator))
-    return torch.cat([first, torch.cat(drawn).to(first)[:, :, 1:]], dim=2)
+        # The pipeline draws the image's latents first.
+        torch.randn(frame[None].shape, generator=generator)
+        noise.append(torch.randn((1, frame.shape[0], *size), generator=generator))
+    return torch.cat([first, torch.cat(noise).to(first)[:, :, 1:]], dim=2)
 
 
 @contextmanager
-def _quiet_schedule(scheduler: Any) -> Iterator[None]:
-    """Without the warning that a schedule of timesteps may be shifted otherwise than its noise, where nothing shifts it."""
+def _without_shift_warning(scheduler: Any) -> Iterator[None]:
+    """Hide the warning about custom timesteps that are shifted, if nothing shifts them."""
     config = scheduler.config
     logger = logging.getLogger(type(scheduler).__module__)
     level = logger.level

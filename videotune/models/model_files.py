@@ -1,4 +1,5 @@
-"""The files of a base model, read without torch and within bounds: its parts, their configs, their weights.
+"""The files of a base model, read without torch and within bounds: its parts, their configs,
+their weights.
 
 What is damaged, missing or absurd is a sentence that names file and key.
 """
@@ -19,7 +20,8 @@ from videotune.files import read_json, walk_json
 
 MOST_BYTES = 64 << 20
 DEEPEST = 32
-"""The largest file and the deepest nesting that are read; published indices of shards have some MB."""
+"""The largest file and the deepest nesting that are read; published indices of shards have some
+MB."""
 
 _SIZES = "dim|width|height|size|channels|frames|position_embeddings|seq_len|d_model|d_ff|d_kv"
 _AT_LEAST_1 = "z_dim|num_train_timesteps|(in|latent)_channels"
@@ -32,13 +34,16 @@ _BOUNDS = (
     ),
     (rf"(?!total_|use_)\w*({_SIZES})", 0, 1 << 20),
 )
-"""Whole numbers, or lists of them, by the key's name: least and most. Models that are published stay far below."""
+"""Whole numbers, or lists of them, by the key's name: least and most. Models that are published
+stay far below."""
 
 CONFIGS = Path(str(resources.files("videotune") / "assets" / "models"))
-"""A folder of configs for each published model; ``index.json`` says which base model names mean it."""
+"""A folder of configs for each published model; ``index.json`` says which base model names mean
+it."""
 
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")
-"""Keys by which transformers would fetch and run code of the Hub, where a repository stands under them."""
+"""Keys by which transformers would fetch and run code of the Hub, where a repository stands
+under them."""
 
 
 STEMS = ("diffusion_pytorch_model", "model")
@@ -58,12 +63,14 @@ _VOCABULARIES = (
     ("Llama", ("tokenizer.model",)),
     ("CLIP", ("vocab.json", "merges.txt")),
 )
-"""The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json that any may have."""
+"""The files of a vocabulary, by a word of the tokenizer's class, in place of the tokenizer.json
+that any may have."""
 
 _SAME: list[tuple[str, list[str], str, list[str], str]] = read_json(
     Path(__file__).with_name("same_sizes.json")
 )
-"""What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it is. Either may be silent."""
+"""What two parts of one checkpoint agree on: a part and its keys, another and its keys, what it
+is. Either may be silent."""
 
 
 class ConfigFile(dict[str, Any]):
@@ -82,8 +89,8 @@ class ConfigFile(dict[str, Any]):
 def read_config(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a base model.
 
-    Raises VideotuneError where the file is missing, damaged or too large, and for a value that no model has.
-    """
+    Raises VideotuneError where the file is missing, damaged or too large, and for a value that
+    no model has."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise VideotuneError(
@@ -168,10 +175,11 @@ def note(text: str) -> None:
 
 
 def model_parts(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The parts that a model_index.json names, with library and class; those that are null left out.
+    """The parts that a model_index.json names, with library and class; those that are null left
+    out.
 
-    Raises VideotuneError for an entry that names no library and class, or no folder beside the index.
-    """
+    Raises VideotuneError for an entry that names no library and class, or no folder beside the
+    index."""
     parts = {}
     for part, value in index.items():
         if isinstance(value, list) and len(value) == 2 and value[1] is not None:
@@ -191,7 +199,8 @@ def has_weights(cls: str) -> bool:
 
 
 def check_parts(folder: Path) -> None:
-    """Raise VideotuneError where a part that the model's index names is not there, or two are not of one model.
+    """Raise VideotuneError where a part that the model's index names is not there, or two are
+    not of one model.
 
     By the configs alone: whether the weights are there, ``missing`` says.
     """
@@ -252,8 +261,8 @@ def shards(folder: Path) -> list[str]:
 def weight_files(folder: Path) -> list[Path]:
     """A part's files of weights.
 
-    Raises VideotuneError naming the shard that is missing, or what stands there instead of safetensors.
-    """
+    Raises VideotuneError naming the shard that is missing, or what stands there instead of
+    safetensors."""
     names = shards(folder)
     if not names:
         raise VideotuneError(
@@ -384,15 +393,16 @@ def _damage(path: Path, error: Exception) -> str:
 SAMPLED_ABOVE = 64 << 20
 BLOCKS = 256
 BLOCK = 64 << 10
-"""Files above the first are not read whole: safetensors in two blocks a tensor, others in so many; each of so many bytes."""
+"""Files above the first are not read whole: safetensors in two blocks a tensor, others in so
+many; each of so many bytes."""
 
 
 def fingerprint(folder: Path) -> str:
     """16 hex digits that name a part on disk by its files' names, sizes and bytes.
 
-    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor the first 64 KB and as much from
-    its middle: so a tensor that was changed is seen, wherever it lies in the file. A few numbers in its depth may not be.
-    """
+    Files up to 64 MB are read whole; of larger safetensors the head, and of each tensor the
+    first 64 KB and as much from its middle: so a tensor that was changed is seen, wherever it
+    lies in the file. A few numbers in its depth may not be."""
     name = hashlib.blake2b(digest_size=8)
     for path in sorted(
         p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")

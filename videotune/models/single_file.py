@@ -1,216 +1,248 @@
-"""One file of weights: which of its tensors are which of a network's, and their numbers, one tensor at a time.
+"""Read a network from a single file of weights in any known layout, one tensor at a time.
 
-Its tensors have the names of diffusers, of the model's authors or of ComfyUI, and may be in fp8 with scales beside them.
-"""
+The keys may be those of diffusers, of the model's authors or of ComfyUI, and the weights may be
+in fp8 with scales."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from videotune.errors import VideotuneError
 from videotune.lazy import torch
+from videotune.models.key_names import KeyRules, file_rules, rename_key
 from videotune.models.model_files import Header
-from videotune.models.registry import FAMILIES, names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Names = Sequence[tuple[str, str]]
-"""Regular expressions and what stands in their place, applied one after the other."""
-
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Names of torch's for those of a safetensors file."""
+"""torch's names of a safetensors file's dtypes."""
 
 FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Likewise, of the dtypes whose numbers are read as they are, times a scale where one stands beside them."""
+"""torch's names of dtypes whose values are used as they are, times a scale if there is one."""
 
 PREFIXES = ("", "model.diffusion_model.", "diffusion_model.", "model.model.")
-"""What ComfyUI's files put in front of each name."""
+"""Prefixes of all keys in ComfyUI's files."""
 
 Stored = Mapping[Path, Mapping[str, Header]]
-"""The heads of files, by the names of their tensors."""
+"""The headers of files, by key."""
 
 _SCALES = ("scale_weight", "weight_scale")
-_BESIDE = re.compile(
+_EXTRA_TENSORS = re.compile(
     r"(^|\.)(scaled_fp8|comfy_quant|scale_input|input_scale|scale_weight|weight_scale)$"
 )
-"""Tensors beside a network's own; the scales of activations are no part of the weights."""
+"""Tensors that belong to a quantization; the scales of activations are not weights."""
 
 
 @dataclass(frozen=True)
 class WeightSource:
-    """Where the numbers of a network's tensor lie: in which of how many equal parts of the rows of a tensor in a file."""
+    """The part of a file's tensor that holds a tensor of the network."""
 
     file: Path
     name: str
     stored: Header
     parts: tuple[int, ...] = (0,)
+    """Which of ``of`` equal parts of the rows, in order."""
     of: int = 1
     scale: str = ""
+    """Key of the scale in the same file, or ""."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the network's tensor gets; () where the rows do not divide."""
+        """The shape of the network's tensor; () if the rows cannot be divided."""
         if self.of == 1:
             return self.stored.shape
-        rows, *rest = self.stored.shape or (1,)
-        return () if rows % self.of else (rows // self.of * len(self.parts), *rest)
-
-
-def renamed(name: str, table: Names) -> str:
-    """A name after each of the replacements."""
-    for pattern, other in table:
-        name = re.sub(pattern, other, name)
-    return name
+        rows, *columns = self.stored.shape or (1,)
+        if rows % self.of:
+            return ()
+        return (rows // self.of * len(self.parts), *columns)
 
 
 def find_sources(
     network: str, wanted: Collection[str], stored: Stored
 ) -> dict[str, WeightSource]:
-    """Where each tensor of a network of this class lies in files; those left out that no layout has.
+    """Find the source of each tensor of a network in files.
 
-    The layout is the one that has most of them: a family's table of names behind one of ComfyUI's prefixes. In a table,
-    ``NAME#1,0/2`` are the second and the first half of the rows of NAME. Raises VideotuneError for scales that are not one
-    a tensor or one a row.
+    The layout is the one that has most tensors: a family's rules after one of ComfyUI's
+    prefixes. In rules, ``NAME#1,0/2`` are the second and then the first half of the rows of
+    NAME.
+
+    Args:
+        network: class name of the network in diffusers.
+        wanted: diffusers' keys.
+        stored: the files.
+
+    Returns:
+        The sources by diffusers' keys, without those that the layout does not have.
+
+    Raises:
+        VideotuneError: if a scale is neither one per tensor nor one per row.
     """
-    families: list[Any] = [
-        x for x in map(FAMILIES.get, names()) if getattr(x, "transformer_class", "") == network
-    ]
-    tables = [
-        (),
-        *(table for one in families for table in (*one.file_names, one.original_names or ())),
-    ]
-    files = {name: path for path, headers in stored.items() for name in headers}
-    best: dict[str, WeightSource] = {}
-    for table in tables:
-        places = {name: renamed(name, table).partition("#") for name in wanted}
+    files = {}
+    for path, headers in stored.items():
+        for key in headers:
+            files[key] = path
+
+    no_rules: KeyRules = ()
+    best: dict[str, tuple[str, str]] = {}
+    for rules in [no_rules, *file_rules(network)]:
+        file_names = {name: rename_key(name, rules) for name in wanted}
         for prefix in PREFIXES:
-            found = {
-                name: (prefix + one, rows)
-                for name, (one, _, rows) in places.items()
-                if prefix + one in files
-            }
-            if len(found) > len(best):
-                best = {
-                    name: _source(files[one], one, rows, stored)
-                    for name, (one, rows) in found.items()
-                }
-    return best
+            matches = {}
+            for name, file_name in file_names.items():
+                key, _, rows = file_name.partition("#")
+                if prefix + key in files:
+                    matches[name] = (prefix + key, rows)
+            if len(matches) > len(best):
+                # The scales of a layout are checked even if a later layout fits better.
+                for key, rows in matches.values():
+                    _source(files[key], key, rows, stored)
+                best = matches
+    return {name: _source(files[key], key, rows, stored) for name, (key, rows) in best.items()}
 
 
-def _source(path: Path, name: str, rows: str, stored: Stored) -> WeightSource:
-    header = stored[path][name]
-    module = name.removesuffix(".weight")
-    scale = next(
-        (
-            one
-            for word in _SCALES
-            if (one := f"{module}.{word}") in stored[path] and one != name
-        ),
-        "",
-    )
+def _source(path: Path, key: str, rows: str, stored: Stored) -> WeightSource:
+    header = stored[path][key]
+    module = key.removesuffix(".weight")
+    scale = ""
+    for suffix in _SCALES:
+        scale_key = f"{module}.{suffix}"
+        if scale_key in stored[path] and scale_key != key:
+            scale = scale_key
+            break
+
     shape = stored[path][scale].shape if scale else ()
     if shape not in ((), (1,), header.shape[:1], (*header.shape[:1], 1)):
-        fault = f"scales of the shape {'x'.join(map(str, shape))} ({scale})"
+        size = "x".join(map(str, shape))
         raise VideotuneError(
-            f"{path} has {fault}: take a file with one scale a tensor, or in bfloat16"
+            f"{path}: scales of shape {size} ({scale}) are not supported. "
+            "Use a file with one scale per tensor, or in bfloat16."
         )
+
     parts, _, of = (rows or "0/1").partition("/")
-    return WeightSource(path, name, header, tuple(map(int, parts.split(","))), int(of), scale)
+    return WeightSource(
+        file=path,
+        name=key,
+        stored=header,
+        parts=tuple(map(int, parts.split(","))),
+        of=int(of),
+        scale=scale,
+    )
 
 
 def in_diffusers_layout(sources: Mapping[str, WeightSource]) -> bool:
-    """Whether each tensor of a network is a file's of its name, as it is."""
+    """Return whether every tensor has diffusers' key and needs no conversion."""
     return all(
-        one.name == name and not one.scale and one.stored.dtype in DTYPES
-        for name, one in sources.items()
+        source.name == name and not source.scale and source.stored.dtype in DTYPES
+        for name, source in sources.items()
     )
 
 
 def left_over(sources: Mapping[str, WeightSource], stored: Collection[str]) -> list[str]:
-    """The tensors of which nothing is made, but for scales; of a file with a prefix those alone that have it."""
+    """Return the keys that no tensor uses, except for scales.
+
+    If all used keys have one of ComfyUI's prefixes, keys without it do not count.
+    """
     used = {source.name for source in sources.values()}
-    prefix = next(
-        (one for one in PREFIXES[1:] if used and all(name.startswith(one) for name in used)), ""
-    )
+    common_prefix = ""
+    for prefix in PREFIXES[1:]:
+        if used and all(name.startswith(prefix) for name in used):
+            common_prefix = prefix
+            break
     return [
         name
         for name in stored
-        if name.startswith(prefix) and name not in used and not _BESIDE.search(name)
+        if name.startswith(common_prefix)
+        and name not in used
+        and not _EXTRA_TENSORS.search(name)
     ]
 
 
 def refuse_packed(path: Path, stored: Mapping[str, Header]) -> None:
-    """Raise VideotuneError for weights in fewer bits than fp8, or in a layout of scales that is not read, by its name."""
+    """Raise VideotuneError for weights in an unsupported quantization."""
     from safetensors import safe_open
 
-    marks = [
-        name
-        for name, header in stored.items()
-        if name.endswith("comfy_quant") and header.count < 4096
-    ]
+    texts = []
     with safe_open(path, "np") as file:
-        said = [(file.metadata() or {}).get("_quantization_metadata", "")]
-        said += [file.get_tensor(name).tobytes().decode(errors="replace") for name in marks]
-    for format in set(re.findall(r'"format"\s*:\s*"([^"]{1,40})"', " ".join(said))) - set(
-        FP8.values()
-    ):
+        texts.append((file.metadata() or {}).get("_quantization_metadata", ""))
+        for name, header in stored.items():
+            if name.endswith("comfy_quant") and header.count < 4096:
+                texts.append(file.get_tensor(name).tobytes().decode(errors="replace"))
+
+    formats = set(re.findall(r'"format"\s*:\s*"([^"]{1,40})"', " ".join(texts)))
+    for format in formats - set(FP8.values()):
         raise VideotuneError(
-            f"{path} holds weights in {format}: take the file in bfloat16, float16 or float8_e4m3fn"
+            f"{path}: weights in {format} are not supported. "
+            "Use the file in bfloat16, float16 or float8_e4m3fn."
         )
 
 
 def tensors(sources: Mapping[str, WeightSource]) -> Iterator[tuple[str, Tensor]]:
-    """The network's tensors by name; each tensor of a file is read once, and let go before the next.
+    """Yield the network's tensors by name; each tensor of a file is read once and then freed.
 
-    What stands in fp8 is given in float32: the number times its scale, where there is one. Others may be pages of the file,
-    which stay in memory as long as the tensor does.
+    fp8 weights become float32: the value times its scale, if there is one. Other tensors may be
+    pages of the file, which stay in memory as long as the tensor does.
     """
     from safetensors import safe_open
 
-    places = sorted((one.file, one.name, one.scale, name) for name, one in sources.items())
-    for (path, stored, scale), own in groupby(places, lambda place: place[:3]):
-        with safe_open(
-            path, "pt"
-        ) as file:  # opened anew, as all pages that were read stay while it is open
-            whole = file.get_tensor(stored)
+    entries = sorted(
+        (source.file, source.name, source.scale, name) for name, source in sources.items()
+    )
+    for (path, key, scale), group in groupby(entries, lambda entry: entry[:3]):
+        # Opened for each tensor: all pages that were read stay in memory while the file is open.
+        with safe_open(path, "pt") as file:
+            tensor = file.get_tensor(key)
             factor = file.get_tensor(scale).float() if scale else torch.ones(1)
         if not bool(torch.isfinite(factor).all()):
             raise VideotuneError(
-                f"{path} is damaged: {scale} is NaN or infinite. Fetch it again"
+                f"{path} is damaged: {scale} is NaN or infinite. Download it again."
             )
-        if scale or whole.dtype.itemsize == 1:
-            whole = whole.float() * factor.view(-1, *[1] * (whole.dim() - 1))
-        for *_, name in own:
+
+        if scale or tensor.dtype.itemsize == 1:
+            tensor = tensor.float() * factor.view(-1, *[1] * (tensor.dim() - 1))
+        for *_, name in group:
             parts = sources[name].parts
-            cut = whole.chunk(sources[name].of)
-            yield (
-                name,
-                cut[parts[0]] if len(parts) == 1 else torch.cat([cut[part] for part in parts]),
-            )
-        del whole, cut
+            chunks = tensor.chunk(sources[name].of)
+            if len(parts) == 1:
+                yield name, chunks[parts[0]]
+            else:
+                yield name, torch.cat([chunks[part] for part in parts])
+        del tensor, chunks
 
 
 def kind_of(stored: Collection[str], family: str | None = None) -> str | None:
-    """What a file is by the names of most of its tensors, in words; None where they say nothing.
+    """Describe the kind of a file by most of its keys.
 
-    ``family``: None too where it may be a transformer of this one.
+    Args:
+        stored: the keys.
+        family: name of the family whose transformer is expected.
+
+    Returns:
+        The description; None if it is unknown, or may be a transformer of ``family``.
     """
-    kinds = json.loads((Path(__file__).parent / "file_kinds.json").read_text(encoding="utf-8"))
-    plain = [
-        re.sub("^(" + "|".join(map(re.escape, PREFIXES[1:])) + ")", "", name) for name in stored
-    ]
-    shares = [sum(bool(re.search(pattern, name)) for name in plain) for _, _, pattern in kinds]
-    of, what, _ = kinds[shares.index(max(shares))]
-    may_be = (
-        of is not None
+    path = Path(__file__).with_name("file_kinds.json")
+    kinds = json.loads(path.read_text(encoding="utf-8"))
+    any_prefix = "^(" + "|".join(map(re.escape, PREFIXES[1:])) + ")"
+    keys = [re.sub(any_prefix, "", key) for key in stored]
+
+    counts = []
+    for _, _, pattern in kinds:
+        counts.append(sum(bool(re.search(pattern, key)) for key in keys))
+    most = max(counts)
+    kind_family, description, _ = kinds[counts.index(most)]
+
+    known_families = [name for name, _, _ in kinds]
+    may_be_family = (
+        kind_family is not None
         and family is not None
-        and (of == family or family not in [one for one, _, _ in kinds])
+        and (kind_family == family or family not in known_families)
     )
-    return None if may_be or 2 * max(shares) <= len(plain) else str(what)
+    if may_be_family or 2 * most <= len(keys):
+        return None
+    return str(description)

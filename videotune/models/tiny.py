@@ -1,43 +1,48 @@
-"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by their families' JSON files."""
+"""Tiny checkpoints of random weights: tokenizers of single characters, and networks by
+config."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.registry import facts
 
 
 def letters_tokenizer() -> Any:
-    """A T5 tokenizer of single characters, so that no text is unknown."""
+    """Return a T5 tokenizer of single characters, in which no text is unknown."""
     from tokenizers import (
         Tokenizer,
         decoders,
         models,
         pre_tokenizers,
         processors,
-    )  # light to start
+    )  # keeps the start light
 
     pieces = ["<pad>", "</s>", "<unk>", "▁", *map(chr, range(33, 127))]
-    words = Tokenizer(
-        models.Unigram(
-            [(piece, 0.0 if i < 3 else -4.0) for i, piece in enumerate(pieces)], unk_id=2
-        )
-    )
-    words.pre_tokenizer = pre_tokenizers.Metaspace()
-    words.decoder = decoders.Metaspace()
-    words.post_processor = processors.TemplateProcessing(
+    scores = [(piece, 0.0 if i < 3 else -4.0) for i, piece in enumerate(pieces)]
+    tokenizer = Tokenizer(models.Unigram(scores, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
-    marks = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     return transformers.T5TokenizerFast(
-        tokenizer_object=words, **marks, extra_ids=0, model_max_length=512
+        tokenizer_object=tokenizer,
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        extra_ids=0,
+        model_max_length=512,
     )
 
 
-def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **words: Any) -> Any:
-    """A tokenizer of single bytes as Llama 3 has one: the first of the marks in front, none at the end.
+def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **mark_names: Any) -> Any:
+    """Return a tokenizer of single bytes, built like Llama 3's.
 
-    ``texts`` are tokens of their own; ``words`` name the marks' uses.
+    Args:
+        marks: special tokens; the first one is put before each text, none after it.
+        texts: strings that are single tokens.
+        mark_names: names of special tokens for transformers, such as ``eos_token``.
     """
     from tokenizers import (
         AddedToken,
@@ -46,39 +51,38 @@ def bytes_tokenizer(marks: Sequence[str], texts: Sequence[str] = (), **words: An
         models,
         pre_tokenizers,
         processors,
-    )  # light to start
+    )  # keeps the start light
 
-    letters = {
-        letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
-    }
-    tokenizer = Tokenizer(models.BPE(letters, []))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: i for i, letter in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in texts])
-    begin = (marks[0], tokenizer.token_to_id(marks[0]))
+
+    first_mark = marks[0]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{marks[0]} $A", special_tokens=[begin]
+        single=f"{first_mark} $A",
+        special_tokens=[(first_mark, tokenizer.token_to_id(first_mark))],
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=marks[0], **words
+        tokenizer_object=tokenizer, bos_token=first_mark, **mark_names
     )
 
 
 def clip_tokenizer(longest: int) -> Any:
-    """CLIP's tokenizer without merges: letters, and letters that end a word; the end mark is the last of its tokens."""
-    from tokenizers import pre_tokenizers  # light to start
+    """Return CLIP's tokenizer without merges: letters, and letters that end a word.
+
+    The end mark is its last token. ``longest`` is the number of tokens of a text at most.
+    """
+    from tokenizers import pre_tokenizers  # keeps the start light
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [
-        *letters,
-        *(f"{letter}</w>" for letter in letters),
-        "<|startoftext|>",
-        "<|endoftext|>",
-    ]
-    return transformers.CLIPTokenizer(
-        {piece: i for i, piece in enumerate(pieces)}, [], model_max_length=longest
-    )
+    last_letters = [f"{letter}</w>" for letter in letters]
+    pieces = [*letters, *last_letters, "<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    return transformers.CLIPTokenizer(vocabulary, [], model_max_length=longest)
 
 
 TOKENIZERS: Any = {
@@ -88,33 +92,38 @@ TOKENIZERS: Any = {
 }
 
 
-def tiny_pipeline(family: str, variant: str) -> Any:
-    """A pipeline of tiny random networks as the family's JSON file says, made in the order in which it names them.
+def build_pipeline(base_parts: Mapping[str, Any], changes: Mapping[str, Any]) -> Any:
+    """Build a pipeline of tiny random networks, in the order in which the parts are listed.
 
-    The parts of a variant are those under "*" with the variant's own keys over theirs; what is no object is a setting of the
-    pipeline. "_buffers" are numbers that the part's config does not hold.
+    A part is a mapping: "_class_name" is its class, "_buffers" are values that its config does
+    not hold, and all other keys are its config. A value that is not a mapping is a setting of
+    the pipeline, and the top "_class_name" is the pipeline's class.
+
+    Args:
+        base_parts: the parts that all checkpoints of the family have.
+        changes: parts to add; for a part of ``base_parts`` the keys that differ.
     """
-    rows = facts(family)["tiny"]
-    parts = dict(rows["*"])
-    for name, own in rows[variant].items():
-        parts[name] = {**parts.get(name, {}), **own} if isinstance(own, dict) else own
-    kind = parts.pop("_class_name")
-    made = {
-        name: make(dict(part)) if isinstance(part, dict) else part
-        for name, part in parts.items()
-    }
-    return getattr(diffusers, kind)(**made)
+    parts = dict(base_parts)
+    for name, change in changes.items():
+        parts[name] = parts.get(name, {}) | change if isinstance(change, dict) else change
+
+    pipeline_class = getattr(diffusers, parts.pop("_class_name"))
+    components = {}
+    for name, part in parts.items():
+        components[name] = build_part(deepcopy(part)) if isinstance(part, dict) else part
+    return pipeline_class(**components)
 
 
-def make(config: dict[str, Any]) -> Any:
-    """A tokenizer, a network or a scheduler of diffusers, or a network of transformers, by its config."""
-    name = config.pop("_class_name")
+def build_part(config: dict[str, Any]) -> Any:
+    """Build a tokenizer, a network, a scheduler or an image processor by its config."""
+    class_name = config.pop("_class_name")
     buffers = config.pop("_buffers", {})
-    if name in TOKENIZERS:
-        return TOKENIZERS[name](**config)
-    cls = getattr(diffusers, name, None) or getattr(transformers, name)
-    own = getattr(cls, "config_class", None)
-    part = cls(own(**config)) if own else cls(**config)
-    for key, values in buffers.items():
-        getattr(part, key).copy_(torch.tensor(values))
+    if class_name in TOKENIZERS:
+        return TOKENIZERS[class_name](**config)
+
+    cls = getattr(diffusers, class_name, None) or getattr(transformers, class_name)
+    config_class = getattr(cls, "config_class", None)
+    part = cls(config_class(**config)) if config_class else cls(**config)
+    for name, values in buffers.items():
+        getattr(part, name).copy_(torch.tensor(values))
     return part

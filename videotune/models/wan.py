@@ -1,8 +1,8 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video VAE.
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv 2503.20314): flow matching, UMT5 text, a causal video
+VAE.
 
-2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, 2.2 A14B from text and from an image, with an
-expert for high noise and one for low.
-"""
+2.1 from text (1.3B, 14B) and from an image (14B), 2.2 TI2V-5B from either, and 2.2 A14B from
+text and from an image, with one expert for high noise and one for low noise."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from videotune.errors import VideotuneError
 from videotune.lazy import diffusers, torch, transformers
-from videotune.models.base import DiffusersModel, key_names, spec_of
+from videotune.models.base import DiffusersModel
 from videotune.models.loading import load_model, pretrained
 from videotune.models.model_files import fingerprint, read_config
-from videotune.models.pipelines import known_latents
+from videotune.models.pipelines import vae_stand_in
 from videotune.types import (
     Batch,
     ClipShape,
     Conditioning,
     Expert,
+    ImageConditioning,
     ModelSpec,
     Networks,
     SampleRequest,
@@ -37,171 +38,351 @@ if TYPE_CHECKING:
 SIZES = {(1536, 30): "1.3B", (3072, 30): "5B", (5120, 40): "14B"}
 """(width, blocks) of the published transformers."""
 
+COMFYUI_NAMES = (
+    (r"\.attn1\.", ".self_attn."),
+    (r"\.attn2\.", ".cross_attn."),
+    (r"\.add_([kv])_proj(?=\.|$)", r".\1_img"),
+    (r"\.to_([qkv])(?=\.|$)", r".\1"),
+    (r"\.to_out\.0(?=\.|$)", ".o"),
+    (r"\.ffn\.net\.0\.proj(?=\.|$)", ".ffn.0"),
+    (r"\.ffn\.net\.2(?=\.|$)", ".ffn.2"),
+)
+
+TINY_TRANSFORMER = {
+    "_class_name": "WanTransformer3DModel",
+    "num_attention_heads": 2,
+    "attention_head_dim": 12,
+    "in_channels": 4,
+    "out_channels": 4,
+    "text_dim": 16,
+    "freq_dim": 16,
+    "ffn_dim": 32,
+    "num_layers": 2,
+    "rope_max_seq_len": 128,
+}
+
 
 class Wan(DiffusersModel):
     """A Wan checkpoint."""
 
-    spec = spec_of("wan")
+    spec = ModelSpec(
+        name="wan",
+        aliases=(
+            "WanPipeline",
+            "WanImageToVideoPipeline",
+            "wan2.1",
+            "wan2.2",
+            "wan21",
+            "wan22",
+            "WAN_2_2",
+            "WAN_2_1",
+        ),
+        title="Wan 2.1 T2V",
+        path="flow",
+        rules=VideoRules(
+            frame_step=4,
+            frame_rest=1,
+            side_multiple=16,
+            fps=16.0,
+            spatial_stride=8,
+            temporal_stride=4,
+        ),
+        text_tokens=512,
+        blocks=("blocks",),
+        lora_targets={
+            "attention": (r"blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",),
+            "feed_forward": (r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",),
+            "linear": (
+                r"blocks\.\d+\.attn[12]\.(to_q|to_k|to_v|to_out\.0)",
+                r"blocks\.\d+\.ffn\.(net\.0\.proj|net\.2)",
+            ),
+            "all": (r"blocks\..+",),
+            "self_attention": (r"blocks\.\d+\.attn1\.(to_q|to_k|to_v|to_out\.0)",),
+            "cross_attention": (r"blocks\.\d+\.attn2\.(to_q|to_k|to_v|to_out\.0)",),
+        },
+        default_resolution=480,
+        timestep_shift=3.0,
+        sample_steps=30,
+        sample_guidance=5.0,
+        licence="Apache-2.0",
+    )
     variants = ("t2v", "i2v", "ti2v", "t2v-a14b", "i2v-a14b")
     transformer_class = "WanTransformer3DModel"
     vae_class = "AutoencoderKLWan"
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
     text_encoders = {"text_encoder": "UMT5EncoderModel"}
     embedding_names = {"text_encoder": "umt5xxl"}
-    # the authors count the norm before cross attention third, diffusers second
-    comfyui_names = key_names("wan", "comfyui")
-    original_names = key_names("wan", "original")
+    comfyui_names = COMFYUI_NAMES
+    # The authors count the norm before cross attention third, diffusers counts it second.
+    original_names = (
+        (r"^(blocks\.\d+)\.norm2\.", r"\1.norm_third."),
+        (r"^(blocks\.\d+)\.norm3\.", r"\1.norm2."),
+        (r"\.norm_third\.", ".norm3."),
+        (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
+        (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
+        (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
+        (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
+        (r"^condition_embedder\.time_proj\.", "time_projection.1."),
+        (r"^condition_embedder\.image_embedder\.norm1\.", "img_emb.proj.0."),
+        (r"^condition_embedder\.image_embedder\.ff\.net\.0\.proj\.", "img_emb.proj.1."),
+        (r"^condition_embedder\.image_embedder\.ff\.net\.2\.", "img_emb.proj.3."),
+        (r"^condition_embedder\.image_embedder\.norm2\.", "img_emb.proj.4."),
+        (r"^proj_out\.", "head.head."),
+        ("^scale_shift_table$", "head.modulation"),
+        (r"\.scale_shift_table$", ".modulation"),
+        (r"\.norm_added_k\.", ".norm_k_img."),
+        *COMFYUI_NAMES,
+    )
     config_defaults = {"image_dim": None}
+    tiny_parts = {
+        "_class_name": "WanPipeline",
+        "vae": {
+            "_class_name": "AutoencoderKLWan",
+            "base_dim": 4,
+            "z_dim": 4,
+            "dim_mult": [1, 1, 1, 1],
+            "num_res_blocks": 1,
+            "latents_mean": [0.0, 0.0, 0.0, 0.0],
+            "latents_std": [1.0, 1.0, 1.0, 1.0],
+        },
+        "transformer": TINY_TRANSFORMER,
+        "tokenizer": {"_class_name": "letters"},
+        "text_encoder": {
+            "_class_name": "UMT5EncoderModel",
+            "vocab_size": 98,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+            "dropout_rate": 0.0,
+        },
+        "scheduler": {
+            "_class_name": "UniPCMultistepScheduler",
+            "prediction_type": "flow_prediction",
+            "use_flow_sigmas": True,
+            "flow_shift": 3.0,
+        },
+    }
+    tiny_variants = {
+        "t2v": {},
+        "i2v": {
+            "_class_name": "WanImageToVideoPipeline",
+            "transformer": {"in_channels": 12, "image_dim": 16, "added_kv_proj_dim": 24},
+            "image_processor": {
+                "_class_name": "CLIPImageProcessor",
+                "size": {"shortest_edge": 32},
+                "crop_size": {"height": 32, "width": 32},
+            },
+            "image_encoder": {
+                "_class_name": "CLIPVisionModel",
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 16,
+            },
+        },
+        "ti2v": {
+            "vae": {
+                "latents_mean": [0.1, -0.2, 0.0, 0.3],
+                "latents_std": [0.5, 1.2, 0.8, 1.0],
+                "is_residual": True,
+                "patch_size": 2,
+                "in_channels": 12,
+                "out_channels": 12,
+                "decoder_base_dim": 4,
+                "scale_factor_spatial": 16,
+                "scale_factor_temporal": 4,
+            },
+            "scheduler": {"flow_shift": 5.0},
+            "expand_timesteps": True,
+        },
+        "t2v-a14b": {
+            "transformer_2": TINY_TRANSFORMER,
+            "boundary_ratio": 0.875,
+        },
+        "i2v-a14b": {
+            "_class_name": "WanImageToVideoPipeline",
+            "transformer": {"in_channels": 12},
+            "transformer_2": TINY_TRANSFORMER | {"in_channels": 12},
+            "boundary_ratio": 0.9,
+        },
+    }
 
     @classmethod
     def read_spec(cls, folder: Path) -> ModelSpec:
-        """The spec of a checkpoint.
+        """Read the spec of a checkpoint.
 
-        The shift of training is 3 for 2.1, as its schedulers say and its authors sample at 480p. For 2.2 it is 5, at which
-        its authors sample TI2V-5B and I2V-A14B; they sample T2V-A14B at 12, which would leave the expert for low noise
-        under a third of the samples, and diffusers at 3. Raises VideotuneError for a Wan checkpoint of another kind.
+        The shift of training is 3 for 2.1: its schedulers have it, and its authors sample with
+        it at 480p. For 2.2 it is 5, with which its authors sample TI2V-5B and I2V-A14B. They
+        sample T2V-A14B with 12, which would leave the expert for low noise less than a third of
+        the samples; diffusers uses 3.
+
+        Raises:
+            VideotuneError: for a Wan checkpoint of another kind.
         """
         index = read_config(folder / "model_index.json")
-        net, vae, latent, from_image = cls.read_configs(
-            folder,
-            lambda vae: (
-                2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4)
-            ),  # noise, the mask, the image
-        )
-        spatial = vae.get("scale_factor_spatial", 8)
-        temporal = vae.get("scale_factor_temporal", 4)
-        patch = tuple(net["patch_size"])
-        from_both = bool(index.get("expand_timesteps"))
+        configs = cls.read_configs(folder, _channels_with_image)
+        net = configs.transformer
         if net.get("pos_embed_seq_len") is not None:
             raise VideotuneError(
-                f"{folder}: a Wan checkpoint for first and last frames (FLF2V) cannot be trained"
+                f"{folder}: Wan checkpoints for first and last frames (FLF2V) cannot be trained"
             )
+
+        from_image = configs.has_image_channels
+        from_both = bool(index.get("expand_timesteps"))
         experts = _experts(folder, index)
-        newer = from_both or len(experts) > 1
-        size = SIZES.get(
-            (net["num_attention_heads"] * net["attention_head_dim"], net["num_layers"]), ""
-        )
-        size = f"A{size}" if size and len(experts) > 1 else size
-        kind = "TI2V" if from_both else "I2V" if from_image else "T2V"
+        has_experts = len(experts) > 1
+        is_wan22 = from_both or has_experts
+        spatial = configs.vae.get("scale_factor_spatial", 8)
+        temporal = configs.vae.get("scale_factor_temporal", 4)
+        patch = tuple(net["patch_size"])
+
+        if from_image:
+            kind = "I2V"
+            image_conditioning: ImageConditioning = "concat"
+            first_frame: float | None = 1.0
+        elif from_both:
+            image_conditioning = "replace"
+            first_frame = 0.0
+        else:
+            kind = "T2V"
+            image_conditioning = "none"
+            first_frame = None
+        if from_both:
+            kind = "TI2V"
+
+        guidance = cls.spec.sample_guidance
+        if has_experts:
+            guidance = 3.5 if from_image else 4.0
+
+        version = "2.2" if is_wan22 else "2.1"
         return replace(
             cls.spec,
-            title=f"Wan {'2.2' if newer else '2.1'} {kind} {size}".rstrip(),
+            title=f"Wan {version} {kind} {_size(net, has_experts)}".rstrip(),
             rules=VideoRules(
-                temporal, 1, spatial * patch[1], 24.0 if from_both else 16.0, spatial, temporal
+                frame_step=temporal,
+                frame_rest=1,
+                side_multiple=spatial * patch[1],
+                fps=24.0 if from_both else 16.0,
+                spatial_stride=spatial,
+                temporal_stride=temporal,
             ),
-            latent_channels=latent,
+            latent_channels=configs.latent_channels,
             patch=patch,
             text_width=net["text_dim"],
-            image_conditioning="concat" if from_image else "replace" if from_both else "none",
-            first_frame=1.0 if from_image else 0.0 if from_both else None,
+            image_conditioning=image_conditioning,
+            first_frame=first_frame,
             experts=experts,
-            timestep_shift=5.0 if newer else cls.spec.timestep_shift,
-            sample_guidance=cls.spec.sample_guidance
-            if len(experts) == 1
-            else 3.5
-            if from_image
-            else 4.0,
-            image_channels=(net["in_channels"] - latent, 0),
+            timestep_shift=5.0 if is_wan22 else cls.spec.timestep_shift,
+            sample_guidance=guidance,
+            image_channels=(net["in_channels"] - configs.latent_channels, 0),
             image_numbers=0 if net.get("image_dim") is None else _clip_numbers(folder),
         )
 
     @classmethod
     def clean(cls, caption: str) -> str:
-        """The pipeline's own cleaning, without diffusers."""
-        import ftfy  # takes a tenth of a second
+        """Clean a caption as the pipeline does, without importing diffusers."""
+        import ftfy  # its import takes a tenth of a second
 
         return super().clean(html.unescape(html.unescape(ftfy.fix_text(caption))))
 
     def trimmed(self, caption: str, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Less the zeros after the caption's true length; the pipeline feeds no mask."""
+        """Return the states without the zeros after the caption; the pipeline feeds no mask."""
         return {"text": states["text"][: self.text_length(caption)]}
 
     @property
-    def _reads_clip(self) -> bool:
-        """Whether the denoiser is told what CLIP sees in the image (2.1 I2V), beside its latents."""
+    def _uses_clip(self) -> bool:
+        """Whether the denoiser also reads CLIP's states of the image (2.1 I2V)."""
         return self.config.get("image_dim") is not None
 
     def free(self, part: str) -> None:
-        """With the VAE goes the image encoder."""
+        """Drop a part from memory, and the image encoder together with the VAE."""
         super().free(part)
         if part == "vae":
             super().free("image_encoder")
 
-    def _image_encoder(self) -> tuple[Any, Any]:
-        folder = self.folder / "image_encoder"
-        encoder = load_model(transformers.CLIPVisionModel, folder, torch.float32, self.device)
-        return pretrained(
-            transformers.CLIPImageProcessor, self.folder / "image_processor"
-        ), encoder
+    def _load_image_encoder(self) -> tuple[Any, Any]:
+        """Return CLIP's image processor and its network."""
+        encoder = load_model(
+            transformers.CLIPVisionModel,
+            self.folder / "image_encoder",
+            torch.float32,
+            self.device,
+        )
+        processor_folder = self.folder / "image_processor"
+        return pretrained(transformers.CLIPImageProcessor, processor_folder), encoder
 
     def image_states(
         self, frames: Tensor, random: np.random.Generator | None
     ) -> dict[str, Tensor]:
-        """What the image-to-video pipeline itself makes of the first frame, in the denoiser's dtype.
+        """Return what the image-to-video pipeline makes of the first frame, in the run's dtype.
 
-        "image" (4+C,F,H,W), the mask and the latents of that frame before grey ones; 2.1's "clip" (257, 1280).
-        """
+        "image" (4+C,F,H,W): the mask, and the latents of that frame followed by grey ones. 2.1
+        has also "clip" (257, 1280)."""
         if self.spec.image_conditioning != "concat":
             return {}
-        from PIL import Image  # light to start
+        from PIL import Image  # keeps the start light
 
         pipe = diffusers.WanImageToVideoPipeline(None, None, vae=self.vae(), scheduler=None)
         image = frames[:, 0]
-        size = frames.shape[2], frames.shape[3], frames.shape[1]
-        told = pipe.prepare_latents(  # it would draw noise, which is not asked for
-            image[None].to(self.device), 1, self.spec.latent_channels, *size, torch.float32, self.device,
-            latents=torch.empty(0),
-        )[1]  # fmt: skip
-        states = {"image": told[0].to(self.dtype).cpu()}
-        if self._reads_clip:
-            pipe.image_processor, pipe.image_encoder = self._part(
-                "image_encoder", self._image_encoder
-            )
-            pixels = (
-                ((image + 1) * 127.5)
-                .round()
-                .clamp(0, 255)
-                .byte()
-                .permute(1, 2, 0)
-                .cpu()
-                .numpy()
-            )
-            states["clip"] = (
-                pipe.encode_image(Image.fromarray(pixels), self.device)[0].to(self.dtype).cpu()
-            )
+        _, image_latents = pipe.prepare_latents(
+            image[None].to(self.device),
+            batch_size=1,
+            num_channels_latents=self.spec.latent_channels,
+            height=frames.shape[2],
+            width=frames.shape[3],
+            num_frames=frames.shape[1],
+            dtype=torch.float32,
+            device=self.device,
+            latents=torch.empty(0),  # otherwise it draws noise, which is not used here
+        )
+        states = {"image": image_latents[0].to(self.dtype).cpu()}
+
+        if self._uses_clip:
+            processor, encoder = self._load_once("image_encoder", self._load_image_encoder)
+            pipe.image_processor = processor
+            pipe.image_encoder = encoder
+            pixels = ((image + 1) * 127.5).round().clamp(0, 255).byte()
+            picture = Image.fromarray(pixels.permute(1, 2, 0).cpu().numpy())
+            clip_states = pipe.encode_image(picture, self.device)[0]
+            states["clip"] = clip_states.to(self.dtype).cpu()
         return states
 
     def blank_states(self, shape: ClipShape) -> dict[str, Tensor]:
-        """With what image-to-video is told."""
+        """Return zeros in the form of a clip's states, with those of ``image_states``."""
         states = super().blank_states(shape)
-        if self.spec.image_conditioning == "concat":
-            size = self.spec.image_channels[0], *self.spec.rules.latent_size(shape)
-            states["image"] = torch.zeros(size, dtype=self.dtype)
-            if self._reads_clip:
-                width = read_config(self.folder / "image_encoder" / "config.json")[
-                    "hidden_size"
-                ]
-                states["clip"] = torch.zeros(
-                    self.spec.image_numbers // width, width, dtype=self.dtype
-                )
+        if self.spec.image_conditioning != "concat":
+            return states
+        channels, _ = self.spec.image_channels
+        size = (channels, *self.spec.rules.latent_size(shape))
+        states["image"] = torch.zeros(size, dtype=self.dtype)
+        if self._uses_clip:
+            width = read_config(self.folder / "image_encoder" / "config.json")["hidden_size"]
+            tokens = self.spec.image_numbers // width
+            states["clip"] = torch.zeros(tokens, width, dtype=self.dtype)
         return states
 
     def predict(self, net: nn.Module, x_t: Tensor, t: Tensor, batch: Batch) -> Tensor:
-        """v = noise - x0; the network is told 1000 t, in float32, and 0 of tokens that are given."""
+        """Return v = noise - x0.
+
+        The timestep input is 1000 · t in float32, and 0 for tokens of conditioning frames.
+        """
         extras = batch.conditioning.extras
-        states = x_t.to(self.dtype)
+        latents = x_t.to(self.dtype)
         if self.spec.image_conditioning == "concat":
-            states = torch.cat([states, extras["image"].to(self.dtype)], dim=1)
-        out = net(
-            hidden_states=states,
+            latents = torch.cat([latents, extras["image"].to(self.dtype)], dim=1)
+        clip_states = extras["clip"].to(self.dtype) if "clip" in extras else None
+        output = net(
+            hidden_states=latents,
             timestep=self.model_timesteps(x_t, t, batch),
             encoder_hidden_states=batch.conditioning.text.to(self.dtype),
-            encoder_hidden_states_image=extras["clip"].to(self.dtype)
-            if "clip" in extras
-            else None,
+            encoder_hidden_states_image=clip_states,
             return_dict=False,
         )
-        return out[0].float()
+        return output[0].float()
 
     def sample(
         self,
@@ -210,30 +391,32 @@ class Wan(DiffusersModel):
         unconditional: Conditioning | None,
         request: SampleRequest,
     ) -> Tensor:
-        """An image is in ``conditioning.extras`` (image-to-video) or ``request.first`` (TI2V).
+        """Sample latents; an image is in the ``extras`` (I2V) or in ``request.first`` (TI2V).
 
-        Samples with one are drawn one by one: the pipeline takes a single image for all.
+        Samples with an image are sampled one by one, because the pipeline takes only one image.
         """
         if self.spec.image_conditioning != "concat" and request.first is None:
             return super().sample(nets, conditioning, unconditional, request)
-        drawn = []
+
+        samples = []
         for i, seed in enumerate(request.seeds):
             pick = itemgetter(slice(i, i + 1))
-            one = conditioning.map(pick)
-            other = None if unconditional is None else unconditional.map(pick)
-            channels = self.spec.latent_channels
-            first = (
-                one.extras["image"][:, -channels:]
-                if request.first is None
-                else request.first[[i]]
-            )
-            # the image-to-video pipeline finds what its encoders would have made of the image already made
+            positive = conditioning.map(pick)
+            negative = None if unconditional is None else unconditional.map(pick)
+            if request.first is None:
+                first = positive.extras["image"][:, -self.spec.latent_channels :]
+            else:
+                first = request.first[[i]]
+
+            # Stand-ins return the states that the pipeline's encoders would compute.
             pipe = self.pipeline(nets, request.shift, diffusers.WanImageToVideoPipeline)
-            pipe.vae = known_latents(self.spec, first.float().to(self.device), self.device)
-            if "clip" in one.extras:
-                pipe.encode_image = lambda *_, clip=one.extras["clip"]: clip.to(self.device)
-            drawn.append(self.run_pipeline(pipe, one, other, replace(request, seeds=(seed,))))
-        return torch.cat(drawn).float()
+            pipe.vae = vae_stand_in(self.spec, first.float().to(self.device), self.device)
+            if "clip" in positive.extras:
+                clip_states = positive.extras["clip"]
+                pipe.encode_image = lambda *_, states=clip_states: states.to(self.device)
+            single_request = replace(request, seeds=(seed,))
+            samples.append(self.run_pipeline(pipe, positive, negative, single_request))
+        return torch.cat(samples).float()
 
     def run_pipeline(
         self,
@@ -241,35 +424,52 @@ class Wan(DiffusersModel):
         conditioning: Conditioning,
         unconditional: Conditioning | None,
         request: SampleRequest,
-        **words: Any,
+        **arguments: Any,
     ) -> Tensor:
-        """With an image of which only the size is looked at, and the guidance of a second expert."""
+        """Run the pipeline with a blank image and a second guidance, if it takes them."""
         if "image_processor" in pipe.components:
-            words["image"] = torch.zeros(1, 3, request.shape.height, request.shape.width)
+            shape = request.shape
+            arguments["image"] = torch.zeros(1, 3, shape.height, shape.width)
         if len(self.spec.experts) > 1:
-            words["guidance_scale_2"] = (
-                request.guidance if request.guidance_2 is None else request.guidance_2
+            guidance_2 = request.guidance_2
+            arguments["guidance_scale_2"] = (
+                request.guidance if guidance_2 is None else guidance_2
             )
-        return super().run_pipeline(pipe, conditioning, unconditional, request, **words)
+        return super().run_pipeline(pipe, conditioning, unconditional, request, **arguments)
 
     def fingerprints(self) -> dict[str, str]:
-        """Latents of image-to-video have the image's beside them, in the denoiser's dtype, and so another name."""
+        """Return the parts' hashes.
+
+        For image-to-video, the VAE's includes the image encoder and the denoiser's dtype:
+        entries of the cache also hold the image's states."""
         prints = super().fingerprints()
         if self.spec.image_conditioning == "concat":
-            looks = ("image_encoder", "image_processor") if self._reads_clip else ()
-            own = [fingerprint(self.folder / part) for part in looks]
-            prints["vae"] = "-".join([prints["vae"], "image", *own, str(self.dtype)])
+            image_parts = ("image_encoder", "image_processor") if self._uses_clip else ()
+            image_prints = [fingerprint(self.folder / part) for part in image_parts]
+            prints["vae"] = "-".join([prints["vae"], "image", *image_prints, str(self.dtype)])
         return prints
 
 
+def _channels_with_image(vae: Mapping[str, Any]) -> int:
+    """Return the input channels of image-to-video: noise, the mask, and the image."""
+    return int(2 * vae["z_dim"] + vae.get("scale_factor_temporal", 4))
+
+
+def _size(net: Mapping[str, Any], has_experts: bool) -> str:
+    """Return the published name of the transformer's size, or ""."""
+    width = net["num_attention_heads"] * net["attention_head_dim"]
+    size = SIZES.get((width, net["num_layers"]), "")
+    return f"A{size}" if size and has_experts else size
+
+
 def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
-    """One denoiser, or in A14B the one for t from the boundary up and the one for t below it."""
+    """Return one denoiser, or for A14B one above and one below the boundary noise level."""
     boundary = index.get("boundary_ratio")
-    second = (folder / "transformer_2").is_dir()
-    if boundary is None and not second:
+    has_second = (folder / "transformer_2").is_dir()
+    if boundary is None and not has_second:
         return Wan.spec.experts
-    if boundary is None or not second:
-        missing = "boundary_ratio in its model_index.json" if second else "transformer_2/"
+    if boundary is None or not has_second:
+        missing = "boundary_ratio in its model_index.json" if has_second else "transformer_2/"
         raise VideotuneError(
             f"{folder}: a Wan checkpoint with two experts (A14B) needs {missing}"
         )
@@ -277,8 +477,7 @@ def _experts(folder: Path, index: Mapping[str, Any]) -> tuple[Expert, ...]:
 
 
 def _clip_numbers(folder: Path) -> int:
-    """How many numbers CLIP says of an image: a state for each of its patches and one for the whole."""
+    """Return how many numbers CLIP gives of an image: patches + 1 states."""
     config = read_config(folder / "image_encoder" / "config.json")
-    return ((config["image_size"] // config["patch_size"]) ** 2 + 1) * int(
-        config["hidden_size"]
-    )
+    patches = (config["image_size"] // config["patch_size"]) ** 2
+    return (patches + 1) * int(config["hidden_size"])

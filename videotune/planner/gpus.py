@@ -1,7 +1,7 @@
-"""Cards by name: memory, dense bfloat16 rate with float32 sums and link to the host, as their makers state.
+"""GPUs by name: memory, dense bfloat16 rate with float32 sums, and link to the host.
 
-Consumer cards sum in float32 at half the rate of their advertised one. What a step really reaches of a rate is
-``REACHED``, an assumption until measured on the card itself. ``gpus.json`` is the table.
+``gpus.json`` is the table, with the makers' figures. Consumer GPUs sum in float32 at half of
+their advertised rate.
 """
 
 import difflib
@@ -15,131 +15,166 @@ from videotune.errors import VideotuneError, did_you_mean
 from videotune.files import checked, read_json, user_cache
 
 REACHED = 0.4
-"""Share of the dense rate that a training step of a video transformer is taken to reach on a card that was not measured."""
+"""Share of the dense rate that a training step is assumed to reach, until it is measured."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """Bytes of memory; flops a second (dense bf16); bytes a second of its link to the host.
-
-    ``timed``: whether the rate is the card's own, so that a time can be calculated from it. ``reached``: the share of the
-    rate that a training step reaches; ``measured``: the day on which this card was measured (empty: never).
-    """
+    """A GPU and its rates."""
 
     name: str
     vram: int
+    """Bytes of memory."""
     flops: float
+    """Dense bfloat16 operations a second."""
     link: float
+    """Bytes a second between host and device."""
     timed: bool = True
+    """Whether the rate is the GPU's own, so that a time can be calculated from it."""
     reached: float = REACHED
+    """Share of the rate that a training step reaches."""
     measured: str = ""
+    """Day on which this GPU was measured; empty if it was not."""
 
 
 USUAL = Card("a usual card", 24 * 2**30, 100e12, 24e9)
-"""What settings are compared on where no card is named; no time is told then."""
+"""The card for which settings are compared if none is named; no time is printed then."""
 
 
 @lru_cache
 def cards() -> tuple[Card, ...]:
-    """Every card of the table; one that is sold with several memories has several rows, whose names say the memory."""
+    """Return every card of the table.
+
+    A card that is sold with several memories has several rows, whose names have the memory.
+    """
     rows = read_json(Path(__file__).with_name("gpus.json"))["cards"]
     names = [row[0] for row in rows]
-    found = []
+
+    table = []
     for name, gigabytes, rate, link in rows:
         title = f"{name} {gigabytes}GB" if names.count(name) > 1 else name
-        flops = USUAL.flops if rate is None else rate * 1e12
-        found.append(Card(title, gigabytes * 2**30, flops, link * 1e9, rate is not None))
-    return tuple(found)
+        table.append(
+            Card(
+                name=title,
+                vram=gigabytes * 2**30,
+                flops=USUAL.flops if rate is None else rate * 1e12,
+                link=link * 1e9,
+                timed=rate is not None,
+            )
+        )
+    return tuple(table)
 
 
-_NOISE = (
-    (
-        "nvidia",
-        "geforce",
-        "tesla",
-        "gpu",
-        "generation",
-        "edition",
-        "blackwell",
-        "workstation",
-        "server",
-        "max",
-        "q",
-    ),
-    ("rtx", "pcie"),
+_IGNORED_WORDS = (
+    "nvidia",
+    "geforce",
+    "tesla",
+    "gpu",
+    "generation",
+    "edition",
+    "blackwell",
+    "workstation",
+    "server",
+    "max",
+    "q",
 )
-"""Words that may be left out of a card's name: the first are never part of it, the others are where two cards differ."""
+_OPTIONAL_WORDS = ("rtx", "pcie")
+"""Words that users omit: the first never tell two cards apart, the others may."""
 
 
-def card(name: str) -> Card:
-    """The card of that name as people or nvidia-smi write it ("4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB").
+def find_card(name: str) -> Card:
+    """Return the card with a name as users or nvidia-smi write it.
 
-    Every word counts, so that a Ti, Super or Laptop card is never taken for another. Raises VideotuneError with the near
-    names where none or several cards have the name.
+    Such names are "4090", "rtx 4060 ti 16gb", "NVIDIA A100-SXM4-80GB". Every word counts, so
+    that a Ti, Super or Laptop card is never taken for another.
+
+    Raises:
+        VideotuneError: No card, or several, have the name; the message has similar names.
     """
-    asked, gigabytes = _words(name)
-    same: list[Card] = []
-    for noise in ((), _NOISE[0], _NOISE[0] + _NOISE[1]):
-        wanted = _without(asked, noise)
-        same = same or [
-            one for one in cards() if wanted and _without(_words(one.name)[0], noise) == wanted
-        ]
-    fitting = [one for one in same if gigabytes in (None, one.vram >> 30)]
+    words, gigabytes = _split_name(name)
+    same_name = _cards_with_words(words)
+    fitting = [card for card in same_name if gigabytes in (None, card.vram >> 30)]
     if len(fitting) == 1:
         return fitting[0]
-    if same:
-        names = " or ".join(f"{one.name!r} ({one.vram >> 30} GB)" for one in same)
+    if same_name:
+        names = " or ".join(f"{card.name!r} ({card.vram >> 30} GB)" for card in same_name)
         raise VideotuneError(
-            f"--card {name!r}: videotune knows {names}. Name one; for another memory give --vram GB."
+            f"--card {name!r}: several cards or memories match: {names}. "
+            f"Give one of these names, or the memory with --vram GB."
         )
-    near = difflib.get_close_matches(
-        " ".join(asked), [" ".join(_words(one.name)[0]) for one in cards()], 4, 0.6
-    )
-    told = dict.fromkeys(one.name for one in cards() if " ".join(_words(one.name)[0]) in near)
-    hint = did_you_mean(told, ".")
+
+    known_names = [_joined(card.name) for card in cards()]
+    similar = difflib.get_close_matches(" ".join(words), known_names, 4, 0.6)
+    suggestions = [card.name for card in cards() if _joined(card.name) in similar]
+    hint = did_you_mean(dict.fromkeys(suggestions), ".")
     raise VideotuneError(
-        f"--card: {name[:80]!r} is not known{hint} Its memory does as well: --vram GB."
+        f"--card {name[:80]!r}: unknown card{hint} You can give its memory instead: --vram GB."
     )
 
 
-def _words(name: str) -> tuple[tuple[str, ...], int | None]:
-    """The words of a card's name, numbers apart from letters, and the GB that it says."""
+def _cards_with_words(words: tuple[str, ...]) -> list[Card]:
+    """Return the cards with the same words; if there are none, without ignored words."""
+    for omitted in ((), _IGNORED_WORDS, _IGNORED_WORDS + _OPTIONAL_WORDS):
+        wanted = _without(words, omitted)
+        same = [
+            card
+            for card in cards()
+            if wanted and _without(_split_name(card.name)[0], omitted) == wanted
+        ]
+        if same:
+            return same
+    return []
+
+
+def _split_name(name: str) -> tuple[tuple[str, ...], int | None]:
+    """Return (the words of a card's name, the GB in it); numbers are words of their own."""
     text = name.lower()
     memory = re.search(r"(?<![a-z0-9])(\d+)\s*g(?:i?b)?\b", text)
-    text = text.replace(memory[0], " ") if memory else text
+    if memory:
+        text = text.replace(memory[0], " ")
     text = re.sub(r"(hbm|sxm|gddr)\d+\w?", " ", text)
-    return tuple(re.findall(r"[a-z]+|\d+", text)), int(memory[1]) if memory else None
+    words = tuple(re.findall(r"[a-z]+|\d+", text))
+    return words, int(memory[1]) if memory else None
 
 
-def _without(words: tuple[str, ...], noise: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(word for word in words if word not in noise)
+def _joined(name: str) -> str:
+    return " ".join(_split_name(name)[0])
+
+
+def _without(words: tuple[str, ...], omitted: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(word for word in words if word not in omitted)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is read of the report of ``videotune doctor --gpu``."""
+    """The part of the report of ``videotune doctor --gpu`` that plans use."""
 
     card: Card
 
 
 def measured_file(name: str) -> Path:
-    """Where the report lies on this machine's card that a driver calls so."""
-    return user_cache() / "cards" / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.json"
+    """Return the file of the report on this machine's card, by its driver's name for it."""
+    file_name = re.sub(r"[^A-Za-z0-9]+", "-", name)
+    return user_cache() / "cards" / f"{file_name}.json"
 
 
 def known_card(name: str, memory: int) -> Card | None:
-    """The card that a driver calls so and that has so many bytes; None where videotune does not know it.
+    """Return this machine's card, with measured rates if it was measured.
 
-    With its own rates where it was measured on this machine.
+    Args:
+        name: The driver's name for the card.
+        memory: Bytes of its memory.
+
+    Returns:
+        None for a card that is not in the table.
     """
-    with suppress(OSError, ValueError):  # never measured, or by another version
-        found: Card = checked(Report, measured_file(name).read_text(encoding="utf-8")).card
-        if min(found.flops, found.link, found.reached) > 0:
-            return found
-    for word in (
-        name,
-        f"{name} {round(memory / 2**30)}GB",
-    ):  # the driver's name of some does not tell the memory
+    with suppress(OSError, ValueError):  # not measured, or by another version
+        report: Report = checked(Report, measured_file(name).read_text(encoding="utf-8"))
+        if min(report.card.flops, report.card.link, report.card.reached) > 0:
+            return report.card
+
+    # the driver's name of some cards lacks the memory
+    for candidate in (name, f"{name} {round(memory / 2**30)}GB"):
         with suppress(VideotuneError):
-            return card(word)
+            return find_card(candidate)
     return None

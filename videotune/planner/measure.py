@@ -1,207 +1,45 @@
-"""Bytes that a step would hold, by part and phase: the real code, run on tensors that have shapes and no memory.
+"""Bytes that a step would hold: the real code, run on tensors with shapes and no memory.
 
-The tensors lie on a fake *CPU*. A fake CUDA device ends the process where torch was built without CUDA, and "meta" takes
-attention's path of plain matrices; the CPU's fused attention keeps what CUDA's keeps, its output and a float32 number a row.
+The tensors are on a fake *CPU*. A fake CUDA device ends the process if torch was built
+without CUDA, and "meta" takes attention's path of plain matrices. The CPU's fused attention
+keeps what CUDA's keeps: its output and a float32 number a row.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 from warnings import catch_warnings
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
-from torch.utils.weak import WeakIdKeyDictionary
 
 from videotune.config.schema import Config
 from videotune.diffusion.loss import Objective
-from videotune.files import Count, Number
 from videotune.job.experts import trained
 from videotune.latent_cache.batches import StepBatch
 from videotune.memory.checkpointing import checkpoint_blocks
+from videotune.models.base import DiffusersModel
 from videotune.models.pipelines import in_tiles
+from videotune.planner.ledger import PIECE, CountsByPart, Ledger, Reading
 from videotune.trainer import build, optimizers
-from videotune.trainer.step import Clock, StepSettings, TrainableState, train_step
+from videotune.trainer.step import StepSettings, TrainableState, train_step
+from videotune.trainer.step_record import Clock
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Batch, ClipShape, Family
-
-PIECE = 512
-"""CUDA's caching allocator hands memory out in multiples of so many bytes."""
-
-CountsByPart = Mapping[str, Count]
-"""Bytes by part."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Of each phase the bytes of each part at the moment when most were held; and the floating-point operations done."""
-
-    phases: Mapping[str, CountsByPart]
-    flops: Number
-
-    def extrapolated(self, one: Reading, other: Reading, times: float) -> Reading:
-        """This reading plus ``times`` the difference between two others, phase by phase.
-
-        Phases are extrapolated apart because the maximum of several straight lines is no straight line.
-        """
-        grown = {name: plus(other.phases[name], one.phases[name], -1) for name in self.phases}
-        phases = {name: plus(parts, grown[name], times) for name, parts in self.phases.items()}
-        return Reading(phases, self.flops + (other.flops - one.flops) * times)
-
-
-def plus(parts: CountsByPart, more: CountsByPart, times: float = 1) -> dict[str, int]:
-    """``times`` the bytes of ``more`` added to the bytes of ``parts``, part by part, in alphabetical order."""
-    return {
-        part: parts.get(part, 0) + round(more.get(part, 0) * times)
-        for part in sorted({*parts, *more})
-    }
-
+from videotune.types import Batch, ClipShape
 
 Depths = tuple[tuple[str, int], ...]
 """The number of blocks of each list of blocks, by the list's path."""
 
 FEW = 2
 MORE = 4
-"""Blocks of a list in the shallow networks. With one block, the first and the last block would be the same."""
-
-
-def deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
-    """The reading of a network with so many ``blocks`` of each list, from a shallow network and one more for each list.
-
-    Blocks of a list are alike, so every number is affine in how many there are. Shallow networks are read as they are.
-    """
-    few = {path: min(FEW, count) for path, count in blocks.items()}
-    result = base = read(tuple(few.items()))
-    for path, count in blocks.items():
-        more = min(MORE, count)
-        if more > few[path]:
-            other = read(tuple({**few, path: more}.items()))
-            result = result.extrapolated(base, other, (count - few[path]) / (more - few[path]))
-    return result
-
-
-class Ledger(TorchDispatchMode):
-    """While entered, counts the bytes of live storages. What nobody has named is "activations".
-
-    torch's own MemTracker cannot: it puts a hook on every parameter, which a frozen one refuses.
-    """
-
-    def __init__(self, piece: int = PIECE) -> None:
-        super().__init__()
-        self.held: Counter[str] = Counter()
-        self.phases: dict[str, dict[str, int]] = {}
-        self.flops = 0.0
-        self._piece = piece
-        self._phase = ""
-        self._most = -1
-        self._entries: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [part, bytes]
-
-    def phase(self, *names: str) -> None:
-        """What is held from now on belongs to this phase; of several, to the last, and what is held now to each."""
-        for self._phase in names:
-            self._most = (
-                sum(self.phases[self._phase].values()) if self._phase in self.phases else -1
-            )
-            self._look()
-
-    def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
-        """The storages of these tensors belong to a part, whether they were seen before or not."""
-        for tensor in tensors:
-            if tensor is not None:
-                entry = self._entry(tensor.untyped_storage(), part)
-                self.held[entry[0]] -= entry[1]
-                self.held[part] += entry[1]
-                entry[0] = part
-        self._look()
-
-    def reading(self) -> Reading:
-        """What was seen so far."""
-        return Reading({name: dict(parts) for name, parts in self.phases.items()}, self.flops)
-
-    def _entry(self, storage: Any, part: str) -> list[Any]:
-        """The entry of a storage; it belongs to ``part`` if it was not seen before."""
-        if storage not in self._entries:
-            self._entries[storage] = entry = [
-                part,
-                -(-storage.nbytes() // self._piece) * self._piece,
-            ]
-            self.held[part] += entry[1]
-            weakref.finalize(storage, self._freed, entry)
-        return self._entries[storage]
-
-    def _freed(self, entry: list[Any]) -> None:
-        self.held[entry[0]] -= entry[1]
-
-    def _look(self) -> None:
-        total = sum(self.held.values())
-        if self._phase and total > self._most:
-            self._most = total
-            self.phases[self._phase] = {part: size for part, size in self.held.items() if size}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self._entry(leaf.untyped_storage(), "activations")
-        self._look()
-        count = _FLOPS.get(func._overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **kwargs, out_val=out)
-        return out
-
-
-_ATEN = torch.ops.aten
-_FLASH = "_scaled_dot_product_flash_attention"
-_FLOPS: dict[Any, Callable[..., float]] = dict(flop_registry)
-for _way in ("", "_backward"):
-    _FLOPS[getattr(_ATEN, f"{_FLASH}_for_cpu{_way}")] = flop_registry[
-        getattr(_ATEN, f"{_FLASH}{_way}")
-    ]
-"""torch's own counts, of matrix products, convolutions and attention; FlopCounterMode itself keeps activations alive."""
-
-
-def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
-    """Replace each parameter and buffer by a fake tensor of the same shape and dtype on the fake CPU.
-
-    Returns the new tensors by the ``id`` of the old ones; a tensor that stands in two places stays one.
-    """
-    made: dict[int, Any] = {}
-    for tensor in (*net.parameters(), *net.buffers()):
-        with mode:
-            fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        own = isinstance(tensor, nn.Parameter)
-        made[id(tensor)] = (
-            nn.Parameter(fake, requires_grad=tensor.requires_grad) if own else fake
-        )
-    for module in net.modules():
-        for tensors in (module._parameters, module._buffers):
-            tensors.update(
-                {
-                    name: made[id(tensor)]
-                    for name, tensor in tensors.items()
-                    if tensor is not None
-                }
-            )
-    return made
-
-
-def fake_mode() -> FakeTensorMode:
-    """The mode under which a step runs without memory; real tensors that it meets (constants, tables) are let in."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
+"""Blocks of a list in the shallow networks. One block would be both the first and the last."""
 
 KEPT = "kept"
 PHASES = {
@@ -210,58 +48,113 @@ PHASES = {
     "backward": ["optimizer"],
     "optimizer": ["end"],
 }
-"""What comes after each mark of a step's clock; KEPT is the moment between two."""
-
+"""The phases after each mark of a step's clock; KEPT is the moment between two."""
 
 FIRST = "first block"
 PASSES = ("forward", "backward", FIRST)
-"""Phases of a micro-batch: "backward" is that of what comes after the blocks and of the last block, FIRST the first block's
-and what comes before it. The blocks between them are calculated: their moments lie on a straight line."""
+"""Phases of a micro-batch.
+
+"backward" is that of everything after the blocks and of the last block, FIRST that of the
+first block and everything before it. The blocks between them are interpolated.
+"""
+
+
+def read_deep(read: Callable[[Depths], Reading], blocks: Mapping[str, int]) -> Reading:
+    """Return the reading of a deep network, calculated from shallow networks.
+
+    Blocks of a list are alike, so every number is affine in their count. One network has FEW
+    blocks of every list, and for each list another one has MORE. Shallow networks are read
+    as they are.
+
+    Args:
+        read: Reads a network with these blocks.
+        blocks: The number of blocks of each list.
+    """
+    few = {path: min(FEW, count) for path, count in blocks.items()}
+    base = read(tuple(few.items()))
+    result = base
+    for path, count in blocks.items():
+        more = min(MORE, count)
+        if more > few[path]:
+            deeper = read(tuple({**few, path: more}.items()))
+            times = (count - few[path]) / (more - few[path])
+            result = result.extrapolated(base, deeper, times)
+    return result
+
+
+def to_fake(net: nn.Module, mode: FakeTensorMode) -> dict[int, Any]:
+    """Replace each parameter and buffer by a fake tensor of the same shape and dtype.
+
+    Returns:
+        The new tensors by the ``id`` of the old ones. A shared tensor stays shared.
+    """
+    fakes: dict[int, Any] = {}
+    for tensor in (*net.parameters(), *net.buffers()):
+        with mode:
+            fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        fakes[id(tensor)] = fake
+
+    for module in net.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None:
+                    tensors[name] = fakes[id(old)]
+    return fakes
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return the mode under which a step runs without memory; real constants may be used."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @dataclass
 class FakeNetwork:
-    """A network with a few of its blocks, fake, and what of it trains with its optimizer. ``warm``: a step was made."""
+    """A fake network with a few of its blocks, and its optimizer."""
 
     net: nn.Module
-    held: Mapping[str, nn.Parameter]
+    trained: Mapping[str, nn.Parameter]
     trainable: TrainableState
     warm: bool = False
+    """Whether a step was made, so that the optimizer has its state."""
 
 
 class FakeRun:
-    """A family whose parts are shapes. Networks and the readings of steps are kept between calls.
+    """A family on fake tensors. Networks and the readings of steps are kept between calls."""
 
-    ``piece``: memory is counted in multiples of so many bytes, as CUDA hands it out.
-    """
+    def __init__(self, family: DiffusersModel, config: Config, piece: int = PIECE) -> None:
+        """Prepare a run.
 
-    def __init__(self, family: Family, config: Config, piece: int = PIECE) -> None:
+        Args:
+            family: The family, with its base model's configuration.
+            config: The run's config.
+            piece: Multiple in which memory is counted.
+        """
         self.family = family
         self.config = config
         self.mode = fake_mode()
         self.piece = piece
-        self.objective: Objective = build.make_objective(
-            family.spec, config
-        )  # with real tables
+        # with real tables
+        self.objective: Objective = build.make_objective(family.spec, config)
         self._nets: dict[Depths, FakeNetwork] = {}
         self._readings: dict[Any, Reading] = {}
 
     def denoiser(self) -> nn.Module:
-        """The whole network, without adapters."""
+        """Return the whole network, without adapters."""
         experts = self.family.spec.experts
-        return self.family.denoiser(
-            experts[0].name if len(experts) > 1 else None, fill=lambda net: None
-        )
+        expert = experts[0].name if len(experts) > 1 else None
+        return self.family.denoiser(expert, fill=lambda net: None)
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
-        """Bytes of the weights of each block of the whole network, by list of blocks; without adapters."""
+        """Bytes of the weights of each block, by list of blocks; without adapters."""
         net = self.denoiser()
-        paths = self.family.spec.blocks
-        return {
-            path: [weight_bytes(block) for block in net.get_submodule(path).children()]
-            for path in paths
-        }
+        sizes = {}
+        for path in self.family.spec.blocks:
+            blocks = net.get_submodule(path).children()
+            sizes[path] = [weight_bytes(block) for block in blocks]
+        return sizes
 
     @property
     def depths(self) -> dict[str, int]:
@@ -269,123 +162,147 @@ class FakeRun:
         return {path: len(sizes) for path, sizes in self.blocks.items()}
 
     def network(self, depths: Depths) -> FakeNetwork:
-        """The network with so many blocks of each list, adapters in it."""
+        """Return the network with these numbers of blocks, and with its adapters."""
         if depths not in self._nets:
-            net = self.denoiser()
-            for path, count in depths:
-                above, _, last = path.rpartition(".")
-                kept = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
-                setattr(net.get_submodule(above), last, nn.ModuleList(kept))
-            self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
-            held = dict(attach(net, self.family.spec, self.config))
-            new = to_fake(net, self.mode)
-            net.train()
-            for (
-                module
-            ) in net.modules():  # LoHa and LoKr ask a random number whether they take part
-                if hasattr(module, "module_dropout"):
-                    module.eval()
-            held = {name: new[id(p)] for name, p in held.items()}
-            with self.mode:
-                self._nets[depths] = FakeNetwork(net, held, self.trainable(held))
+            self._nets[depths] = self._make_network(depths)
         return self._nets[depths]
+
+    def _make_network(self, depths: Depths) -> FakeNetwork:
+        net = self.denoiser()
+        for path, count in depths:
+            parent, _, name = path.rpartition(".")
+            blocks = list(net.get_submodule(path))[:count]  # type: ignore[call-overload]
+            setattr(net.get_submodule(parent), name, nn.ModuleList(blocks))
+        self.family.isolate_frames(net, not self.config.video_config.use_temporal_attention)
+
+        real_parameters = dict(attach(net, self.family.spec, self.config))
+        fakes = to_fake(net, self.mode)
+        net.train()
+        for module in net.modules():
+            if hasattr(module, "module_dropout"):  # LoHa and LoKr would draw a random number
+                module.eval()
+
+        parameters = {name: fakes[id(real)] for name, real in real_parameters.items()}
+        with self.mode:
+            return FakeNetwork(net, parameters, self.trainable(parameters))
 
     def step(
         self, shape: ClipShape, samples: int, checkpointing: str, depths: Depths
     ) -> Reading:
-        """A training step with one micro-batch of ``samples`` of this shape, the optimizer's state already there."""
+        """Read a training step with one micro-batch, whose optimizer has its state.
+
+        Args:
+            shape: Shape of each sample.
+            samples: Number of samples.
+            checkpointing: The gradient checkpointing.
+            depths: The blocks of the network.
+        """
         key = (shape, samples, checkpointing, depths)
         if key not in self._readings:
-            net = self.network(depths)
+            network = self.network(depths)
             ledger = Ledger(self.piece)
-            checkpoint_blocks(net.net, checkpointing)
+            checkpoint_blocks(network.net, checkpointing)
             with self.mode:
                 prepared = self.prepared(shape, samples)
-                if not net.warm:
-                    self._train(net, prepared, Ledger(self.piece))
-                    net.warm = True
-                self._train(net, prepared, ledger)
+                if not network.warm:
+                    self._train(network, prepared, Ledger(self.piece))
+                    network.warm = True
+                self._train(network, prepared, ledger)
             self._readings[key] = ledger.reading()
         return self._readings[key]
 
     def deep_step(self, shape: ClipShape, samples: int, checkpointing: str) -> Reading:
-        """``step`` of the whole network, calculated from shallow ones."""
-        return deep(
+        """Return ``step`` of the whole network, calculated from shallow ones."""
+        return read_deep(
             lambda depths: self.step(shape, samples, checkpointing, depths), self.depths
         )
 
-    def _train(self, net: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
-        assert prepared.batch is not None
-        trainable = net.trainable
-        own = {id(p): p for p in [*trainable.parameters.values(), *net.held.values()]}
-        # torch warns of the first block, whose input has no gradient
+    def _train(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
+        """Do a training step, and count what it holds."""
+        settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
+        clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
+        # torch warns about the first block, whose input has no gradient
         with ledger, catch_warnings(action="ignore", category=UserWarning):
-            ledger.name((p for p in net.net.parameters() if id(p) not in own), "weights")
-            ledger.name(net.net.buffers(), "weights")
-            ledger.name(own.values(), "trained")
-            ledger.name(trainable.ema.values.values() if trainable.ema else (), "ema")
-            states = [
-                state
-                for part in optimizers.parts_of(trainable.optimizer)
-                for state in part.state.values()
-            ]
-            ledger.name((x for state in states for x in _tensors(state)), "optimizer")
-            ledger.name(
-                [
-                    prepared.batch.x0,
-                    prepared.noise,
-                    *_tensors(vars(prepared.batch.conditioning)),
-                ],
-                "batch",
-            )
-            hooks: list[Any] = [
-                p.register_post_accumulate_grad_hook(
-                    lambda p: ledger.name([p.grad], "gradients")
-                )
-                for p in own.values()
-            ]
-            blocks = [
-                block
-                for path in self.family.spec.blocks
-                for block in net.net.get_submodule(path).children()
-            ]
-            if len(blocks) > 1:  # called when the gradient of a block's output is known
-                hooks.append(
-                    blocks[-2].register_full_backward_pre_hook(lambda *_: ledger.phase(""))
-                )
-                hooks.append(
-                    blocks[0].register_full_backward_pre_hook(lambda *_: ledger.phase(FIRST))
-                )
-            settings = StepSettings(self.family, self.objective, 1, self.config.max_grad_norm)
-            clock = Clock(torch.device("cpu"), lambda phase: ledger.phase(*PHASES[phase]))
-            train_step(settings, net.net, trainable, prepared, clock)
+            self._name_tensors(network, prepared, ledger)
+            hooks = self._add_hooks(network, ledger)
+            train_step(settings, network.net, network.trainable, prepared, clock)
         for hook in hooks:
             hook.remove()
 
-    def trainable(self, held: Mapping[str, nn.Parameter]) -> TrainableState:
-        """The run's own, with AdamW: other optimizers' state is counted by what they keep a number."""
-        if not held:  # the new rows of a text encoder's table, which are next to nothing
-            held = {"rows": nn.Parameter(torch.zeros(1, self.family.spec.text_width))}
+    def _name_tensors(self, network: FakeNetwork, prepared: StepBatch, ledger: Ledger) -> None:
+        """Name the parts to which the step's tensors belong."""
+        assert prepared.batch is not None
+        trainable = network.trainable
+        trained_tensors = self._trained_tensors(network)
+        frozen = [p for p in network.net.parameters() if id(p) not in trained_tensors]
+        ledger.name(frozen, "weights")
+        ledger.name(network.net.buffers(), "weights")
+        ledger.name(trained_tensors.values(), "trained")
+        if trainable.ema:
+            ledger.name(trainable.ema.values.values(), "ema")
+
+        for optimizer in optimizers.parts_of(trainable.optimizer):
+            for state in optimizer.state.values():
+                ledger.name(_tensors(state), "optimizer")
+        conditioning = _tensors(vars(prepared.batch.conditioning))
+        ledger.name([prepared.batch.x0, prepared.noise, *conditioning], "batch")
+
+    def _trained_tensors(self, network: FakeNetwork) -> dict[int, nn.Parameter]:
+        """Return master weights and trained parameters by their ``id``."""
+        masters = network.trainable.parameters.values()
+        return {id(p): p for p in (*masters, *network.trained.values())}
+
+    def _add_hooks(self, network: FakeNetwork, ledger: Ledger) -> list[Any]:
+        """Name gradients when they are made, and tell the blocks apart in the backward pass."""
+
+        def name_gradient(parameter: nn.Parameter) -> None:
+            ledger.name([parameter.grad], "gradients")
+
+        hooks: list[Any] = []
+        for parameter in self._trained_tensors(network).values():
+            hooks.append(parameter.register_post_accumulate_grad_hook(name_gradient))
+
+        lists = [network.net.get_submodule(path) for path in self.family.spec.blocks]
+        blocks = list(chain.from_iterable(module.children() for module in lists))
+        if len(blocks) > 1:  # called when the gradient of a block's output is known
+            last_ended = blocks[-2].register_full_backward_pre_hook
+            hooks.append(last_ended(lambda *_: ledger.phase("")))
+            first_begins = blocks[0].register_full_backward_pre_hook
+            hooks.append(first_begins(lambda *_: ledger.phase(FIRST)))
+        return hooks
+
+    def trainable(self, parameters: Mapping[str, nn.Parameter]) -> TrainableState:
+        """Return the run's trainable state, with AdamW.
+
+        The state of other optimizers is calculated from what they keep for each number.
+        """
+        if not parameters:  # the few new rows of a text encoder's table
+            rows = nn.Parameter(torch.zeros(1, self.family.spec.text_width))
+            parameters = {"rows": rows}
         adamw = self.config.optimizer.model_copy(update={"name": "ADAMW"})
-        dtype = next(name for name, dtype in build.DTYPES.items() if dtype == self.family.dtype)
-        planned = self.config.model_copy(update={"optimizer": adamw, "train_dtype": dtype})
-        name = trained(self.family.spec, self.config)[0]
-        trainable = make_trainable(held, {}, self.family, planned, name, 1)
-        return replace(trainable, text=None)  # text encoders are read apart
+        dtypes = {dtype: name for name, dtype in build.DTYPES.items()}
+        config = self.config.model_copy(
+            update={"optimizer": adamw, "train_dtype": dtypes[self.family.dtype]}
+        )
+        expert = trained(self.family.spec, self.config)[0]
+        trainable = make_trainable(parameters, {}, self.family, config, expert, 1)
+        return replace(trainable, text=None)  # text encoders are read by themselves
 
     def prepared(self, shape: ClipShape, samples: int) -> StepBatch:
-        """A batch of zeros of the right shapes."""
+        """Return a batch of zeros with the right shapes."""
         spec = self.family.spec
-        frames, rows, columns = spec.rules.latent_size(shape)
-        x0 = torch.zeros(samples, spec.latent_channels, frames, rows, columns)
+        latent_size = spec.rules.latent_size(shape)
+        x0 = torch.zeros(samples, spec.latent_channels, *latent_size)
+
         conditioning = self.family.condition([self.family.blank_states(shape)] * samples)
         if self.config.text_in_step:
-            conditioning.text.requires_grad_()  # gradients go into it
-        given = spec.image_conditioning == "replace" and bool(
-            self.config.first_frame_probability
-        )
+            conditioning.text.requires_grad_()
+        replaces_frame = spec.image_conditioning == "replace"
         batch = Batch.of(
-            x0, conditioning, fps=torch.full((samples,), shape.fps), has_conditioning=given
+            x0,
+            conditioning,
+            fps=torch.full((samples,), shape.fps),
+            has_conditioning=replaces_frame and bool(self.config.first_frame_probability),
         )
         return StepBatch(
             1,
@@ -398,42 +315,43 @@ class FakeRun:
         )
 
     def read_text(self) -> tuple[CountsByPart, float, list[list[int]]]:
-        """The text encoder over one caption of full length: bytes by part, operations, and the bytes of its blocks.
+        """Read the text encoder over one caption of full length.
 
-        A part that is a ModuleDict holds several encoders, and each of them has blocks. Where it is used in the step: with
-        its backward pass.
+        If it runs in the step, its backward pass is included. A ModuleDict has several
+        encoders, each with blocks.
+
+        Returns:
+            (bytes by part, operations, bytes of the blocks of each encoder)
         """
-        used = self.config.text_in_step
+        in_step = self.config.text_in_step
         with (
             self._part("text_encoder", "text encoder") as (net, ledger),
-            torch.set_grad_enabled(used),
+            torch.set_grad_enabled(in_step),
         ):
             ids = torch.zeros(1, self.family.spec.text_tokens, dtype=torch.long)
-            embedded = net.get_input_embeddings()(ids).requires_grad_(used)  # type: ignore[operator]
+            embed = net.get_input_embeddings()  # type: ignore[operator]
+            embedded = embed(ids).requires_grad_(in_step)
             out = net(inputs_embeds=embedded, attention_mask=torch.ones_like(ids))[0]
-            if used:
+            if in_step:
                 out.sum().backward()
-        blocks = []
-        for encoder in net.values() if isinstance(net, nn.ModuleDict) else [net]:
-            lists = [
-                list(module)
-                for module in encoder.modules()
-                if isinstance(module, nn.ModuleList)
-            ]
-            blocks.append([weight_bytes(block) for block in max(lists, key=len)])
-        return ledger.phases["text_encoder"], ledger.flops, blocks
+
+        encoders = list(net.values()) if isinstance(net, nn.ModuleDict) else [net]
+        block_sizes = [_block_bytes(encoder) for encoder in encoders]
+        return ledger.phases["text_encoder"], ledger.flops, block_sizes
 
     def encode(self, shape: ClipShape) -> CountsByPart:
-        """The VAE over one clip of this shape: bytes by part."""
+        """Read the VAE that encodes one clip: bytes by part."""
         with self._part("vae", "autoencoder") as (net, ledger):
-            net.encode(torch.zeros(1, 3, shape.frames, shape.height, shape.width))  # type: ignore[operator]
+            clip = torch.zeros(1, 3, shape.frames, shape.height, shape.width)
+            net.encode(clip)  # type: ignore[operator]
         return ledger.phases["vae"]
 
     def decode(self, shape: ClipShape, tiled: bool = False) -> CountsByPart:
-        """The VAE that decodes one preview of this shape, whole or in tiles: bytes by part."""
-        size = self.family.spec.rules.latent_size(shape)
+        """Read the VAE that decodes one preview, whole or in tiles: bytes by part."""
+        latent_size = self.family.spec.rules.latent_size(shape)
         with self._part("vae", "autoencoder") as (net, ledger), in_tiles(net, tiled):
-            net.decode(torch.zeros(1, self.family.spec.latent_channels, *size))  # type: ignore[operator]
+            latent = torch.zeros(1, self.family.spec.latent_channels, *latent_size)
+            net.decode(latent)  # type: ignore[operator]
         return ledger.phases["vae"]
 
     @contextmanager
@@ -446,9 +364,15 @@ class FakeRun:
             yield net, ledger
 
 
+def _block_bytes(encoder: nn.Module) -> list[int]:
+    """Return the bytes of an encoder's blocks: of its longest list of modules."""
+    lists = [list(m) for m in encoder.modules() if isinstance(m, nn.ModuleList)]
+    return [weight_bytes(block) for block in max(lists, key=len)]
+
+
 def weight_bytes(net: nn.Module) -> int:
-    """Bytes of a network's weights."""
-    return sum(p.nbytes for p in net.parameters())
+    """Return the bytes of a network's weights."""
+    return sum(parameter.nbytes for parameter in net.parameters())
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What to do where a step does not fit into memory, in words, the cheapest first."""
+"""Describe a step that did not fit into memory, and settings that need less."""
 
 from videotune.config import fields, schema, validators
 from videotune.errors import DoesNotFit
@@ -9,109 +9,133 @@ from videotune.trainer.trainer import Trainer
 
 
 class DeviceFull(DoesNotFit):
-    """A step that had no room. ``remedy``: settings with which the run is to go on (empty: it ends)."""
+    """A step that did not fit into memory."""
 
     def __init__(self, text: str, remedy: tuple[str, ...] = ()) -> None:
         super().__init__(text)
         self.remedy = remedy
+        """Settings with which the run continues; empty: it ends."""
 
 
 def retry_settings(trainer: Trainer) -> tuple[str, ...]:
-    """The settings of another try, where the config allows one."""
+    """Return the settings of another try, if the config allows one."""
     config = trainer.job.config
     if config.out_of_memory == "stop" or trainer.dist.size > 1:
         return ()
-    return tuple(
-        setting
-        for setting, _ in unchanging(config, overlaps(next(trainer.net.parameters()).device))[
-            :1
-        ]
-    )
+    settings = [setting for setting, _ in same_result_settings(config, _on_gpu(trainer))]
+    return tuple(settings[:1])
 
 
 def device_full_message(trainer: Trainer, error: OutOfMemory) -> str:
-    """The bucket that did not fit, its tokens, and remedies; the state before the step is saved where it is whole."""
-    shape = next(
-        one.shape for one in trainer.job.library.windows if one.id == error.window_ids[0]
-    )
+    """Return a message with the bucket that did not fit, its tokens, and remedies.
+
+    Save the state before the step if it is intact.
+    """
+    windows = {window.id: window for window in trainer.job.library.windows}
+    shape = windows[error.window_ids[0]].shape
     tokens = trainer.job.spec.tokens(shape)
     samples = len(error.window_ids)
-    intact = error.intact and trainer.dist.size == 1
-    kept = save_what_is_good(trainer, error.step - 1) if intact else rescue_message(trainer.run)
+
+    is_intact = error.intact and trainer.dist.size == 1
+    if is_intact:
+        saved = save_what_is_good(trainer, error.step - 1)
+    else:
+        saved = rescue_message(trainer.run)
+
+    # at the step before, so that a resume keeps the warning
     text = f"out of memory in step {error.step}: bucket {shape}"
-    trainer.journal.event(
-        "warning", step=error.step - 1, text=text
-    )  # so that a resume does not cut it off
-    on_gpu = overlaps(next(trainer.net.parameters()).device)
-    lines = "".join(f"\n  {line}" for line in remedies(trainer.job.config, on_gpu))
-    full = f"out of memory in step {error.step}: {samples} samples of {shape} pixels, {tokens:,} tokens each."
-    return f"{full} {kept}\nWhat would help, the first ones without changing what is learnt:{lines}"
+    trainer.journal.event("warning", step=error.step - 1, text=text)
 
-
-def unchanging(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
-    """(setting, what it does) of what a resume may be told so that a step needs less memory and is the same."""
-    found = []
-    most = min(config.batch_size, config.micro_batch_size or config.batch_size)
-    if most > 1 and not config.optimizer.step_in_backward:
-        found.append(
-            (
-                "micro_batch_size=1",
-                f"the same steps, one sample at a time, about 1/{most} of the activations",
-            )
-        )
-    if config.gradient_checkpointing == "OFF":
-        found.append(
-            (
-                "gradient_checkpointing=ON",
-                "blocks are computed twice, activations of one block at a time",
-            )
-        )
-    elif config.gradient_checkpointing == "ON" and gpu and config.sharding == "OFF":
-        found.append(
-            ("gradient_checkpointing=CPU_OFFLOADED", "the inputs of blocks wait in host memory")
-        )
-    fraction = config.layer_offload_fraction or 0.0
-    if fraction < 1 and gpu and config.sharding == "OFF" and not validators.cannot_wait(config):
-        setting = f"layer_offload_fraction={min(1.0, fraction + 0.5):g}"
-        found.append((setting, "the weights of that share of the blocks wait in host memory"))
-    return found
-
-
-def gone(config: schema.Config) -> bool:
-    """Whether frozen weights of blocks take no room that rounding would give back: they wait on the host, or are rounded."""
-    kept = (
-        config.weight_dtype
-        if config.transformer.weight_dtype == "auto"
-        else config.transformer.weight_dtype
+    advice = remedies(trainer.job.config, _on_gpu(trainer))
+    lines = "".join(f"\n  {line}" for line in advice)
+    return (
+        f"out of memory in step {error.step}: {samples} samples of {shape} pixels, "
+        f"{tokens:,} tokens each. {saved}\n"
+        f"What would help, the first ones without changing what is learnt:{lines}"
     )
-    return kept in fields.ROUNDED or (config.layer_offload_fraction or 0.0) == 1
+
+
+def _on_gpu(trainer: Trainer) -> bool:
+    return overlaps(next(trainer.net.parameters()).device)
+
+
+def same_result_settings(config: schema.Config, gpu: bool) -> list[tuple[str, str]]:
+    """Return (setting, effect) of settings that need less memory and train the same."""
+    settings = []
+    samples = min(config.batch_size, config.micro_batch_size or config.batch_size)
+    if samples > 1 and not config.optimizer.step_in_backward:
+        effect = f"the same steps, one sample at a time, about 1/{samples} of the activations"
+        settings.append(("micro_batch_size=1", effect))
+
+    can_offload = gpu and config.sharding == "OFF"
+    if config.gradient_checkpointing == "OFF":
+        effect = "blocks are computed twice, activations of one block at a time"
+        settings.append(("gradient_checkpointing=ON", effect))
+    elif config.gradient_checkpointing == "ON" and can_offload:
+        effect = "the inputs of blocks wait in host memory"
+        settings.append(("gradient_checkpointing=CPU_OFFLOADED", effect))
+
+    fraction = config.layer_offload_fraction or 0.0
+    if fraction < 1 and can_offload and not validators.cannot_wait(config):
+        effect = "the weights of that share of the blocks wait in host memory"
+        new_fraction = min(1.0, fraction + 0.5)
+        settings.append((f"layer_offload_fraction={new_fraction:g}", effect))
+    return settings
+
+
+def rounding_saves_nothing(config: schema.Config) -> bool:
+    """Whether the frozen weights of blocks are on the host, or rounded already."""
+    weight_dtype = config.transformer.weight_dtype
+    if weight_dtype == "auto":
+        weight_dtype = config.weight_dtype
+    return weight_dtype in fields.ROUNDED or (config.layer_offload_fraction or 0.0) == 1
 
 
 def remedies(config: schema.Config, gpu: bool = True) -> list[str]:
-    """Settings that need less memory; those that a resume takes come first.
+    """Return settings that need less memory; those that a resume takes come first.
 
-    ``gpu``: the device's memory was short, so what waits on the host helps.
+    Args:
+        config: The config of the run.
+        gpu: The device's memory was short, so what waits on the host helps.
     """
-    lines = [f"--resume --set {setting}: {what}" for setting, what in unchanging(config, gpu)]
+    lines = []
+    for setting, effect in same_result_settings(config, gpu):
+        lines.append(f"--resume --set {setting}: {effect}")
     if config.ema.decay is not None and config.ema.device == "device":
         lines.append("--resume --set ema.device=host: the average waits in host memory")
     if config.optimizer.name == "ADAMW":
         lines.append("a new run with optimizer=ADAMW_8BIT: a quarter of the optimizer's memory")
-    if config.training_method == "FINE_TUNE" and config.gradient_accumulation_steps == 1:
-        if not config.optimizer.step_in_backward and config.optimizer.name != "PRODIGY":
-            what = "gradients go as they come; each tensor is then clipped by itself"
-            lines.append(f"--resume --override --set optimizer.step_in_backward=true: {what}")
-        if config.optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
-            lines.append(
-                "a new run with optimizer.masters=STOCHASTIC_ROUNDING: no float32 copies of the weights"
-            )
-    if config.training_method != "FINE_TUNE" and not gone(config):
-        what = "frozen weights in a half of bfloat16's memory, or a quarter (NFLOAT_4); another base"
-        lines.append(f"a new run with weight_dtype=FLOAT_8: {what}")
+    if config.training_method == "FINE_TUNE":
+        lines += _full_training_remedies(config)
+    elif not rounding_saves_nothing(config):
+        lines.append(
+            "a new run with weight_dtype=FLOAT_8: frozen weights in a half of "
+            "bfloat16's memory, or a quarter (NFLOAT_4); another base"
+        )
+
     lines.append("a new run with a smaller resolution: activations fall with its square")
     lines.append("a new run with fewer video_config.frames: activations fall with them")
     if config.training_method == "LORA" and config.lora.rank > 8:
         lines.append(
             "a new run with a smaller lora.rank: adapter, gradients and moments fall with it"
+        )
+    return lines
+
+
+def _full_training_remedies(config: schema.Config) -> list[str]:
+    """Return settings that need less memory if all weights train."""
+    if config.gradient_accumulation_steps != 1:
+        return []
+    optimizer = config.optimizer
+    lines = []
+    if not optimizer.step_in_backward and optimizer.name != "PRODIGY":
+        lines.append(
+            "--resume --override --set optimizer.step_in_backward=true: "
+            "gradients go as they come; each tensor is then clipped by itself"
+        )
+    if optimizer.masters == "FLOAT_32" and config.train_dtype == "BFLOAT_16":
+        lines.append(
+            "a new run with optimizer.masters=STOCHASTIC_ROUNDING: "
+            "no float32 copies of the weights"
         )
     return lines

@@ -1,4 +1,7 @@
-"""What a run would do: steps, times each clip is seen, tokens, disk; memory and time are ``fit.py``'s."""
+"""The plan of a run: steps, views of each clip, tokens, disk.
+
+Memory and time are added by ``planner/fit.py``.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,39 +24,33 @@ from videotune.validation.overhead import overhead
 
 
 def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, Any]:
-    """The plan as ``plan --json`` prints it and ``plan.json`` keeps it; ``targets``: views for which it says the steps.
+    """Return the plan as ``plan --json`` prints it and ``plan.json`` stores it.
 
-    ``fits``, the hours, ``device``, ``host`` and ``chosen`` are null here: memory and time are ``planner/fit.py``'s.
+    Args:
+        job: The run.
+        targets: Numbers of views for which the plan has the steps.
     """
     config = job.config
-    total = len(job.library.windows)
     adapter = adapter_size(job)
-    buckets = [
-        {
-            "shape": str(shape),
-            "windows": len({window.id for window in bucket}),
-            "share": round(share, 4),
-            "batch": batch,
-            "tokens": job.spec.tokens(shape),
-        }
-        for shape, bucket, batch, share in zip(
-            job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True
-        )
-    ]
+    views = job.exposure(job.steps).to_json(config.learning_rate)
     return {
-        **dict.fromkeys(
-            ("fits", "hours", "hours_beside", "device", "host", "seconds_a_step", "chosen")
-        ),
+        # of memory and time: planner/fit.py fills them
+        "fits": None,
+        "hours": None,
+        "hours_beside": None,
+        "device": None,
+        "host": None,
+        "seconds_a_step": None,
+        "chosen": None,
         "remedies": [],
         "effective_batch": job.effective_batch,
         "micro_batch": min(config.micro_batch_size or config.batch_size, config.batch_size),
         "steps": job.steps,
         "clips": totals(job.library),
-        "windows": total,
+        "windows": len(job.library.windows),
         "held_out_windows": len(job.library.held_out_windows),
-        "views": job.exposure(job.steps).to_json(config.learning_rate)
-        | {"steps_for": steps_for_views(job, targets)},
-        "buckets": buckets,
+        "views": views | {"steps_for": steps_for_views(job, targets)},
+        "buckets": buckets_of(job),
         "adapter": adapter,
         "experts": experts_of(job),
         "beside": overhead(job),
@@ -63,97 +60,123 @@ def make_plan(job: Job, targets: Sequence[int] = exposure.TARGETS) -> dict[str, 
     }
 
 
-def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
-    """The steps after which the most shown training window has had so many views, by their number."""
-    if not any(
-        window.clip_id not in job.library.regularization for window in job.library.windows
+def buckets_of(job: Job) -> list[dict[str, Any]]:
+    """Return the buckets with their windows, share of the steps, batch and tokens."""
+    rows = []
+    for shape, bucket, batch, share in zip(
+        job.shapes, job.buckets, job.schedule.batches, job.shares, strict=True
     ):
+        row = {
+            "shape": str(shape),
+            "windows": len({window.id for window in bucket}),
+            "share": round(share, 4),
+            "batch": batch,
+            "tokens": job.spec.tokens(shape),
+        }
+        rows.append(row)
+    return rows
+
+
+def steps_for_views(job: Job, targets: Sequence[int]) -> dict[str, int]:
+    """Return the step at which the most shown training window has each number of views."""
+    has_training_window = any(
+        window.clip_id not in job.library.regularization for window in job.library.windows
+    )
+    if not has_training_window:
         return {}
+
     repeats = max(clip.repeats for clip in job.library.clips if not clip.held_out)
     guess = float(sampler.steps_per_epoch(job.schedule)) / repeats
-    # of views that were reached before the data changed the step is not known any more: that of the change is after it
-    return {
-        str(views): max(job.past.step, exposure.steps_for(views, job.exposure, guess))
-        for views in sorted(targets)
-    }
+    steps = {}
+    for views in sorted(targets):
+        step = exposure.steps_for(views, job.exposure, guess)
+        # views from before a change of the data have no known step: the change is later
+        steps[str(views)] = max(job.past.step, step)
+    return steps
 
 
 def adapter_size(job: Job) -> dict[str, Any] | None:
-    """Modules and parameters that would train, of all experts that do; None where no base model is named.
+    """Return modules and parameters that train, in all experts; None without a base model.
 
-    ``groups``: how many of each kind there are in one expert, a block's number written as *.
+    "groups" counts each kind of module in one expert, with * for a block's number.
     """
     if job.base is None:
         return None
     family = find(job.spec.name)(job.base.folder, torch.device("cpu"), torch.float32)
     check_formats(job.config, family)
-    net = family.skeleton()
+
+    parameters: Mapping[str, torch.Tensor] = {}
+    if job.config.transformer.train:
+        parameters = what_trains(family.skeleton(), job.spec, job.config)
+    paths = list(adapter_types.by_module(parameters))
+    if not paths:
+        module_names = [name.rpartition(".")[0] for name in parameters]
+        paths = list(dict.fromkeys(module_names))
+
     experts = len(trained(job.spec, job.config))
-    own = what_trains(net, job.spec, job.config) if job.config.transformer.train else {}
-    paths = list(adapter_types.by_module(own)) or list(
-        dict.fromkeys(name.rpartition(".")[0] for name in own)
-    )
-    count = experts * sum(value.numel() for value in own.values())
+    count = experts * sum(value.numel() for value in parameters.values())
     modules = experts * len(paths)
     if job.config.text_in_step:
-        text_modules, numbers = text_size(family, job.config)
-        modules = modules + text_modules
-        count = count + numbers
+        text_modules, text_numbers = text_size(family, job.config)
+        modules += text_modules
+        count += text_numbers
     return {"modules": modules, "parameters": count, "groups": layers.grouped(paths)}
 
 
 def disk(job: Job, adapter: Mapping[str, Any] | None) -> dict[str, int]:
-    """Bytes that the cache (at most), all checkpoints that stay, and the export will take, calculated."""
+    """Return the calculated bytes of the cache (at most), the checkpoints and the export."""
     spec = job.spec
-    noisy = job.spec.image_noise
     reads = cache_items_of(job)
-    views = {
-        (window, variant if window.varies or noisy else 0) for window, variant in reads.samples
+    entries = set()
+    for window, variant in reads.samples:
+        has_variants = window.varies or spec.image_noise
+        entries.add((window, variant if has_variants else 0))
+    latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in entries)
+    text_numbers = spec.text_tokens * spec.text_width + spec.text_numbers
+
+    sizes = {
+        "latent_bytes": latents,
+        "text_bytes_at_most": 4 * text_numbers * len(reads.captions),
     }
-    latents = sum(4 * spec.cached_numbers(window.shape) for window, _ in views)
-    numbers = job.spec.text_tokens * job.spec.text_width + job.spec.text_numbers
-    out = {"latent_bytes": latents, "text_bytes_at_most": 4 * numbers * len(reads.captions)}
     if adapter is not None:
-        out["checkpoint_bytes"] = bytes_a_parameter(job.config) * adapter["parameters"]
-        out["checkpoints"] = checkpoints_at_most(job.config, job.steps)
-        out["run_bytes"] = (
-            out["checkpoints"] * out["checkpoint_bytes"] + 4 * adapter["parameters"]
-        )
-    return out
+        checkpoint = bytes_a_parameter(job.config) * adapter["parameters"]
+        checkpoints = checkpoints_at_most(job.config, job.steps)
+        sizes["checkpoint_bytes"] = checkpoint
+        sizes["checkpoints"] = checkpoints
+        sizes["run_bytes"] = checkpoints * checkpoint + 4 * adapter["parameters"]
+    return sizes
 
 
 def experts_of(job: Job) -> dict[str, Any] | None:
-    """Of a model with several experts the steps that each one trains for; None where there is one denoiser."""
+    """Return the steps of each expert; None for a model with one denoiser."""
     if len(job.spec.experts) == 1:
         return None
-    expert_schedule = make_expert_schedule(
-        job.spec, job.config, make_objective(job.spec, job.config)
-    )
-    steps = {
-        expert.name: expert_schedule.count(job.steps, expert.name)
-        for expert in job.spec.experts
-    }
-    each = [
-        {"name": e.name, "from": e.t_lo, "to": e.t_hi, "steps": steps[e.name]}
-        for e in job.spec.experts
-    ]
+    objective = make_objective(job.spec, job.config)
+    expert_schedule = make_expert_schedule(job.spec, job.config, objective)
+    each = []
+    for expert in job.spec.experts:
+        steps = expert_schedule.count(job.steps, expert.name)
+        row = {"name": expert.name, "from": expert.t_lo, "to": expert.t_hi, "steps": steps}
+        each.append(row)
     return {"period": expert_schedule.period, "each": each}
 
 
 def bytes_a_parameter(config: schema.Config) -> int:
-    """What a checkpoint holds of each trained number: itself, two moments, and its average if there is one."""
+    """Return the bytes of a checkpoint for each trained number.
+
+    They are those of the number, of the optimizer's state, and of its average.
+    """
     weight = 2 if config.optimizer.masters == "STOCHASTIC_ROUNDING" else 4
-    averaged = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
-    return (
-        weight
-        + optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
-        + (4 if averaged else 0)
-    )
+    state = optimizers.OPTIMIZERS[config.optimizer.name].state_bytes
+    has_average = config.ema.decay is not None or config.optimizer.name == "SCHEDULE_FREE"
+    average = 4 if has_average else 0
+    return weight + state + average
 
 
 def checkpoints_at_most(config: schema.Config, steps: int) -> int:
-    """How many checkpoints stay: the saves, the last and the best one, and the backups."""
+    """Return the number of checkpoints that stay: saves, the last and best one, backups."""
     saves = -(-steps // (config.save_every or steps))
     if config.save_keep is not None:
         saves = min(saves, config.save_keep + 1)
-    return saves + (config.backup_keep if config.backup_after or config.backup_every else 0)
+    has_backups = config.backup_after or config.backup_every
+    return saves + (config.backup_keep if has_backups else 0)

@@ -1,4 +1,4 @@
-"""Configs by purpose: a preset for the card, a recipe for what is to be learnt, and the reason for each value beside it."""
+"""Configs by purpose: a preset, a recipe, and the reason for each value as a comment."""
 
 import json
 import textwrap
@@ -9,56 +9,72 @@ from typing import Any
 
 from videotune.config import load
 from videotune.errors import VideotuneError, did_you_mean
+from videotune.files import read_json
 
 SMALL = 20
-"""Clips below which a set is small: from as many on a part of them is held out."""
+"""Clips below which a dataset is small. From this number on, a part of them is held out."""
 
-EPOCHS = "times that each window is seen: the notes' moderate band is 10 to 50, its upper part for few clips"
-PRIOR = "of these clips the model learns its own prediction without the adapter, so that others of the kind stay as they are"
+COMMENT_COLUMNS = 100
+
+EPOCHS = (
+    "times that each window is seen: the notes' moderate band is 10 to 50, "
+    "its upper part for few clips"
+)
+PRIOR = (
+    "of these clips the model learns its own prediction without the adapter, "
+    "so that others of the kind stay as they are"
+)
 
 
 @cache
 def recipes() -> dict[str, dict[str, Any]]:
-    """By purpose: ``about``, epochs for a ``small`` and a ``large`` set, ``keys`` ([value, why, source]), ``advice``."""
-    return dict(
-        json.loads(
-            (Path(__file__).parents[1] / "config" / "recipes.json").read_text(encoding="utf-8")
-        )
-    )
+    """Return the recipes by purpose.
+
+    A recipe has "about", epochs for a "small" and a "large" dataset, "keys" (with rows of
+    [value, reason, source]) and "advice".
+    """
+    return dict(read_json(Path(__file__).parents[1] / "config" / "recipes.json"))
 
 
 def recipe(purpose: str) -> dict[str, Any]:
-    """The recipe of a purpose; VideotuneError for one that there is not."""
+    """Return the recipe of a purpose; VideotuneError if there is none."""
     if purpose not in recipes():
-        raise VideotuneError(f"there is no purpose {purpose!r}{did_you_mean(recipes())}")
+        raise VideotuneError(f"unknown purpose {purpose!r}{did_you_mean(recipes())}")
     return recipes()[purpose]
 
 
 def models() -> dict[str, list[str]]:
-    """The presets of each model, those for small cards first."""
-    found: dict[str, list[str]] = {}
-    for name in sorted(load.preset_names(), key=lambda one: load.memory_class(one) or 0):
-        gb = load.memory_class(name)
-        found.setdefault(name.removesuffix(f" {gb}GB"), []).append(name)
-    return found
+    """Return the presets of each model, those for small cards first."""
+    names = sorted(load.preset_names(), key=lambda name: load.memory_class(name) or 0)
+    presets: dict[str, list[str]] = {}
+    for name in names:
+        model = name.removesuffix(f" {load.memory_class(name)}GB")
+        presets.setdefault(model, []).append(name)
+    return presets
 
 
 def preset_for(model: str, card: int | None) -> str:
-    """The preset of a model, or by its own name, that a card of ``card`` GB holds; of several the largest.
+    """Return the largest preset of a model that fits a card.
 
-    Raises VideotuneError where none is for so small a card.
+    Args:
+        model: A model, or the name of a preset.
+        card: The card's memory in GB. None: no limit.
+
+    Raises:
+        VideotuneError: Every preset of the model needs a larger card.
     """
-    fits = [
-        one
-        for one in models().get(model, [])
-        if card is None or (load.memory_class(one) or 0) <= card
+    presets = models().get(model)
+    if presets is None:
+        return load.preset_named(model)
+    fitting = [
+        name for name in presets if card is None or (load.memory_class(name) or 0) <= card
     ]
-    if model in models() and not fits:
-        small = ", ".join(models()[model])
+    if not fitting:
         raise VideotuneError(
-            f"no preset of {model} is for {card} GB: it has {small}. Take another model."
+            f"{model}: no preset fits {card} GB. It has: {', '.join(presets)}. "
+            f"Choose another model."
         )
-    return fits[-1] if fits else load.preset_named(model)
+    return fitting[-1]
 
 
 def config_of(
@@ -69,51 +85,65 @@ def config_of(
     trigger: str | None = None,
     prior: str | None = None,
 ) -> str:
-    """A config as YAML, with the reason and the source of each value as comments. ``clips``: how many there are.
+    """Return a config as YAML, with the reason and source of each value as comments.
 
-    ``prior``: clips at which the base model's predictions are preserved.
+    Args:
+        purpose: What is to be learnt.
+        preset: Name of the preset.
+        data: The dataset.
+        clips: Number of its clips.
+        trigger: A word for the subject in captions.
+        prior: Clips for which the base model's predictions are preserved.
 
-    Raises VideotuneError for a purpose that there is not.
+    Raises:
+        VideotuneError: The purpose is unknown.
     """
-    found = recipe(purpose)
-    own = found["keys"]
-    why = load.preset_reasons(preset) | {
+    chosen = recipe(purpose)
+    recipe_keys = chosen["keys"]
+    reasons = load.preset_reasons(preset) | {
         "epochs": EPOCHS,
-        "datasets": found["advice"],
+        "datasets": chosen["advice"],
         "prior_preservation": PRIOR,
     }
-    why |= {name: f"{row[1]} ({row[2]})" if row[2] else row[1] for name, row in own.items()}
-    small = clips < SMALL
-    count = f"{'fewer than' if clips < SMALL else 'at least'} {SMALL} clips"
-    keys: dict[str, Any] = {
-        "datasets": [{"path": data} | ({"trigger": trigger} if trigger else {})]
-    }
-    keys |= {"prior_preservation": prior} if prior else {}
+    for key, (_, reason, source) in recipe_keys.items():
+        reasons[key] = f"{reason} ({source})" if source else reason
+
+    dataset = {"path": data}
+    if trigger:
+        dataset["trigger"] = trigger
+    keys: dict[str, Any] = {"datasets": [dataset]}
+    if prior:
+        keys["prior_preservation"] = prior
     keys |= {key: value for key, value in load.read_preset(preset).items() if key != "steps"}
-    keys = load.merge(keys, load.unflatten({name: row[0] for name, row in own.items()}))
-    keys["epochs"] = found["small" if small else "large"]
-    head = f"{found['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
-    return (
-        "\n".join([*_comment(f"videotune init: {purpose}, {head}"), "", *_yaml(keys, why)])
-        + "\n"
-    )
+    values = {key: row[0] for key, row in recipe_keys.items()}
+    keys = load.merge(keys, load.unflatten(values))
+    is_small = clips < SMALL
+    keys["epochs"] = chosen["small" if is_small else "large"]
+
+    count = f"{'fewer than' if is_small else 'at least'} {SMALL} clips"
+    about = f"{chosen['about']}, {count}; preset {preset}: {load.preset_about(preset)}"
+    lines = [*_comment(f"videotune init: {purpose}, {about}"), "", *_yaml(keys, reasons)]
+    return "\n".join(lines) + "\n"
 
 
 def _yaml(
-    values: Mapping[str, Any], why: Mapping[str, str], prefix: str = "", indent: str = ""
+    values: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    prefix: str = "",
+    indent: str = "",
 ) -> list[str]:
-    """Lines of YAML, whose values are JSON, each below its reason."""
+    """Return lines of YAML whose values are JSON, each below its reason."""
     lines: list[str] = []
     for key, value in values.items():
-        lines += _comment(why.get(f"{prefix}{key}", ""), indent)
+        lines += _comment(reasons.get(f"{prefix}{key}", ""), indent)
         if isinstance(value, Mapping):
-            lines += [f"{indent}{key}:", *_yaml(value, why, f"{prefix}{key}.", f"{indent}  ")]
+            lines.append(f"{indent}{key}:")
+            lines += _yaml(value, reasons, f"{prefix}{key}.", f"{indent}  ")
         else:
             lines.append(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}")
     return lines
 
 
 def _comment(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-    )
+    start = f"{indent}# "
+    return textwrap.wrap(text, COMMENT_COLUMNS, initial_indent=start, subsequent_indent=start)

@@ -121,7 +121,8 @@ def _refuse_inside_dataset(folder: Path, job: Job) -> None:
         suggestion = dataset.with_name(dataset.name + "-sheet")
         raise VideotuneError(
             f"--contact-sheet: {folder} is inside the dataset {dataset}, so the "
-            f"pictures would become clips of it. Choose another folder, such as {suggestion}."
+            f"pictures would become clips of it. "
+            f"Choose another folder, such as {suggestion}."
         )
 
 

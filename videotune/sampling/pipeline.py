@@ -16,7 +16,8 @@ from weakref import ref
 import torch
 
 from videotune.files import digest
-from videotune.types import ClipShape, Family, LatentDistribution, SampleRequest
+from videotune.models.base import DiffusersModel
+from videotune.types import ClipShape, LatentDistribution, SampleRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +50,7 @@ class SampleSettings:
 
 
 def draw(
-    family: Family,
+    family: DiffusersModel,
     nets: Mapping[str, nn.Module],
     settings: SampleSettings,
     text: Callable[[str], Mapping[str, Tensor]],
@@ -120,7 +121,7 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
 
     def __init__(
         self,
-        family: Family,
+        family: DiffusersModel,
         nets: Mapping[str, nn.Module],
         *,
         isolated: bool,
@@ -160,7 +161,7 @@ class _EvalNetworks(Mapping[str, "nn.Module"]):
 
 
 def decode(
-    family: Family, latents: Sequence[Tensor], tiled: bool = False
+    family: DiffusersModel, latents: Sequence[Tensor], tiled: bool = False
 ) -> list[np.ndarray]:
     """Decode latents to uint8 frames (T, H, W, 3), then free the VAE."""
     try:

@@ -20,12 +20,12 @@ from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.sampler import ExpertSchedule
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.accelerator import has_bf16, local_device, overlaps
+from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.models.registry import find
 from videotune.types import (
     BasePlace,
     Batch,
-    Family,
     LatentDistribution,
     ModelSpec,
     WeightDtypes,
@@ -58,7 +58,7 @@ def weights_of(config: Config, dtype: str) -> WeightDtypes:
     )
 
 
-def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> Family:
+def open_models(spec: ModelSpec, base: BasePlace | None, config: Config) -> DiffusersModel:
     """Open the base model.
 
     Raises VideotuneError if the config names no base model, or one that the device cannot hold as asked.
@@ -119,7 +119,7 @@ def make_timesteps(spec: ModelSpec, config: Config) -> TimestepSampler:
 
 def make_source(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     objective: Objective,
     expert_schedule: ExpertSchedule | None = None,

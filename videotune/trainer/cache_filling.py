@@ -23,8 +23,9 @@ from videotune.latent_cache.encode import (
 from videotune.latent_cache.keys import CacheKeys
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.out_of_memory import is_out_of_memory
+from videotune.models.base import DiffusersModel
 from videotune.trainer.text_encoders import live_text
-from videotune.types import DETERMINISTIC_VARIANT, Family, Window
+from videotune.types import DETERMINISTIC_VARIANT, Window
 
 SLOW_DECODING_SECONDS = 5
 SLOW_DECODING_SHARE = 0.2
@@ -67,7 +68,7 @@ def texts_of(job: Job, prompts: Sequence[str]) -> tuple[str, ...]:
 
 def fill_distributed(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     reads: CacheItems,
     dist: DistributedContext,
     keep_bytes: int = 0,
@@ -121,7 +122,7 @@ def fill_distributed(
 
 def fill_cache(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None = None,
@@ -158,7 +159,7 @@ def fill_cache(
 
 def _fill_with_streamed_text(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None,
@@ -181,7 +182,7 @@ def _fill_with_streamed_text(
 
 def _fill_once(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     reads: CacheItems,
     share: CacheItems | None,
@@ -206,7 +207,7 @@ def _fill_once(
 
 def _fill_with_progress(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     store: LatentCache,
     todo: CacheItems,
     tell: ProgressFn | None,
@@ -253,7 +254,7 @@ def _print_encoded(
 
 
 def missing_entries(
-    job: Job, family: Family, store: LatentCache, reads: CacheItems
+    job: Job, family: DiffusersModel, store: LatentCache, reads: CacheItems
 ) -> CacheItems:
     """Return what a run reads and the cache does not have."""
     keys = CacheKeys.of(family, job.config.seed)
@@ -271,7 +272,7 @@ def echo_truncated(job: Job, cut: Sequence[str]) -> None:
     echo(f"  the first begins {cut[0][:60]!r}")
 
 
-def echo_truncated_live(job: Job, family: Family, prompts: Sequence[str]) -> None:
+def echo_truncated_live(job: Job, family: DiffusersModel, prompts: Sequence[str]) -> None:
     """Print which captions are cut if text is encoded in the step and none is cached."""
     text = live_text(job.config)
     if text is None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 
 import torch
 from torch import nn
@@ -25,10 +26,11 @@ from videotune.memory.compiling import compile_blocks
 from videotune.memory.host_weights import HostWeights
 from videotune.memory.quantization import packed_note
 from videotune.memory.sharding import Shards
+from videotune.models.base import DiffusersModel
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import attach_text
 from videotune.trainer.trainable import attach, make_trainable
-from videotune.types import Family, ModelSpec
+from videotune.types import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class ExpertPool(Mapping[str, "nn.Module"]):
 
 
 def open_pool(
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     expert_schedule: ExpertSchedule,
     steps: int,
@@ -153,7 +155,7 @@ def open_pool(
         pool.attention = config.attention
 
     text_groups = attach_text(family, config)
-    pool.text_params = frozenset(key for group in text_groups.values() for key in group)
+    pool.text_params = frozenset(chain.from_iterable(text_groups.values()))
     first_expert = expert_schedule.at(min(max(first, 1), steps))
 
     if not config.transformer.train:
@@ -180,7 +182,7 @@ class ExpertLoader:
 
     def __init__(
         self,
-        family: Family,
+        family: DiffusersModel,
         config: Config,
         trained_experts: Sequence[str],
         mesh: DeviceMesh | None,

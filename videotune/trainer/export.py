@@ -16,17 +16,18 @@ from videotune.exporter.formats import CONFIG, Exported, changes_nothing, named_
 from videotune.exporter.full import export_full, export_merged
 from videotune.files import hash_path, write_json
 from videotune.job.experts import of_expert, prefix, trained
+from videotune.models.base import DiffusersModel
 from videotune.models.base_model import own_files, place
 from videotune.runs.run_dir import read_run_config
 from videotune.runs.schemas import read_record
 from videotune.trainer.build import DTYPES
 from videotune.trainer.text_encoders import ROWS, by_part
-from videotune.types import Family, ModelSpec
+from videotune.types import ModelSpec
 
 
 def export_run(
     run: Path,
-    family: Family,
+    family: DiffusersModel,
     state: Mapping[str, Tensor],
     step: int,
     resolved: Resolved,
@@ -91,7 +92,7 @@ def _in_one_scale(
 
 
 def _export_merged(
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     state: Mapping[str, Tensor],
     path: Path,
@@ -117,7 +118,7 @@ def _export_merged(
 
 
 def _export_embedding(
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     state: Mapping[str, Tensor],
     format: str,
@@ -130,7 +131,7 @@ def _export_embedding(
 
 
 def _export_expert(
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     state: Mapping[str, Tensor],
     format: str,
@@ -162,7 +163,10 @@ def _export_expert(
 
 
 def experts_of(
-    family: Family, config: Config, state: Mapping[str, Tensor], tell: Callable[[str], None]
+    family: DiffusersModel,
+    config: Config,
+    state: Mapping[str, Tensor],
+    tell: Callable[[str], None],
 ) -> tuple[str | None, ...]:
     """Return the experts that get a file each; None stands for what belongs to no expert."""
     if not config.transformer.train:
@@ -246,13 +250,13 @@ def shared_name(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def _use_of_whole_model(family: Family) -> str:
+def _use_of_whole_model(family: DiffusersModel) -> str:
     """Return the code that loads the folder of a whole model."""
     return f"pipe = {family.pipeline_class().__name__}.from_pretrained(THIS_FOLDER)"
 
 
 def _use(
-    family: Family, config: Config, expert: str | None, format: str, base: str
+    family: DiffusersModel, config: Config, expert: str | None, format: str, base: str
 ) -> dict[str, Any]:
     """Return the code that loads a file, and what else a reader might ask.
 

@@ -14,17 +14,17 @@ from videotune.console import echo
 from videotune.errors import VideotuneError
 from videotune.exporter.adapter_export import read_embedding, read_parts
 from videotune.job.experts import of_expert, prefix
+from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import MARKER, Checkpoint, cut, read_checkpoint
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import ROWS
-from videotune.types import Family
 
 LoadedAdapter = tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, float]]
 """An adapter: the tensors of each module by PEFT's names, and the factor of its update."""
 
 
-def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) -> None:
+def init_from(source: Path, family: DiffusersModel, pool: ExpertPool, config: Config) -> None:
     """Copy the weights of a LoRA or embedding file, or of a checkpoint, into what trains, and print what was taken.
 
     Raises VideotuneError if they do not fit.
@@ -42,7 +42,7 @@ def init_from(source: Path, family: Family, pool: ExpertPool, config: Config) ->
 
 
 def _load_expert(
-    source: Path, family: Family, expert: str, trainable: TrainableState, config: Config
+    source: Path, family: DiffusersModel, expert: str, trainable: TrainableState, config: Config
 ) -> str:
     """Copy the weights of one expert, and return what was taken."""
     name_prefix = prefix(family.spec, expert)
@@ -69,7 +69,9 @@ def _load_expert(
     return taken
 
 
-def put_rows(source: Path, family: Family, parameters: Mapping[str, nn.Parameter]) -> str:
+def put_rows(
+    source: Path, family: DiffusersModel, parameters: Mapping[str, nn.Parameter]
+) -> str:
     """Copy the rows of an embedding file or a checkpoint, and return how many there were.
 
     The new run's token may be another word. Raises VideotuneError if number or width of the rows differ.
@@ -149,7 +151,7 @@ def _copy_factor(part: str, value: Tensor, target: Tensor) -> None:
         target.copy_(value)
 
 
-def check_source(source: Path, family: Family, config: Config) -> None:
+def check_source(source: Path, family: DiffusersModel, config: Config) -> None:
     """Check what init_from names before anything is encoded or loaded.
 
     Raises VideotuneError if it does not exist, is not an adapter or embedding of this family, or does not fit the config.
@@ -231,7 +233,7 @@ def checkpoint_in(source: Path) -> Checkpoint:
     return checkpoint
 
 
-def read_adapter(source: Path, family: Family, name_prefix: str) -> LoadedAdapter:
+def read_adapter(source: Path, family: DiffusersModel, name_prefix: str) -> LoadedAdapter:
     """Read the adapter of a run's checkpoint, or of an adapter file or folder of any program.
 
     Args:

@@ -15,7 +15,8 @@ from videotune.runs.run_dir import poll_control
 from videotune.trainer.attention import choose_attention
 from videotune.trainer.progress import STATUS, write_step
 from videotune.trainer.saving import save, settle
-from videotune.trainer.step import Clock, OutOfMemory, StepRecord, StepSettings, train_step
+from videotune.trainer.step import OutOfMemory, StepSettings, train_step
+from videotune.trainer.step_record import Clock, StepRecord
 from videotune.trainer.trainer import Trainer
 
 MAX_SKIPPED_STEPS = 5

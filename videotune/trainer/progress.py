@@ -14,7 +14,7 @@ from videotune.runs.run_dir import read_run_config, versions
 from videotune.runs.trackers import TrackedRun, Trackers, without_paths
 from videotune.trainer.expert_pool import shares
 from videotune.trainer.saving import flush_or_wait
-from videotune.trainer.step import StepRecord
+from videotune.trainer.step_record import StepRecord
 from videotune.trainer.throughput import time_left
 from videotune.trainer.trainer import Trainer
 

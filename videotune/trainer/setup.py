@@ -11,6 +11,7 @@ from videotune.errors import VideotuneError
 from videotune.job.job import Job
 from videotune.latent_cache.store import LatentCache
 from videotune.memory.host_memory import keep_freed_memory
+from videotune.models.base import DiffusersModel
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
 from videotune.runs.run_dir import begin, read_run_config
@@ -22,7 +23,7 @@ from videotune.trainer.init_from import check_source, init_from
 from videotune.trainer.resume import OpenedRun
 from videotune.trainer.text_encoders import refuse_text
 from videotune.trainer.trainer import Callback, Trainer
-from videotune.types import Family, Window
+from videotune.types import Window
 
 CACHE_BYTES_IN_MEMORY = 256 << 20
 """How much of the cache stays in host memory while a run trains."""
@@ -37,19 +38,21 @@ def prepare(
     dist: DistributedContext | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> Trainer:
-    """Fill the cache, load the denoisers and attach what trains. A resume restores the saved state afterwards.
+    """Fill the cache, load the denoisers and attach what trains.
+
+    A resume restores the saved state afterwards.
 
     Args:
-        opened: the job, and the checkpoint to resume from if there is one.
-        run: the run folder.
-        plan: content of plan.json. Making it has refused formats and patterns that do not fit.
-        callbacks: run between the steps.
-        resume: the run folder exists already.
-        dist: this process among those of the run.
-        heartbeat: tells other processes what this one does.
+        opened: The job, and the checkpoint to resume from.
+        run: The run folder.
+        plan: Content of plan.json.
+        callbacks: Run between the steps.
+        resume: The run folder exists already.
+        dist: This process among those of the run.
+        heartbeat: Shows other processes the state of this one.
 
     Raises:
-        VideotuneError: if the settings cannot run; before any work is done.
+        VideotuneError: The settings cannot run; no work is done.
     """
     job = opened.job
     config = job.config
@@ -70,11 +73,7 @@ def prepare(
         _print_notes(job, dist)
     refuse_text(family, config)
 
-    # A resume of a run that has saved nothing yet begins with these weights, too.
-    initial_weights = None
-    if config.init_from and first == 1:
-        initial_weights = Path(config.init_from).expanduser()
-        check_source(initial_weights, family, config)
+    initial_weights = _initial_weights(config, first, family)
     for callback in callbacks:
         callback.check(takes_part=dist.is_main or sharded(config, dist))
 
@@ -88,7 +87,7 @@ def prepare(
     if dist.is_main:
         echo_truncated_live(job, family, _prompts(callbacks))
     if next(pool.net.parameters()).device.type == "cpu":
-        keep_freed_memory()  # only now, when the memory of the encoders has been returned
+        keep_freed_memory()  # only now: the memory of the encoders has been returned
     if initial_weights is not None:
         init_from(initial_weights, family, pool, config)
 
@@ -111,6 +110,18 @@ def prepare(
     )
 
 
+def _initial_weights(config: Config, first: int, family: DiffusersModel) -> Path | None:
+    """Return the checked file of the initial weights, if the run begins with some.
+
+    A resume of a run that has saved nothing yet begins with these weights, too.
+    """
+    if not config.init_from or first != 1:
+        return None
+    source = Path(config.init_from).expanduser()
+    check_source(source, family, config)
+    return source
+
+
 def _prompts(callbacks: Sequence[Callback]) -> list[str]:
     prompts: list[str] = []
     for callback in callbacks:
@@ -120,7 +131,7 @@ def _prompts(callbacks: Sequence[Callback]) -> list[str]:
 
 def _encode(
     job: Job,
-    family: Family,
+    family: DiffusersModel,
     callbacks: Sequence[Callback],
     dist: DistributedContext,
     heartbeat: Heartbeat,

@@ -9,7 +9,7 @@ from videotune.adapters import layers
 from videotune.config.schema import Config, token_names
 from videotune.job.experts import of_expert
 from videotune.memory.checkpointing import checkpoint_text
-from videotune.types import Family
+from videotune.models.base import DiffusersModel
 
 ROWS = "embedding."
 """Prefix of token rows in a checkpoint; the text encoder's name follows."""
@@ -23,7 +23,7 @@ def live_text(config: Config) -> layers.LiveText | None:
     return layers.LiveText(config.embedding.tokens if is_embedding else ())
 
 
-def refuse_text(family: Family, config: Config) -> None:
+def refuse_text(family: DiffusersModel, config: Config) -> None:
     """Raise VideotuneError for patterns that match no weight, or an unusable new token, before anything is encoded."""
     if config.text_encoder.train and config.text_encoder.layers is not None:
         names = []
@@ -36,7 +36,7 @@ def refuse_text(family: Family, config: Config) -> None:
             layers.add_tokens(tokenizer, config.embedding.tokens)
 
 
-def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parameter]]:
+def attach_text(family: DiffusersModel, config: Config) -> dict[str, dict[str, nn.Parameter]]:
     """Make trainable what trains of the family's text encoders.
 
     Returns:
@@ -57,7 +57,7 @@ def attach_text(family: Family, config: Config) -> dict[str, dict[str, nn.Parame
 
 
 def by_part(
-    family: Family, state: Mapping[str, Tensor]
+    family: DiffusersModel, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Split trained tensors into those of the denoiser and those of each text encoder, by the names in them."""
     text = {part: of_expert(state, f"{part}.") for part in family.text_skeletons()}
@@ -69,7 +69,7 @@ def by_part(
 
 
 def put_text(
-    family: Family, config: Config, state: Mapping[str, Tensor], where: str
+    family: DiffusersModel, config: Config, state: Mapping[str, Tensor], where: str
 ) -> Callable[[str], str]:
     """Load a checkpoint's tensors into the family's text encoders.
 
@@ -95,7 +95,7 @@ def put_text(
 
 
 def put_files(
-    family: Family, embeddings: Sequence[tuple[str, Mapping[str, Tensor]]]
+    family: DiffusersModel, embeddings: Sequence[tuple[str, Mapping[str, Tensor]]]
 ) -> Callable[[str], str]:
     """Add the token rows of embedding files to the family's text encoders.
 
@@ -120,7 +120,7 @@ def put_files(
     return spell
 
 
-def text_size(family: Family, config: Config) -> tuple[int, int]:
+def text_size(family: DiffusersModel, config: Config) -> tuple[int, int]:
     """Return how many modules and numbers of the text encoders would train."""
     encoders = family.text_skeletons()
     if config.training_method == "EMBEDDING":

@@ -12,6 +12,7 @@ from videotune.config.optimizers import default_warmup
 from videotune.config.schema import Config, Lora
 from videotune.errors import VideotuneError
 from videotune.job.experts import TEXT
+from videotune.models.base import DiffusersModel
 from videotune.trainer.build import dtype_name
 from videotune.trainer.ema import EmaWeights
 from videotune.trainer.low_precision import BackwardOptimizer, MasterWeights
@@ -19,7 +20,7 @@ from videotune.trainer.optimizers import AnyOptimizer, LRSchedule, make_optimize
 from videotune.trainer.schedule_free import ScheduleFreeWeights
 from videotune.trainer.step import TrainableState
 from videotune.trainer.text_encoders import live_text
-from videotune.types import Family, ModelSpec
+from videotune.types import ModelSpec
 
 
 def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Parameter]:
@@ -34,7 +35,7 @@ def attach(net: nn.Module, spec: ModelSpec, config: Config) -> dict[str, nn.Para
 def make_trainable(
     parameters: Parameters,
     text_groups: Mapping[str, Parameters],
-    family: Family,
+    family: DiffusersModel,
     config: Config,
     expert: str,
     steps: int,
@@ -70,8 +71,12 @@ def make_trainable(
     masters = MasterWeights({} if rounds_stochastically else module_params)
     updated: Parameters = module_params if rounds_stochastically else masters.parameters
 
+    optimized = {}
+    for name, group in groups.items():
+        if group:
+            optimized[name] = [updated[key] for key in group]
     optimizer = make_optimizer(
-        {name: [updated[key] for key in group] for name, group in groups.items() if group},
+        optimized,
         settings,
         apart=rounds_stochastically or settings.step_in_backward,
     )

@@ -17,6 +17,7 @@ from videotune.job.job import Job
 from videotune.latent_cache.batches import BatchSource
 from videotune.latent_cache.exposure import band
 from videotune.memory.sharding import Shard
+from videotune.models.base import DiffusersModel
 from videotune.runs.checkpoint import Checkpoint
 from videotune.runs.heartbeat import Heartbeat
 from videotune.runs.journal import Journal
@@ -25,7 +26,7 @@ from videotune.runs.trackers import Trackers
 from videotune.trainer.expert_pool import ExpertPool
 from videotune.trainer.text_encoders import live_text
 from videotune.trainer.throughput import Throughput
-from videotune.types import Family, Window
+from videotune.types import Window
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ class Trainer:
     run: Path
     """The run folder."""
     job: Job
-    family: Family
+    family: DiffusersModel
     pool: ExpertPool
     source: BatchSource
     plan: Mapping[str, Any]

@@ -198,8 +198,8 @@ def open_encoder(source: str) -> FrameEmbedding:
     except VideotuneError as error:
         raise VideotuneError(
             f"sample_metrics.encoder: {source!r} has no image encoder that "
-            f"transformers can load ({error}). Give a folder with config.json, weights and "
-            "preprocessor_config.json, or a Hub id; null uses the built-in heuristic."
+            f"transformers can load ({error}). Give a folder with config.json, weights "
+            "and preprocessor_config.json, or a Hub id; null uses the built-in heuristic."
         ) from error
     model = model.eval()
 

@@ -15,9 +15,10 @@ from torch import nn
 
 from videotune.diffusion.loss import Objective, denoising_loss
 from videotune.latent_cache.exposure import CLIP_DIGITS
+from videotune.models.base import DiffusersModel
 from videotune.rng import generator_for
 from videotune.trainer.step import tokens_per_sample
-from videotune.types import Batch, Expert, Family, Window
+from videotune.types import Batch, Expert, Window
 from videotune.validation.selection import QUANTILES, quantiles_by_window
 
 TOKENS_PER_PASS = 4096
@@ -40,7 +41,7 @@ class ValidationLoss:
 
 def read_validation(
     validation: ValidationLoss,
-    family: Family,
+    family: DiffusersModel,
     nets: Mapping[str, nn.Module],
     objective: Objective,
     batch_of: Callable[[Window], Batch],
@@ -97,7 +98,7 @@ class _WindowReader:
     """Reads windows with the network of one expert."""
 
     seed: int
-    family: Family
+    family: DiffusersModel
     net: nn.Module
     objective: Objective
     quantiles: Sequence[int]
@@ -247,7 +248,7 @@ def relative_to_first(
     return part
 
 
-def expert_by_quantile(family: Family, objective: Objective) -> list[str]:
+def expert_by_quantile(family: DiffusersModel, objective: Objective) -> list[str]:
     """Return the name of the expert of each quantile, from least to most noise."""
     names = []
     for t in objective.timesteps.quantiles(QUANTILES).tolist():

@@ -1,0 +1,146 @@
+"""Count the bytes of live tensors by part and phase, and the operations, while code runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
+
+from videotune.files import Count, Number
+
+PIECE = 512
+"""CUDA's caching allocator allocates multiples of this number of bytes."""
+
+CountsByPart = Mapping[str, Count]
+"""Bytes by part."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What some code held and computed."""
+
+    phases: Mapping[str, CountsByPart]
+    """Bytes by part at the largest moment of each phase."""
+    flops: Number
+    """Floating-point operations."""
+
+    def extrapolated(self, first: Reading, second: Reading, times: float) -> Reading:
+        """Return this reading plus ``times`` the difference from ``first`` to ``second``.
+
+        Each phase is extrapolated by itself: the maximum of several lines is not a line.
+        """
+        phases = {}
+        for phase, parts in self.phases.items():
+            difference = plus(second.phases[phase], first.phases[phase], -1)
+            phases[phase] = plus(parts, difference, times)
+        return Reading(phases, self.flops + (second.flops - first.flops) * times)
+
+
+def plus(parts: CountsByPart, added: CountsByPart, times: float = 1) -> dict[str, int]:
+    """Return ``parts`` plus ``times`` the bytes of ``added``, part by part, in order."""
+    total = {}
+    for part in sorted({*parts, *added}):
+        total[part] = parts.get(part, 0) + round(added.get(part, 0) * times)
+    return total
+
+
+class Ledger(TorchDispatchMode):
+    """While entered, count the bytes of live storages. Unnamed tensors are "activations".
+
+    torch's MemTracker cannot do this: it hooks every parameter, which frozen ones refuse.
+    """
+
+    def __init__(self, piece: int = PIECE) -> None:
+        super().__init__()
+        self.held: Counter[str] = Counter()
+        """Bytes at this moment, by part."""
+        self.phases: dict[str, dict[str, int]] = {}
+        self.flops = 0.0
+        self._piece = piece
+        self._phase = ""
+        self._most = -1
+        self._entries: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """[part, bytes] by storage."""
+
+    def phase(self, *names: str) -> None:
+        """Count the following moments for the last of these phases, and this one for each."""
+        for self._phase in names:
+            known = self.phases.get(self._phase)
+            self._most = -1 if known is None else sum(known.values())
+            self._record_largest()
+
+    def name(self, tensors: Iterable[Tensor | None], part: str) -> None:
+        """Count the storages of these tensors for a part, also if they were counted before."""
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            entry = self._entry(tensor.untyped_storage(), part)
+            self.held[entry[0]] -= entry[1]
+            self.held[part] += entry[1]
+            entry[0] = part
+        self._record_largest()
+
+    def reading(self) -> Reading:
+        """Return what was counted so far."""
+        phases = {name: dict(parts) for name, parts in self.phases.items()}
+        return Reading(phases, self.flops)
+
+    def _entry(self, storage: Any, part: str) -> list[Any]:
+        """Return the entry of a storage; a new one belongs to ``part``."""
+        if storage not in self._entries:
+            size = -(-storage.nbytes() // self._piece) * self._piece
+            entry = [part, size]
+            self._entries[storage] = entry
+            self.held[part] += size
+            weakref.finalize(storage, self._forget, entry)
+        return self._entries[storage]
+
+    def _forget(self, entry: list[Any]) -> None:
+        self.held[entry[0]] -= entry[1]
+
+    def _record_largest(self) -> None:
+        total = sum(self.held.values())
+        if self._phase and total > self._most:
+            self._most = total
+            parts = {part: size for part, size in self.held.items() if size}
+            self.phases[self._phase] = parts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._entry(leaf.untyped_storage(), "activations")
+        self._record_largest()
+
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **kwargs, out_val=out)
+        return out
+
+
+def _flop_counts() -> dict[Any, Callable[..., float]]:
+    """Return torch's counts of matrix products, convolutions and attention, by operation.
+
+    FlopCounterMode itself keeps activations alive. The registry lacks the CPU's attention.
+    """
+    counts: dict[Any, Callable[..., float]] = dict(flop_registry)
+    attention = "_scaled_dot_product_flash_attention"
+    for direction in ("", "_backward"):
+        on_cpu = getattr(torch.ops.aten, f"{attention}_for_cpu{direction}")
+        counts[on_cpu] = flop_registry[getattr(torch.ops.aten, f"{attention}{direction}")]
+    return counts
+
+
+_FLOPS = _flop_counts()

@@ -1,0 +1,122 @@
+"""What a training step returns for the journal: losses, norms, learning rates and seconds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from videotune.memory.accelerator import OVERLAPPING
+
+NOISE_LEVEL_BINS = 9
+"""Parts of [0, 1] over which the journal averages the error."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The results of a step.
+
+    A record is returned before the device has finished the step. ``read`` waits for its values.
+    It is called one step late, so that no step waits for the host.
+    """
+
+    step: int
+    values: Tensor
+    """[loss, gradient norm, mse of each sample], on the host once ``arrived``."""
+    arrived: torch.Event | None
+    """When ``values`` have been copied to the host; None if they are there already."""
+    t: Tensor
+    lr: Mapping[str, float]
+    """Learning rates by parameter group."""
+    window_ids: tuple[str, ...]
+    captions: tuple[str, ...]
+    clock: Clock
+    expert: str | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Return the step's line of the journal, with plain numbers."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, grad_norm, *mse = self.values.tolist()
+
+        line: dict[str, Any] = {
+            "kind": "step",
+            "step": self.step,
+            "loss": loss,
+            "mse": sum(mse) / len(mse),
+            "by_t": loss_by_noise_level(self.t.tolist(), mse),
+            "lr": dict(self.lr),
+            "grad_norm": grad_norm,
+            "window_ids": list(self.window_ids),
+            "seconds": self.clock.read(),
+        }
+        if self.expert:
+            line["expert"] = self.expert
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            line["skipped"] = True
+        return line
+
+    def broken(self) -> tuple[str, ...]:
+        """Return the windows with an error that is not finite; all if only the gradient is."""
+        mse_per_sample = self.values.tolist()[2:]
+        broken = tuple(
+            window_id
+            for window_id, mse in zip(self.window_ids, mse_per_sample, strict=True)
+            if not math.isfinite(mse)
+        )
+        return broken or self.window_ids
+
+
+class Clock:
+    """Measure the seconds of each phase of a step; ``mark(phase)`` ends one.
+
+    On a device with streams a mark is an event, which is read when the step is long over.
+    """
+
+    def __init__(
+        self, device: torch.device, on_phase: Callable[[str], None] | None = None
+    ) -> None:
+        self._overlaps = device.type in OVERLAPPING
+        self._on_phase = on_phase
+        self._marks: list[tuple[str, float, torch.Event | None]] = []
+        self.mark("start")
+
+    def mark(self, phase: str) -> None:
+        """Count the time since the last mark as ``phase``."""
+        if self._on_phase is not None:
+            self._on_phase(phase)
+
+        event = None
+        if self._overlaps:
+            event = torch.Event(enable_timing=True)
+            event.record()
+        self._marks.append((phase, time.perf_counter(), event))
+
+    def read(self) -> dict[str, float]:
+        """Return the seconds of each phase, summed over micro-batches."""
+        seconds_by_phase: dict[str, float] = {}
+        for previous, current in zip(self._marks, self._marks[1:], strict=False):
+            _, begun, begin_event = previous
+            phase, ended, end_event = current
+            if begin_event is not None and end_event is not None:
+                seconds = begin_event.elapsed_time(end_event) / 1000
+            else:
+                seconds = ended - begun
+            seconds_by_phase[phase] = round(seconds_by_phase.get(phase, 0.0) + seconds, 6)
+        return seconds_by_phase
+
+
+def loss_by_noise_level(t: Sequence[float], mse: Sequence[float]) -> list[float | None]:
+    """Return the mean mse by noise level, for each ninth of [0, 1]; None without a sample."""
+    sums = [0.0] * NOISE_LEVEL_BINS
+    counts = [0] * NOISE_LEVEL_BINS
+    for noise_level, value in zip(t, mse, strict=True):
+        noise_bin = min(NOISE_LEVEL_BINS - 1, int(noise_level * NOISE_LEVEL_BINS))
+        sums[noise_bin] += value
+        counts[noise_bin] += 1
+    return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
