@@ -1,6 +1,7 @@
-"""The verdict is a pure function of the validation losses: planted courses, and what chance alone does.
+"""The verdict on planted courses of the validation loss, and on pure chance.
 
-What research/verdict.py found of it on the toy stands in research/verdict.json, and docs/monitor.md tells the same.
+research/verdict.json has the results of research/verdict.py on the toy model; docs/monitor.md
+describes them.
 """
 
 import json
@@ -24,13 +25,13 @@ from videotune.validation.overfitting import (
 from videotune.validation.selection import MAX_WINDOWS
 
 HARD = np.linspace(-0.2, 0.2, 8)
-"""What makes one clip harder than another."""
+"""How much harder each clip is than the mean."""
 
 
 def reading(
     step: int, held: Sequence[float] | float, train: float, validation: str = "aaaaaaaa"
 ) -> dict[str, Any]:
-    """A reading whose held-out clips lie at these values, or all about one."""
+    """Return a reading with these values of held-out clips, or all around one value."""
     clips = held + HARD if isinstance(held, float) else np.asarray(held)
 
     def part(values: np.ndarray) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def reading(
 def course(
     held: Sequence[float], train: Sequence[float], scatter: float = 0.004
 ) -> list[dict[str, Any]]:
-    """Readings every ten steps; each clip is off by a scatter of its own."""
+    """Return readings every ten steps; each clip has its own scatter."""
     random = np.random.default_rng(0)
     pairs = enumerate(zip(held, train, strict=True))
     return [
@@ -58,9 +59,9 @@ def course(
     ]
 
 
-def word(lines: list[dict[str, Any]]) -> str | None:
-    found = judge(lines)
-    return found.label
+def label_of(lines: list[dict[str, Any]]) -> str | None:
+    verdict = judge(lines)
+    return verdict.label
 
 
 DOWN = (1.0, 0.8, 0.6, 0.5)
@@ -103,7 +104,7 @@ def test_a_rise_that_one_clip_alone_makes_is_within_the_scatter() -> None:
         held = 0.5 + HARD
         held[3] += 0.4  # the mean rises by as much as in the test above
         lines.append(reading(step, held, 0.3))
-    assert word(lines) != OVERFITTING
+    assert label_of(lines) != OVERFITTING
 
 
 def test_too_few_readings_say_nothing() -> None:
@@ -135,9 +136,9 @@ def test_a_reading_that_is_not_finite_is_said() -> None:
 
 def test_another_ruler_begins_anew() -> None:
     lines = course([*DOWN, 0.55, 0.6], [*DOWN, 0.4, 0.3])
-    assert word([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
+    assert label_of([*lines, reading(60, 1.0, 1.0, "bbbbbbbb")]) is None
     assert (
-        word([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
+        label_of([{"kind": "step", "step": 1}, *lines, {"kind": "save", "step": 50}]) == OVERFITTING
     )
 
 
@@ -185,7 +186,7 @@ def test_chance_alone_is_seldom_called_overfitting() -> None:
             level, common = 0.4 + 0.6 * float(np.exp(-i)), 0.005 * random.standard_normal()
             own = 0.005 * random.standard_normal(8)
             lines.append(reading(i, level + common + HARD + own, level + common))
-        called += any(word(lines[:n]) == OVERFITTING for n in range(1, 12))
+        called += any(label_of(lines[:n]) == OVERFITTING for n in range(1, 12))
     assert called <= 4
 
 

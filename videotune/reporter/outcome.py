@@ -45,6 +45,7 @@ def describe_state(run: Run, is_complete: bool) -> RunState:
     is_resumed = (
         beat["alive"] and started is not None and ended is not None and started > ended
     )
+
     if end and not is_resumed:
         return _ended_state(str(end["why"]), is_complete)
     if not beat:

@@ -212,7 +212,10 @@ def _read_journal(journal: Path, steps: Steps) -> tuple[list[Record], list[str]]
 
 def _damage_note(line_number: int, line: bytes, error: ValueError) -> str:
     if line.endswith(b"\n"):
-        return f"line {line_number} of the journal is not a record and was left out: {error}"
+        return (
+            f"line {line_number} of the journal is not a record and was left out: "
+            f"{error}"
+        )
     return (
         f"the journal's last line ({line_number}) is torn and was left out: "
         "the run ended while writing it"

@@ -48,7 +48,8 @@ def resolve_prompts(value: Any) -> Any:
         prompts = parsed(text, path)
     if not isinstance(prompts, list) or not prompts:
         raise VideotuneError(
-            f"samples: {path} has no list of prompts. Write one per line into a .txt file."
+            f"samples: {path} has no list of prompts. "
+            "Write one per line into a .txt file."
         )
     return prompts
 
@@ -104,7 +105,8 @@ def _parse_option(option: str, location: str) -> tuple[str, Any]:
             note = " (a preview begins with the first frame of a clip by itself)"
         flags = " ".join(f"--{known_flag}" for known_flag in FLAGS)
         raise VideotuneError(
-            f"{location}: --{flag} is not an option of a prompt{note}. Use one of: {flags}."
+            f"{location}: --{flag} is not an option of a prompt{note}. "
+            f"Use one of: {flags}."
         )
 
     key, convert = FLAGS[flag]

@@ -199,7 +199,8 @@ def open_encoder(source: str) -> FrameEmbedding:
         raise VideotuneError(
             f"sample_metrics.encoder: {source!r} has no image encoder that "
             f"transformers can load ({error}). Give a folder with config.json, weights "
-            "and preprocessor_config.json, or a Hub id; null uses the built-in heuristic."
+            "and preprocessor_config.json, or a Hub id; "
+            "null uses the built-in heuristic."
         ) from error
     model = model.eval()
 

@@ -197,7 +197,8 @@ def _first_window(job: Job, preview: PreviewRequest, index: int) -> Window:
         )
         raise VideotuneError(
             f"sample.frames, sample.resolution: a preview of {job.spec.title} "
-            f"begins with the first frame of a clip, but no window has the shape {shape} "
+            f"begins with the first frame of a clip, but no window has "
+            f"the shape {shape} "
             f"(frames, height, width). Leave both out, or choose one of: {shapes}."
         )
     return _with_caption(job, windows, preview.prompt, index)
